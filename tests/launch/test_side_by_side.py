@@ -99,7 +99,10 @@ def test_devices_are_shared_out(monkeypatch):
     monkeypatch.setattr(devices, "check_visible", lambda: None)
     monkeypatch.setattr(side_by_side, "num_gpus_of_paddle", lambda: 4)
     monkeypatch.setattr(devices, "visible_names", lambda: ["3", "5", "6", "7"])
-    assert environments(2, None) == [{"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    assert environments(2, None) == [
+        {"CUDA_VISIBLE_DEVICES": "3,5"},
+        {"CUDA_VISIBLE_DEVICES": "6,7"},
+    ]
     assert environments(1, 3) == [{"CUDA_VISIBLE_DEVICES": number} for number in "356"]
     monkeypatch.setattr(devices, "visible_names", lambda: None)
     assert environments(3, None) == [{"CUDA_VISIBLE_DEVICES": "0,1,2"}]

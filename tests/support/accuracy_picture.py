@@ -1,5 +1,5 @@
-"""docs/accuracy.svg: the accuracy of timm's weights against the models' parameters
-(golden/published.json).
+"""Draws docs/accuracy.svg: the accuracy of timm's weights (golden/published.json) against the
+number of parameters.
 
 PYTHONPATH=.:tests python tests/support/accuracy_picture.py
 """
@@ -20,7 +20,8 @@ from tools.list_models import TABLE
 TESTS = Path(__file__).resolve().parents[1]
 PUBLISHED = json.loads((TESTS / "golden" / "published.json").read_text(encoding="utf-8"))
 PICTURE = TESTS.parent / "docs" / "accuracy.svg"
-MORE_IMAGES = r"in2[12]k|in12k|laion|openai|ig1b|m30m|m38m|merged|clip"  # in tags of weights
+# Parts of tags of weights that were trained on more images than ImageNet-1k's.
+MORE_IMAGES = r"in2[12]k|in12k|laion|openai|ig1b|m30m|m38m|merged|clip"
 
 
 def families() -> dict[str, list[tuple[float, float, bool]]]:
@@ -42,11 +43,11 @@ def families() -> dict[str, list[tuple[float, float, bool]]]:
 
 
 def draw() -> None:
-    """Writes the picture: one panel for weights of ImageNet-1k alone, one for those that saw more."""
+    """Writes the picture, with a panel for ImageNet-1k alone and one for more images."""
     plt.rcParams |= {"svg.hashsalt": "accuracy", "font.size": 8}
     figure, panels = plt.subplots(1, 2, figsize=(11, 6), sharey=True, layout="constrained")
     for number, (family, points) in enumerate(sorted(families().items())):
-        # neighbours of the legend differ most
+        # Steps of the golden ratio give neighbours in the legend very different hues.
         hue = number * 0.618 % 1
         lightness = 0.3 + 0.15 * (number % 2)
         color = colorsys.hls_to_rgb(hue, lightness, 0.9)

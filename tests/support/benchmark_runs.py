@@ -1,4 +1,4 @@
-"""tools/benchmark.py in this process, with runs and a timm that take no time."""
+"""Runs tools/benchmark.py in this process, with fake runs and a fake timm, which take no time."""
 
 import json
 import os
@@ -67,10 +67,10 @@ def canned_runs(monkeypatch):
 
 
 def fake_timm(folder, rates=(12.0,), told=None):
-    """Writes a script that stands for a Python with torch and timm; returns its path.
+    """Writes a script that replaces a Python with torch and timm. Returns its path.
 
-    It prints its versions, answers every other request alike, and keeps the last in
-    ``request.json``.
+    It prints its versions, gives the same answer to all other requests, and keeps the last request
+    in ``request.json``.
     """
     answer = json.dumps(told or {"images_per_s": rates, "peak_memory": 500.0})
     file = folder / "python"

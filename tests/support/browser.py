@@ -1,4 +1,4 @@
-"""A headless Chromium that tests control over two pipes by its own protocol, without a package."""
+"""A headless Chromium, which tests control over two pipes by its own protocol."""
 
 import base64
 import contextlib
@@ -19,10 +19,10 @@ _SAYING = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalle
 
 
 class Browser:
-    """One page.
+    """A browser with one page.
 
     Attributes:
-        said: what the page wrote to its console, and what it refused to load.
+        said: the messages of the page's console, among them those about what it refused to load.
     """
 
     def __init__(self, folder):
@@ -34,14 +34,18 @@ class Browser:
             "--disable-gpu",
             "--disable-dev-shm-usage",
             "--no-first-run",
+            f"--user-data-dir={folder}",
+            "--remote-debugging-pipe",
+            "about:blank",
         ]
-        flags += [f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"]
 
-        def descriptors():  # Chromium reads commands from 3 and answers at 4
-            one = os.dup(commands)
-            other = os.dup(answers)
-            os.dup2(one, 3)
-            os.dup2(other, 4)
+        def descriptors():
+            # Chromium reads commands from 3 and writes answers to 4. The pipes may have these
+            # numbers, so they are copied first.
+            commands_copy = os.dup(commands)
+            answers_copy = os.dup(answers)
+            os.dup2(commands_copy, 3)
+            os.dup2(answers_copy, 4)
 
         self.process = subprocess.Popen(
             [CHROMIUM, *flags], preexec_fn=descriptors, close_fds=False, start_new_session=True,
@@ -53,16 +57,15 @@ class Browser:
         self._rest = b""
         self.said = []
         self._session = None
-        [page] = [
-            one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"
-        ]
-        told = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
-        self._session = told["sessionId"]
+        targets = self.call("Target.getTargets")["targetInfos"]
+        [page] = [target for target in targets if target["type"] == "page"]
+        attached = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "DOM"):
             self.call(f"{domain}.enable")
 
     def call(self, method, **parameters):
-        """Returns what the browser answers to a command."""
+        """Sends a command to the browser and returns its answer."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -70,18 +73,19 @@ class Browser:
         os.write(self._commands, json.dumps(message).encode() + b"\0")
         until = time.monotonic() + 60
         while True:
-            told = self._next(until)
-            if told.get("id") == self._number:
-                assert "error" not in told, told["error"]
-                return told["result"]
-            # a recommendation
-            verbose = told.get("params", {}).get("entry", {}).get("level") == "verbose"
-            if told.get("method") in _SAYING and not verbose:
-                self.said.append(json.dumps(told["params"]))
+            answer = self._next(until)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            # Recommendations of the browser have this level.
+            verbose = answer.get("params", {}).get("entry", {}).get("level") == "verbose"
+            if answer.get("method") in _SAYING and not verbose:
+                self.said.append(json.dumps(answer["params"]))
 
     def _next(self, until):
         while b"\0" not in self._rest:
-            ready = select.poll()  # select takes no descriptor from 1024 on
+            # ``select.select`` takes no descriptor from 1024 on.
+            ready = select.poll()
             ready.register(self._answers, select.POLLIN)
             assert ready.poll(max(0, 1000 * (until - time.monotonic()))), "no answer"
             part = os.read(self._answers, 1 << 20)

@@ -1,7 +1,7 @@
-"""docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model
+"""Writes docs/models.md: the costs of each shipped model beside fvcore's counts of timm's model
 (golden/costs.json), and the accuracy of timm's weights (golden/published.json).
 
-Write the page and settings/costs.json anew, or the rows of some models (a second each):
+This command writes the page and settings/costs.json, or the rows of some models (a second each):
 
     PYTHONPATH=.:tests python tests/support/cost_table.py [NAME ...]
 """

@@ -1,4 +1,4 @@
-"""The commands that the documents show, and a folder with data in which tests run them."""
+"""The commands of the documents, and a folder with data in which tests run them."""
 
 import pickle
 import re
@@ -28,8 +28,8 @@ FILES = [
     "main_*.py",
     "examples/*.py",
     "tools/*.py",
+    "configs/*/*.yaml",
 ]
-FILES += ["configs/*/*.yaml"]
 _STARTS = (
     r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"
     r"|reference/bin/|make [a-z]|python -m [a-z]|python \S+\.py)"
@@ -50,8 +50,8 @@ def documents() -> Iterator[Path]:
 
 
 def shown_in(file: Path) -> list[Shown]:
-    """Returns the commands of a Markdown file (blocks, prompts, code in a line), or of the comment
-    at a file's head.
+    """Returns the commands of a Markdown file (in blocks, after prompts, and as code within a
+    line), or those of the comment at a file's head.
     """
     text = file.read_text()
     if file.suffix == ".md":
@@ -80,8 +80,8 @@ def _shown_in_markdown(text: str) -> Iterator[Shown]:
 
 
 def _head(text: str, suffix: str) -> str:
-    """A file's docstring or first comment; "Train:", "Evaluate:" and the like stand before
-    commands.
+    """Returns a file's docstring or first comment, without the "Train:", "Evaluate:" and so on that
+    stand before commands.
     """
     if suffix == ".py":
         found = re.match(r'"""(.*?)"""', text, re.S)
@@ -110,12 +110,12 @@ def options_shown(file: Path) -> Iterator[list[str]]:
 
 
 def is_like(command: str, pattern: str) -> bool:
-    """Returns whether the command is the pattern, in which * stands for anything."""
+    """Returns whether the command matches the pattern, in which * is any text."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), command) is not None
 
 
 def snippets(name: str, kind: str) -> list[str]:
-    """Returns the blocks of that kind ("python", "yaml", or "": what is printed) of a document."""
+    """Returns the blocks of a document of this kind: "python", "yaml", or "" for output."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S)
     return [block for found, block in blocks if found == kind]
 
@@ -157,13 +157,8 @@ def write_data(folder: Path) -> None:
     """
     for mode, count in (("train", 24), ("val", 10)):
         for index, (label, crop) in enumerate(crops(count, count)):
-            file = (
-                folder
-                / "flowers"
-                / mode
-                / REGIONS[label]
-                / f"{index}.{'jpg' if index % 3 else 'png'}"
-            )
+            suffix = "jpg" if index % 3 else "png"
+            file = folder / "flowers" / mode / REGIONS[label] / f"{index}.{suffix}"
             file.parent.mkdir(parents=True, exist_ok=True)
             crop.save(file)
     for mode, count in (("train", 24), ("val", 10)):
@@ -206,7 +201,7 @@ def write_data(folder: Path) -> None:
     )
 
 
-# What PaddleViT's files of these names say, smaller.
+# Smaller versions of PaddleViT's files of these names.
 PADDLEVIT = {
     "SwinTransformer/configs/swin_tiny_patch4_window7_224": "DATA:\n    IMAGE_SIZE: 28\nMODEL:\n    TYPE: swin\n"
     "    NAME: swin_mini\n    PATCH_SIZE: 4\n    EMBED_DIM: 8\n"
@@ -218,14 +213,20 @@ PADDLEVIT = {
 
 
 class Done(NamedTuple):
+    """The result of a command.
+
+    Attributes:
+        left: the names of new files and folders.
+    """
+
     printed: str
     errors: str
-    left: set[str]  # what is new in the folder
+    left: set[str]
 
 
 class Desk:
-    """A folder that looks like the toolkit's own, with data in it: commands are typed there as
-    documents show them.
+    """A folder that looks like the toolkit's own, with data. Commands run there as documents show
+    them.
     """
 
     def __init__(self, folder: Path):
@@ -243,7 +244,7 @@ class Desk:
         """Runs a line by the shell and asserts its exit status."""
         env = warm.environment()
         if "paddle.distributed.launch" in command:
-            # which is empty: the launcher takes that for one device
+            # The launcher would take the empty value for one device.
             del env["CUDA_VISIBLE_DEVICES"]
         before = {entry.name for entry in self.folder.iterdir()}
         words = ["sh", "-c", command]
@@ -256,9 +257,7 @@ class Desk:
         )
 
     def python(self, code: str) -> str:
-        """Runs a document's Python block as a program that lies beside the toolkit's; returns what
-        it prints.
-        """
+        """Runs a document's Python block as a program beside the toolkit's. Returns its output."""
         (self.folder / "snippet.py").write_text(textwrap.dedent(code))
         done = self.type(f"PYTHONPATH={shlex.quote(str(ROOT))} python snippet.py")
         assert done.errors == ""

@@ -1,5 +1,5 @@
-"""Functions that stand for ranks in ``test_supervision`` and ``test_launched``. Their processes
-need no Paddle.
+"""Functions that ranks call in ``test_supervision`` and ``test_launched``. Their processes need no
+Paddle.
 """
 
 import json
@@ -67,12 +67,14 @@ def launch(place, count, port, folder, acts, timeout, separate):
             arguments, by rank.
         separate: whether each rank's stderr is a file of its own, as under Paddle's launcher.
     """
-    os.environ |= {"PADDLE_TRAINER_ID": str(place), "PADDLE_TRAINERS_NUM": str(count)}
     os.environ |= {
+        "PADDLE_TRAINER_ID": str(place),
+        "PADDLE_TRAINERS_NUM": str(count),
         "PADDLE_MASTER": f"127.0.0.1:{port}",
         "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2",
     }
-    os.environ |= {"PADDLE_LOG_DIR": "log"} if separate else {}
+    if separate:
+        os.environ["PADDLE_LOG_DIR"] = "log"
     sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
     launched.REPORT_INTERVAL = 0.1
     launched.REPORT_TIMEOUT = 0.5
@@ -86,14 +88,16 @@ def _launched(failed, beats, config):
     signals.die_with_parent()
     progress.share_beats(beats, 0)
     function, *args = config.act
-    args = [failed, *args] if function in (fail, fail_early) else args
+    if function in (fail, fail_early):
+        args = [failed, *args]
     if function in (stop_early, fail_early, read_slowly):
         function(*args)
     launched.wait_for_all()
     progress.beat(progress.COMPUTING, 7)
     if function in (leave, read_slowly):
         return
-    time.sleep(0.5)  # until the parents have told that
+    # The parents report the step meanwhile.
+    time.sleep(0.5)
     function(*args)
 
 

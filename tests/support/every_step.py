@@ -1,5 +1,5 @@
-"""A program for test_kernels.py: every architecture's step and every optimizer's run, by Paddle's
-own operators.
+"""A program for test_kernels.py. It makes a step of each architecture and a run with each
+optimizer, by Paddle's own operators.
 """
 
 import sys
@@ -14,8 +14,8 @@ from support.small_models import SMALL_MODELS
 from support.training_runs import train
 
 SHORT = [*TINY, "DATA.BATCH_SIZE", "8", "REPORT_FREQ", "1"]
-# What runs with each optimizer. Together these are each way to clip, to mix, to erase and to
-# average, and each loss.
+# Options of the run with each optimizer. Together they cover each way to clip, to mix, to erase and
+# to average, and each loss.
 WITH_OPTIMIZER = {
     "AdamW": ["TRAIN.GRAD_CLIP", "1.0", "TRAIN.MODEL_EMA", "True", "TRAIN.MIXUP_ALPHA", "0.8"],
     "Adam": ["TRAIN.GRAD_CLIP", "0.1", "TRAIN.GRAD_CLIP_MODE", "value", "TRAIN.CUTMIX_ALPHA", "1.0"],
@@ -32,7 +32,8 @@ WITH_OPTIMIZER = {
 
 
 def main(output):
-    ops.enable(False)  # they are for CPUs
+    # Without the compiled operators, which are for CPUs.
+    ops.enable(False)
     for small in SMALL_MODELS.values():
         model = small()
         images = np.random.default_rng(0).standard_normal((4, 3, *model.image_size), np.float32)

@@ -1,4 +1,4 @@
-"""Small exported models, for tests of exports and of what reads them."""
+"""Small exported models, for tests that write and read exports."""
 
 import hashlib
 import json
@@ -20,10 +20,10 @@ EXPORTED_KINDS = [*SMALL_MODELS, "swin_padded", "swin_odd"]
 
 
 def small_model(kind):
-    """The model of one of ``EXPORTED_KINDS``, in evaluation mode."""
+    """Returns the model of one of ``EXPORTED_KINDS``, in evaluation mode."""
     paddle.seed(0)
     model = SMALL_MODELS[kind]() if kind in SMALL_MODELS else small_swin(kind)
-    # some classifiers begin at zero
+    # Some classifiers begin at zero.
     for name in model.classifier_names():
         weight = sublayer(model, name).weight
         weight.set_value(array(name, tuple(weight.shape)))
@@ -32,19 +32,21 @@ def small_model(kind):
 
 
 def images_for(model):
-    """Three images [3, channels, height, width] of the model's size."""
+    """Returns three images [3, channels, height, width] of the model's size."""
     return paddle.to_tensor(30 * array("images", (3, model.in_channels, *model.image_size)))
 
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    """Temporary files are made in the test's own folder."""
+    """Makes temporary files in the test's own folder."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """The weights of a small ViT for colour images of 32 x 32, and the options that build it."""
+    """Returns the weights of a small ViT for colour images of 32 x 32, and the options that build
+    it.
+    """
     options = [
         "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "0.9", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16",
         "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "5",

@@ -1,4 +1,4 @@
-"""A short run of two processes, which faults are injected into, and what holds after each fault."""
+"""A short run of two processes for tests that inject faults, and assertions about its end."""
 
 from support.programs import assert_none_left, start
 from support.training_runs import assert_same_run
@@ -11,7 +11,7 @@ RUN = [
 
 
 def finish(folder, flags=RUN):
-    """Starts or resumes the run and lets it end; returns its folder and what it printed."""
+    """Starts or resumes the run and waits for its end. Returns its folder and its output."""
     process = start(folder, *flags, disturbed=False)
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -20,9 +20,10 @@ def finish(folder, flags=RUN):
 
 
 def assert_fails(process, status, message, pids=(), seconds=60):
-    """The program ends with ``status`` and leaves no process.
+    """Asserts that the program ends with ``status`` and leaves no process.
 
-    ``message`` is a regular expression of the whole stderr.
+    Args:
+        message: a regular expression of the whole stderr.
     """
     _, errors = process.communicate(timeout=seconds)
     assert process.returncode == status, errors

@@ -1,4 +1,4 @@
-"""Image files that contradict themselves: parts of whole files put together with other parts."""
+"""Image files that contradict themselves: parts of intact files are combined with other parts."""
 
 import io
 import struct
@@ -57,7 +57,9 @@ def directory(entries, order="<", following=0):
 
 
 def tags_that_overlap(size):
-    """A TIFF file, or EXIF, of ``size`` bytes, in which each of the tags holds all of it."""
+    """Returns a TIFF file, or EXIF data, of ``size`` bytes. The value of each of its tags is the
+    whole file.
+    """
     wanted = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8),
               (277, 3, 1, 1), (278, 3, 1, 8), (279, 4, 1, 64)]  # fmt: skip
     count = min(60_000, (size - 400) // 12) - len(wanted)
@@ -152,7 +154,7 @@ def tiffs(draw):
 
 @st.composite
 def others(draw):
-    """GIF, BMP, PPM and WebP, whose sides are told in their first bytes."""
+    """GIF, BMP, PPM and WebP files, which have their sides in the first bytes."""
     kind = draw(st.sampled_from(["GIF", "BMP", "PPM", "WEBP"]))
     data = bytearray(saved(kind, PICTURE.quantize(16) if kind == "GIF" else PICTURE))
     place, form = {"GIF": (6, "<H"), "BMP": (18, "<i"), "PPM": (3, "<H"), "WEBP": (26, "<H")}[kind]

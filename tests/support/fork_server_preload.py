@@ -1,9 +1,13 @@
-"""The last module that the fork server of ``ranks`` imports: work that each rank would repeat."""
+"""The last module that the fork server of ``ranks`` imports. It does work that each rank would
+repeat.
+"""
 
 import gc
 
 from config import default_values
 
-default_values()  # reads the keys of all architectures
+# This reads the keys of all architectures.
+default_values()
 gc.freeze()
-gc.set_threshold(10_000)  # as tests/conftest.py
+# as in tests/conftest.py
+gc.set_threshold(10_000)

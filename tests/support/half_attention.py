@@ -1,5 +1,5 @@
-"""A program for test_bfloat16.py: attention of bfloat16 factors, with the CPU's instructions that
-its environment allows.
+"""A program for test_bfloat16.py. It computes attention of bfloat16 factors, with the instructions
+of the CPU that its environment allows.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Reads hostile files in a forked process that measures memory and time, and damages files.
+"""Reads hostile files in a forked process, whose memory and time are measured, and damages files.
 
 ``make test`` tries them for half a minute, ``make fuzz`` for an hour, ``make campaign`` with fixed
 seeds.
@@ -36,8 +36,10 @@ _COMMON = {
 settings.register_profile("suite", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile("campaign", max_examples=1000, derandomize=True, **_COMMON)
 settings.register_profile("fuzz", max_examples=1000, **_COMMON)
-settings.load_profile("suite")  # --hypothesis-profile chooses another
-tried = collections.defaultdict(collections.Counter)  # by kind: "read", "refused"
+# --hypothesis-profile chooses another.
+settings.load_profile("suite")
+# For each kind of file, how many were "read" and "refused".
+tried = collections.defaultdict(collections.Counter)
 
 
 def a_share(part):
@@ -46,19 +48,19 @@ def a_share(part):
 
 
 def attempt(kind, size, read, lines=0, pixels=0):
-    """Calls ``read()`` in a forked process, which has to end well or with one line.
+    """Calls ``read()`` in a forked process, which has to succeed or to end with one line.
+
+    Returns the line of the error, or "" if there was none.
 
     Args:
         kind: the kind of file, for the table (``tried``).
-        size: the bytes of the files that it reads.
-        lines: of a list or a table.
-        pixels: that an image may have.
+        size: the number of bytes that ``read`` reads.
+        lines: the number of lines of a list or a table.
+        pixels: the number of pixels that an image may have.
 
-    Returns:
-        The error's line, or "" if it was read.
-
-    Raises: AssertionError: a crash, a hang, a traceback, a malformed line, or too much memory or
-    time.
+    Raises:
+        AssertionError: it crashed, hung, printed a traceback or a malformed line, or took too much
+            memory or time.
     """
     seconds = FREE_SECONDS + size / BYTES_PER_SECOND + SECONDS_PER_LINE * lines
     reader, writer = os.pipe()
@@ -68,12 +70,13 @@ def attempt(kind, size, read, lines=0, pixels=0):
         os.close(reader)
         _become_child(writer, read)
     os.close(writer)
-    told = b""
-    ready = select.poll()  # select takes no descriptor from 1024 on
+    report = b""
+    # ``select.select`` takes no descriptor from 1024 on.
+    ready = select.poll()
     ready.register(reader, select.POLLIN)
     while ready.poll(max(0.0, 1000 * (started + 4 * seconds - time.monotonic()))):
         part = os.read(reader, 1 << 16)
-        told += part
+        report += part
         if not part:
             break
     else:
@@ -81,9 +84,10 @@ def attempt(kind, size, read, lines=0, pixels=0):
     os.close(reader)
     _, ended, used = os.wait4(pid, 0)
     assert not (status := os.waitstatus_to_exitcode(ended)), f"{kind}: crashed with status {status}"
-    head, _, line = told.decode().partition("\n")
-    grown, of_others = head.split()
-    took = used.ru_utime + used.ru_stime + float(of_others)  # of a core: others may be busy
+    head, _, line = report.decode().partition("\n")
+    grown, children_seconds = head.split()
+    # CPU time, because other programs may be busy.
+    took = used.ru_utime + used.ru_stime + float(children_seconds)
     assert took <= seconds, f"{kind}: {took:.1f} s instead of {seconds:.1f} for {size} bytes"
     most = FREE_BYTES + BYTES_PER_BYTE * size + BYTES_PER_PIXEL * pixels
     assert int(grown) <= most, (
@@ -95,12 +99,14 @@ def attempt(kind, size, read, lines=0, pixels=0):
 
 
 def one_thread():
-    """Makes a forked process compute in one thread: it would wait for threads of its parent."""
+    """Makes a forked process compute in one thread. Otherwise it would wait for its parent's
+    threads.
+    """
     threadpoolctl.threadpool_limits(1)
 
 
 def check_line(line):
-    """An error has one short printable line and no traceback."""
+    """Asserts that an error is one short printable line without a traceback."""
     assert not line or line.isprintable(), line
     assert len(line) <= LONGEST_LINE, line
     assert "Traceback" not in line, line
@@ -108,7 +114,8 @@ def check_line(line):
 
 def _become_child(writer, read):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.freeze()  # a collection would copy every page that the parent shares
+    # A collection would copy all pages that the parent shares.
+    gc.freeze()
     _reset_peak()
     before = _memory("VmRSS")
     try:
@@ -128,12 +135,13 @@ def _become_child(writer, read):
 
 
 def _reset_peak():
+    # Resets VmHWM.
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # VmHWM begins anew
+        file.write("5")
 
 
 def _memory(field, process="self"):
-    """Bytes of a process; 0 of one that has ended."""
+    """Returns the memory of a process in bytes; 0 if it has ended."""
     with open(f"/proc/{process}/status") as file:
         found = re.search(rf"{field}:\s+(\d+) kB", file.read())
     return int(found[1]) << 10 if found else 0
@@ -168,8 +176,8 @@ _EXTREMES = (
 
 @st.composite
 def damaged(draw, data):
-    """Bytes with one to four edits: a byte, a number at an extreme, a piece that is removed,
-    doubled or moved.
+    """Returns the bytes with one to four edits: another byte, an extreme number, or a piece that is
+    removed, doubled or moved.
     """
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(0, len(data) - 1)))

@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 100  # columns
 NOT_SHIPPED = ("tests", "examples", "docs")
-# Lines that declare or handle keys; not what PaddleViT's files and the command line are read by.
+# Modules that declare or handle keys. Those that read PaddleViT's files and the command line don't
+# count.
 CONFIGURATION = (
     "config.py",
     *(

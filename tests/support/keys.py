@@ -7,5 +7,5 @@ DEFAULTS = dict(leaves(get_config()))
 
 
 def met(key, values):
-    """Whether a key has what it needs to have an effect, among these values of all keys."""
+    """Returns whether a key's needs are met, given the values of all keys."""
     return all(need.met(values) for need in _KEYS.needs[key])

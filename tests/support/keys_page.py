@@ -1,7 +1,7 @@
-"""docs/keys.md: every key with its default and its meaning, as config.py, the components and the
-models declare it.
+"""Writes docs/keys.md: all keys with their defaults and meanings, as config.py, the components and
+the models declare them.
 
-Write the page anew:
+This command writes the page:
 
     PYTHONPATH=.:tests python tests/support/keys_page.py
 """
@@ -42,9 +42,9 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 
 def page() -> str:
-    """Returns what docs/keys.md has to hold."""
-    meant = {key: own.text for key, own in component_keys().items()}
-    meant |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
+    """Returns the text of docs/keys.md."""
+    texts = {key: declared.text for key, declared in component_keys().items()}
+    texts |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
     readers = {
         key: names
         for kind in KINDS
@@ -54,9 +54,9 @@ def page() -> str:
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for key, default in config.default_values().items():
         if key not in all_keys():
-            text = cell(meant.get(key, "")) + (
-                f" (`{'`, `'.join(readers[key])}`)" if key in readers else ""
-            )
+            text = cell(texts.get(key, ""))
+            if key in readers:
+                text += f" (`{'`, `'.join(readers[key])}`)"
             sections.setdefault(key.rpartition(".")[0], []).append(
                 (f"`{key}`", f"`{default}`", text)
             )
@@ -66,10 +66,10 @@ def page() -> str:
             f"\n## {section or 'Keys without a section'}\n\n{table('| Key | Default | Meaning |', rows)}"
         )
     parts.append(MODELS)
-    for name, found in sorted(architectures().items()):
+    for name, architecture in sorted(architectures().items()):
         rows = [
-            (f"`{key}`", cell(one.takes), f"`{one.default}`", cell(one.text))
-            for key, one in sorted(found.arguments.items())
+            (f"`{key}`", cell(argument.takes), f"`{argument.default}`", cell(argument.text))
+            for key, argument in sorted(architecture.arguments.items())
         ]
         parts.append(f"\n### {name}\n\n{table('| Key | Takes | Default | Meaning |', rows)}")
     return "".join(parts)

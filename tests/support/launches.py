@@ -11,7 +11,7 @@ from launch import secret
 from support import programs
 from support.programs import ROOT
 
-# How the names of the variables begin that launchers set.
+# The beginnings of the names of variables that launchers set.
 LAUNCHER_VARIABLES = (
     "PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected",
     "OMPI_", "MV2_", "PMI_", "MPI_LOCAL", "PMIX_", "PALS_", "ALPS_", "FLUX_", "JSM_", "TORCHELASTIC",
@@ -66,17 +66,19 @@ def start(folder, *command, inside=(), **given):
         name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-    # Ranks of one machine that are told to be on two would each take all of its cores, and sum in
-    # other orders.
-    given = (
-        kept
-        | {"PATH": path, "VIRTUAL_ENV": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
-        | {k: str(v) for k, v in given.items()}
-    )
+    # OMP_NUM_THREADS: ranks of one machine that seem to be on two would each use all cores, and sum in
+    # another order.
+    environment = kept | {
+        "PATH": path,
+        "VIRTUAL_ENV": "1",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(folder),
+    }
+    environment |= {name: str(value) for name, value in given.items()}
     log = folder / f"printed{len(list(folder.glob('printed*')))}.txt"
     with open(log, "w") as out:
         streams = {"stdout": out, "stderr": out, "start_new_session": True}
-        process = subprocess.Popen([*inside, *command], cwd=folder, env=given, **streams)
+        process = subprocess.Popen([*inside, *command], cwd=folder, env=environment, **streams)
     programs.started.append(process)
     return process, log
 

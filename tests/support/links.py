@@ -1,5 +1,6 @@
-"""Lists the links between this repository's Markdown pages that lead nowhere: ``python
-tests/support/links.py [PAGE ...]``.
+"""Lists the links between this repository's Markdown pages that lead nowhere.
+
+python tests/support/links.py [PAGE ...]
 """
 
 import functools
@@ -41,11 +42,13 @@ def broken(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     found = []
     for link in re.findall(r"\]\(<?([^)>\s]+)>?\)", text):
+        # The address of another site begins with a scheme.
+        if re.match(r"\w+:", link):
+            continue
         name, _, anchor = unquote(link).partition("#")
         target = page.parent / name if name else page
-        if not re.match(r"\w+:", link) and not (
-            target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
-        ):
+        has_no_anchor = anchor and target.suffix == ".md" and anchor not in anchors(target)
+        if not target.exists() or has_no_anchor:
             found.append(link)
     return found
 

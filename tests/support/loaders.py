@@ -12,7 +12,7 @@ from loading.workers import ProcessLoader
 
 
 class Numbers(paddle.io.Dataset):
-    """Sample i has 2 x 2 pixels of value i, the label i, its epoch and the pid that loaded it."""
+    """Sample i has 2 x 2 pixels of value i, the label i, its epoch, and the process that read it."""
 
     labels = np.arange(20)
     columns = ("pixels", "labels", "epochs", "processes")
@@ -33,14 +33,21 @@ class Numbers(paddle.io.Dataset):
 
 
 def loader_config(workers, prefetch=2, batch_size=4, epochs=9):
-    sizes = {"DATA.NUM_WORKERS": workers, "DATA.BATCH_SIZE": batch_size}
-    sizes |= {"DATA.PREFETCH": prefetch} if workers else {}
-    sizes |= {"DATA.IMAGE_SIZE": 2, "TRAIN.NUM_EPOCHS": epochs, "TRAIN.WARMUP_EPOCHS": 0}
-    return get_config(None, [str(word) for pair in sizes.items() for word in pair])
+    values = {
+        "DATA.NUM_WORKERS": workers,
+        "DATA.BATCH_SIZE": batch_size,
+        "DATA.IMAGE_SIZE": 2,
+        "TRAIN.NUM_EPOCHS": epochs,
+        "TRAIN.WARMUP_EPOCHS": 0,
+    }
+    # Without workers, DATA.PREFETCH would have no effect.
+    if workers:
+        values["DATA.PREFETCH"] = prefetch
+    return get_config(None, [str(word) for pair in values.items() for word in pair])
 
 
 def training_loader(workers, prefetch=2, epochs=9, dataset=None):
-    """A loader of batches of four in the order of a training on one rank."""
+    """Returns a loader of batches of four, in the order of a training on one rank."""
     config = loader_config(workers, prefetch, epochs=epochs)
     dataset = dataset or Numbers()
     return ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1))

@@ -1,7 +1,7 @@
-"""The test files that take longest, as pytest and ``make check`` want to know."""
+"""The test files that take longest. pytest runs them first, and ``make check`` last."""
 
-# Ten seconds of a core and more, the longest first. ``make test`` begins with them, so that its
-# workers end together.
+# They take ten seconds of a core and more, the longest first. ``make test`` begins with them, so
+# that its workers end at about the same time.
 LONGEST = [
     "test_documents.py", "test_main.py", "test_one_port.py", "test_fuzz_data.py", "test_fuzz_configuration.py",
     "test_engine.py", "test_zoo.py", "test_fuzz_weights.py", "test_weight_bombs.py", "test_fuzz_values.py",

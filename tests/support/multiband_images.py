@@ -20,12 +20,12 @@ MOST = 10**6
 
 
 def bands(dtype="uint16", channels=5, seed=0):
-    """A photograph's crop with more channels [H, W, C]. Floats may be negative."""
+    """Returns a photograph's crop with more channels [H, W, C]. Floats may be negative."""
     colours = np.asarray(crops(1, seed)[0])[:60, :80].astype(np.float64) / 255
     values = np.stack([colours[..., c % 3] ** (1 + c // 3) for c in range(channels)], 2)
-    return ((values - 0.5) * 7 if dtype == "float32" else (values * UNITS[dtype]).round()).astype(
-        dtype
-    )
+    if dtype == "float32":
+        return ((values - 0.5) * 7).astype(dtype)
+    return (values * UNITS[dtype]).round().astype(dtype)
 
 
 def tiff(values, **options):

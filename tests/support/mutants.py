@@ -1,16 +1,19 @@
-"""Tests that can't fail: changes a file at random places, one at a time, and runs the tests that
-mirror it.
+"""Finds tests that can't fail: it changes a file at random places, one at a time, and runs the
+file's tests.
 
     .venv/bin/pip install cosmic-ray==8.7.0
     .venv/bin/python tests/support/mutants.py loading/samplers.py weights/fit.py
     .venv/bin/python tests/support/mutants.py loading/samplers.py -n 40 -seed 1
 
-tests/mutants.yaml says which tests, at how many places, and what earlier runs left. cosmic-ray says
-what may be changed, and how; a place is drawn once. Types aren't changed: nothing reads them.
-Neither is ``==`` made ``is``, which is the same for small numbers. The tests run on a copy of the
-working tree, each time in a fork of this process, which has imported what takes long. A test that
-fails, or takes much longer than before, kills the mutant. Printed is each change that survived,
-then a line: the file, how many were killed, by time alone among them, how long it took.
+tests/mutants.yaml names the tests of each file and the number of places, and says why the survivors
+of earlier runs have no effect. cosmic-ray finds the possible changes. Each place is drawn once.
+Types aren't changed, because nothing reads them, and ``==`` doesn't become ``is``, which is the
+same for small numbers.
+
+The tests run on a copy of the working tree, each time in a fork of this process, which has imported
+the modules that take long. A change is killed if a test fails or takes much longer than before. The
+output has each change that survived. Then comes a line with the file, the number of killed changes,
+those that were killed by time alone, and the seconds.
 """
 
 import argparse
@@ -31,19 +34,22 @@ import cosmic_ray.plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in conftest.py, before Paddle
+# as in conftest.py, before Paddle is imported
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import paddle
 import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-assert paddle.__version__  # imported for the forks
+# Paddle is imported for the forks.
+assert paddle.__version__
 IDENTITY = ("_Is", "_IsNot")
-MEMORY = 12 << 30  # bytes of addresses that a mutant may take
+# bytes of address space that the tests of a mutant may take
+MEMORY = 12 << 30
 
 
 def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The places, from and to, where types stand."""
+    """Returns the places of annotations, each from its beginning to its end."""
     nodes = [
         node
         for top in ast.walk(ast.parse(source))
@@ -53,8 +59,8 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
-    """Returns each place that can be changed, with its changes: cosmic-ray's operator, and which of
-    its occurrences.
+    """Returns each place that can be changed, with its changes. A change is cosmic-ray's operator
+    and the number of its occurrence.
     """
     types = annotations(source)
     found = {}
@@ -71,8 +77,8 @@ def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
 
 
 def drawn(source: str, count: int, seed: str) -> list[str]:
-    """Returns up to ``count`` changed sources, each at another place: a pure function of the source
-    and ``seed``.
+    """Returns up to ``count`` changed sources, each changed at another place. They depend on the
+    source and ``seed`` alone.
     """
     generator = random.Random(seed)
     chosen = places(source)
@@ -80,15 +86,15 @@ def drawn(source: str, count: int, seed: str) -> list[str]:
     generator.shuffle(chosen)
     for _, changes in chosen:
         name, occurrence = generator.choice(changes)
-        # cosmic-ray finds no way to replace ``except module.Error``
+        # cosmic-ray can't replace ``except module.Error``.
         with contextlib.suppress(AttributeError):
             mutants.append(mutate_code(source, cosmic_ray.plugins.get_operator(name)(), occurrence))
     return mutants[:count]
 
 
 def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
-    """Whether the tests pass in the copy; None: not within ``limit`` seconds. What they print goes
-    to a file in it.
+    """Returns whether the tests pass in the copy; None if they take more than ``limit`` seconds.
+    Their output goes to mutants.txt there.
     """
     child = os.fork()
     if not child:
@@ -98,27 +104,16 @@ def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
         for stream in (1, 2):
             os.dup2(output, stream)
         os.chdir(copy)
-        # this program's own
+        # Without the folder of this program, so that modules come from the copy.
         sys.path[:] = [path for path in sys.path if path != str(ROOT / "tests")]
-        os._exit(
-            pytest.main(
-                [
-                    "-x",
-                    "-p",
-                    "no:cacheprovider",
-                    "-p",
-                    "no:xdist",
-                    "--basetemp",
-                    str(copy / "tmp"),
-                    *tests,
-                ]
-            )
-        )
+        flags = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={copy / 'tmp'}"]
+        os._exit(pytest.main([*flags, *tests]))
     end = time.monotonic() + limit
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # whom it started, too
+        # Processes that it started are killed, too.
+        os.killpg(child, signal.SIGKILL)
     if not done[0]:
         os.waitpid(child, 0)
     return done[1] == 0 if done[0] else None
@@ -127,8 +122,8 @@ def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
 def survivors(
     file: str, tests: list[str], count: int, seed: int, copy: Path
 ) -> tuple[list[str], int, int]:
-    """Returns the changed sources that the tests let pass, of how many, and how many others took
-    too long.
+    """Returns the changed sources that survived, the number of all changed sources, and the number
+    of those whose tests took too long.
     """
     path = copy / file
     source = path.read_text(encoding="utf-8")
@@ -137,8 +132,11 @@ def survivors(
         sys.exit(f"{(copy / 'mutants.txt').read_text()}\nerror: the tests fail without any change")
     limit = 10 + 4 * (time.monotonic() - start)
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
-        compiled.unlink()  # Python goes by its seconds
-    os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "mutants", True
+        # Python compares the times of source and compiled file in whole seconds, which is too
+        # coarse.
+        compiled.unlink()
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "mutants"
+    sys.dont_write_bytecode = True
     mutants = drawn(source, count, f"{seed} {file}")
     outcomes = []
     for mutant in mutants:

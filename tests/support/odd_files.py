@@ -30,7 +30,7 @@ def turned(orientation):
 
 
 def sound():
-    """{name: file} of images that an evaluation can read."""
+    """Returns {name: file} of images that an evaluation can read."""
     frames = {"save_all": True, "append_images": [COLOURS.rotate(90)], "duration": 50}
     found = {
         f"{name.replace(' ', '_').replace(',', '')}{p.suffix}": p.data
@@ -50,7 +50,7 @@ def sound():
 
 
 def refused():
-    """{name: file} of images that are refused with a reason."""
+    """Returns {name: file} of images that are refused with a reason."""
     found = {
         f"unscaled_{n}{suffix}": data
         for n, (suffix, data, _) in enumerate(picture_files.UNSCALED.values())
@@ -98,7 +98,9 @@ def with_size(jpeg, side):
 
 
 def spoilt(seed=0):
-    """{name: file} of each intact image cut, with changed bytes, and under another suffix."""
+    """Returns {name: file} of intact images that are cut, have changed bytes, or get another
+    suffix.
+    """
     rng = random.Random(seed)
     found = {}
     for name, data in sound().items():
@@ -136,7 +138,8 @@ def write_all(folder):
     (folder / "folder.jpg").mkdir()
     os.mkfifo(folder / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as listening:
-        os.chdir(folder)  # a socket's name may have 107 characters
+        # The name of a socket may have 107 characters, which a whole path may exceed.
+        os.chdir(folder)
         listening.bind("socket.jpg")
     for name, target in (
         ("loop.jpg", "loop.jpg"),

@@ -13,11 +13,15 @@ from utils import all_gather, rank
 
 
 def whole_state(model, optimizer):
-    """The whole optimizer state on rank 0, nothing on other ranks. Every rank has to call it."""
+    """Returns the whole optimizer state on rank 0, and {} on other ranks. Every rank has to call
+    it.
+    """
     shares = all_gather(
         {key: tensor.numpy() for key, tensor in optimizer_state(model, optimizer).items()}
     )
-    return {key: array for share in shares for key, array in share.items()} if rank() == 0 else {}
+    if rank():
+        return {}
+    return {key: array for share in shares for key, array in share.items()}
 
 
 class Small(nn.Layer):
@@ -26,7 +30,9 @@ class Small(nn.Layer):
     def __init__(self):
         super().__init__()
         self.embed = self.create_parameter(list(SHAPES["embed"]))
-        self.conv, self.fc, self.head = nn.Conv2D(3, 4, 2), nn.Linear(5, 6), nn.Linear(6, 3)
+        self.conv = nn.Conv2D(3, 4, 2)
+        self.fc = nn.Linear(5, 6)
+        self.head = nn.Linear(6, 3)
         for name, parameter in self.named_parameters():
             parameter.set_value(_turned(name, array(name, SHAPES[name])))
 
@@ -76,7 +82,7 @@ PROBLEM = {
 
 
 def with_options(values):
-    """The default configuration with other values, by key."""
+    """Returns the default configuration with other values, by key."""
     return with_values(
         get_config(), **{key.replace(".", "__"): value for key, value in values.items()}
     )

@@ -1,4 +1,6 @@
-"""What PaddleViT's files of each family set, by its own config.py files (see test_paddlevit.py)."""
+"""The values that PaddleViT's files of each family stand for, by its config.py files
+(test_paddlevit.py).
+"""
 
 HALF = [0.5] * 3
 IMAGENET = [0.485, 0.456, 0.406]
@@ -20,7 +22,7 @@ AUTO = {
 }
 AUTO |= {"TRAIN.LINEAR_SCALED_LR": None}
 AUTO_512 = {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512}
-# MODEL in a file -> (what the file is a difference to, what then holds)
+# By MODEL of a file: the family whose defaults the file changes, and the values of some keys.
 FAMILIES = {
     "TYPE: vit": ("vit", {"DATA.IMAGENET_MEAN": HALF, "TRAIN.BASE_LR": 3e-3, "TRAIN.WARMUP_EPOCHS": 32, **NOTHING}),
     "TYPE: deit": ("deit", {**RECIPE, "DATA.IMAGENET_MEAN": IMAGENET, "TRAIN.MODEL_EMA": True}),
@@ -62,7 +64,7 @@ FAMILIES = {
     ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
-    # as they were named in 2021
+    # by their names of 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),
     "{TYPE: BEiT, TRANS: {DEPTH: 3}}": ("beit_2021", {**AUTO_512, "MODEL.INIT_VALUES": 0.1}),

@@ -1,4 +1,4 @@
-"""Our models against the golden files that golden/record.py writes."""
+"""Compares our models with the golden files that golden/record.py writes."""
 
 import numpy as np
 import paddle
@@ -29,16 +29,17 @@ def load_formula(model, folder, array=array):
 
 
 def assert_parity(model, name, folder, array=array, within=1e-5):
-    """Logits, features, intermediates and gradients are those of the golden file.
+    """Asserts that logits, features, intermediates and gradients are those of the golden file.
 
-    The tolerance is ``within`` times the range of each, 1e-5 for gradients. The two images have to
-    differ.
+    The tolerance is ``within`` times the range of each, and 1e-5 times for gradients. The logits of
+    the two images have to differ.
     """
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = load_formula(model, folder, array)(images)
     span = np.ptp(golden["logits"])
-    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span  # the images matter
+    # The images have an effect.
+    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span
     np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=within * span, rtol=0)
     features = model.forward_features(images).numpy()
     np.testing.assert_allclose(
@@ -56,7 +57,7 @@ def assert_parity(model, name, folder, array=array, within=1e-5):
         assert found.keys() == expected.keys()
         for key in linear_weights(model):
             found[key] = found[key].T
-        # what cancels out is only rounding
+        # A gradient whose terms cancel out is only rounding.
         least = 2e-2 * max(np.ptp(value) for value in expected.values())
         for key, value in expected.items():
             np.testing.assert_allclose(
@@ -66,8 +67,8 @@ def assert_parity(model, name, folder, array=array, within=1e-5):
 
 @paddle.no_grad()
 def assert_intermediates(model, name, images, within=1e-5):
-    """Shapes, channels, reductions; values with and without the last norm, of prefix tokens, and of
-    an early stop.
+    """Asserts shapes, channels and reductions of the intermediates. It also asserts the values with
+    and without the last norm, of prefix tokens, and of an early stop.
     """
     stored = np.load(ROOT / "tests" / "golden" / "intermediates.npz")
     golden = {key.partition("/")[2]: stored[key] for key in stored if key.partition("/")[0] == name}

@@ -13,16 +13,9 @@ from training.checkpoint.description import METADATA
 
 CLASSES = ("bridge", 'flower, "red"')
 MODEL = [
-    "MODEL.NUM_CLASSES",
-    "2",
-    "MODEL.PATCH_SIZE",
-    "8",
-    "MODEL.EMBED_DIM",
-    "16",
-    "MODEL.DEPTH",
-    "2",
-]
-MODEL += ["MODEL.NUM_HEADS", "2", "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "0.8"]
+    "MODEL.NUM_CLASSES", "2", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2",
+    "MODEL.NUM_HEADS", "2", "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "0.8",
+]  # fmt: skip
 
 
 def write_photographs(root, count=9):

@@ -11,12 +11,16 @@ from sklearn.datasets import load_sample_images
 
 # [32, 32, 3] of china.jpg
 COLOURS = np.ascontiguousarray(load_sample_images().images[0][150:182, 200:232])
-WIDE = COLOURS.astype(np.uint16) * 256 + COLOURS[::-1]  # 16 bits; the low byte is another picture
+# The same in 16 bits. The low bytes are another picture.
+WIDE = COLOURS.astype(np.uint16) * 256 + COLOURS[::-1]
 
 
 class Picture(NamedTuple):
-    """A file and what it shows: [32, 32, 3] uint8; ``grey`` [32, 32] where it isn't the colours'
-    luma.
+    """A file and its pixels.
+
+    Attributes:
+        colours: [32, 32, 3] uint8.
+        grey: [32, 32] uint8, by default the luma of the colours.
     """
 
     suffix: str
@@ -26,7 +30,7 @@ class Picture(NamedTuple):
 
 
 def luma(colours: np.ndarray) -> np.ndarray:
-    """ITU-R 601's, as Pillow rounds it."""
+    """Returns the luma by ITU-R 601, rounded as Pillow does."""
     return ((colours @ np.array([19595, 38470, 7471]) + 0x8000) >> 16).astype(np.uint8)
 
 
@@ -41,7 +45,7 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def png(pixels: np.ndarray, colour_type: int) -> bytes:
-    """A PNG file of 16 bits per channel [H, W, C], which Pillow doesn't write of colours."""
+    """Returns a PNG file of 16 bits per channel [H, W, C], which Pillow can't write for colours."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return (
@@ -70,8 +74,11 @@ def tiff(
     kind: int = 1,
     order: str = "<",
 ) -> bytes:
-    """A TIFF file of one channel. ``photometric`` 0: white is zero; ``kind`` 1: unsigned, 2:
-    signed, 3: float.
+    """Returns a TIFF file of one channel.
+
+    Args:
+        photometric: 0 if white is zero.
+        kind: 1 for unsigned numbers, 2 for signed ones, 3 for floats.
     """
     width, height = size
     tags = {
@@ -84,15 +91,15 @@ def tiff(
         277: 1,
         278: height,
         279: len(data),
+        339: kind,
     }
-    tags[339] = kind
     head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(data))
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
     return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
 
 
 def twelve_bits(pixels: np.ndarray) -> bytes:
-    """Values of 12 bits, two in three bytes."""
+    """Packs values of 12 bits, two into three bytes."""
     pairs = pixels.reshape(-1, 2).astype(np.uint32)
     both = (pairs[:, 0] << 12) | pairs[:, 1]
     return np.stack([both >> 16, both >> 8, both], 1).astype(np.uint8).tobytes()
@@ -162,7 +169,8 @@ def _pictures() -> dict[str, Picture]:
 
 PICTURES = _pictures()
 _FLOATS = (GREY16 / 65535).astype(np.float32)
-UNSCALED = {  # name: (suffix, file, what its pixels are)
+# Files that are refused, by name: (suffix, file, the kind of its pixels).
+UNSCALED = {
     "float TIFF": (".tif", saved(Image.fromarray(_FLOATS), "TIFF"), "floats"),
     "32-bit TIFF": (
         ".tif",

@@ -16,7 +16,7 @@ from launch.rendezvous import addresses
 
 HELLO = f"{channel.HELLO} {channel.VERSION} {'ab' * 32} -\n".encode()
 GREETING = {"party": "2 ranks", "place": 1, "gpu": "", "machine": "host"}
-# A rank's greeting of an earlier meeting, as it was heard.
+# A rank's greeting of an earlier meeting, as an attacker may have recorded it.
 REPLAYED = f"{'cd' * 32} {json.dumps(GREETING)}\n".encode()
 WORDS = [
     b"GET / HTTP/1.0\r\n\r\n", b"?\n", b"\xff \n", b"\0" * 5000, b"[" * 200_000 + b"\n", b"{" * 200_000, b"\n" * 1000,

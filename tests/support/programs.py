@@ -13,7 +13,8 @@ from pathlib import Path
 import warm
 
 ROOT = Path(__file__).resolve().parents[2]
-started = []  # what a test may leave running where it fails
+# Processes that a test may leave running if it fails.
+started = []
 
 
 def start(folder, *flags, disturbed=True, **environment):
@@ -25,29 +26,29 @@ def start(folder, *flags, disturbed=True, **environment):
     """
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *flags]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = (
-        os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} if disturbed else warm.environment()
-    ) | environment
+    if disturbed:
+        environment = os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} | environment
+    else:
+        environment = warm.environment() | environment
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started.append(
-        subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, start_new_session=True, **streams
     )
-    return started[-1]
+    started.append(process)
+    return process
 
 
 def descendants(pid):
-    """{pid: (parent, command line)} of a run's ranks and loader workers, while it lives."""
+    """Returns {pid: (parent, command line)} of a run's ranks and loader workers, while it lives."""
     rows = {}
-    # a fifth of what ps takes
+    # This takes a fifth of the time of ps.
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
-        with contextlib.suppress(OSError):  # it has ended
-            parent = int(
-                (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-            )
-            rows[int(folder.name)] = (
-                parent,
-                (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip(),
-            )
+        # A process may have ended.
+        with contextlib.suppress(OSError):
+            status = (folder / "stat").read_text(errors="replace")
+            command = (folder / "cmdline").read_text(errors="replace")
+            parent = int(status.rpartition(")")[2].split()[1])
+            rows[int(folder.name)] = parent, command.replace("\0", " ").strip()
     found = {}
     wanted = {pid}
     while wanted:
@@ -58,7 +59,7 @@ def descendants(pid):
 
 
 def ranks_of(process):
-    """The pids of the ranks, in no order."""
+    """Returns the pids of the ranks, in no order."""
     return [
         pid
         for pid, (parent, args) in descendants(process.pid).items()
@@ -67,7 +68,7 @@ def ranks_of(process):
 
 
 def workers_of(process):
-    """The pids of the ranks' loader workers."""
+    """Returns the pids of the ranks' loader workers."""
     ranks = ranks_of(process)
     return [pid for pid, (parent, _) in descendants(process.pid).items() if parent in ranks]
 
@@ -111,7 +112,7 @@ def start_in_terminal(folder, *command):
     """Starts a program in a terminal of its own; returns its pid and the terminal's other end."""
     pid, terminal = pty.fork()
     if not pid:
-        # nohup, under which the tests may run, has it ignored
+        # The tests may run under nohup, which ignores this signal.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(folder)
         os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
@@ -135,7 +136,8 @@ def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
     while reports() < before + count or shown not in said:
         assert time.monotonic() < deadline, said.decode()
         time.sleep(0.02)
-        with contextlib.suppress(OSError):  # nothing came; nohup let go of it
+        # Nothing may have come, or nohup has closed the terminal.
+        with contextlib.suppress(OSError):
             said += os.read(terminal, 1 << 16) if terminal else b""
 
 

@@ -1,4 +1,4 @@
-"""Real processes for the tests: ``run_ranks`` calls a function in each of N joined processes."""
+"""Calls functions in the ranks of real process groups (``run_ranks``)."""
 
 import multiprocessing
 import os
@@ -10,35 +10,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# What a forked rank needs not import. Paddle has computed nothing there. A device's plugin is read
-# at Paddle's import, so ranks of another backend begin by themselves.
-_PRELOADED = ["zlib", "paddle.distributed", "pytest", "training.engine"]
-# of tests/conftest.py, and of runs
-_PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]
-_PRELOADED.append("support.fork_server_preload")
+# Modules that the fork server imports, so that ranks needn't. Paddle computes nothing there. A
+# device's plugin is read at Paddle's import, so ranks of another backend are started without the
+# fork server.
+_PRELOADED = [
+    "zlib",
+    "paddle.distributed",
+    "pytest",
+    "training.engine",
+    "sklearn.datasets",
+    "matplotlib.pyplot",
+    "hypothesis",
+    "models",
+    "support.fork_server_preload",
+]
 
 
 def run_ranks(
     function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo", compiled: bool = True
 ) -> list[Any]:
-    """Returns what ``function(*args)`` returned (or the RunError it raised) on each of ``ranks``
-    processes, by rank.
+    """Calls ``function(*args)`` in each of ``ranks`` processes. Returns what each returned, or the
+    RunError that it raised, by rank.
 
-    One rank runs here, without a process group, as a run of one process does.
+    A single rank runs in this process, without a process group, as a run of one process does.
 
     Args:
-        compiled: ranks load the operators compiled for CPUs, as runs do. Otherwise the function's
-            module decides: it does if it imports tests/conftest.py.
+        compiled: whether ranks load the operators that are compiled for CPUs, as runs do. If not,
+            they
+            are loaded only if the function's module imports tests/conftest.py.
     """
     if ranks == 1:
         return [function(*args)]
     endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports(ranks))
     context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
-    context.set_forkserver_preload(_PRELOADED)  # three seconds for each rank
+    # This saves three seconds for each rank.
+    context.set_forkserver_preload(_PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
-        given = (endpoints, backend, compiled and backend == "gloo", function, args, folder)
+        arguments = (endpoints, backend, compiled and backend == "gloo", function, args, folder)
         processes = [
-            context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)
+            context.Process(target=_call, args=(rank, *arguments), daemon=True)
+            for rank in range(ranks)
         ]
         for process in processes:
             process.start()
@@ -68,14 +79,15 @@ def _call(
     args: tuple,
     folder: str,
 ) -> None:
-    own = endpoints.split(",")[rank]
     os.environ |= {
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(endpoints.count(",") + 1),
+        "PADDLE_TRAINER_ENDPOINTS": endpoints,
+        "PADDLE_CURRENT_ENDPOINT": endpoints.split(",")[rank],
+        "PADDLE_DISTRI_BACKEND": backend,
+        # The device of tests/stand_in.
+        "FLAGS_selected_stand_ins": str(rank),
     }
-    os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_CURRENT_ENDPOINT": own}
-    # (tests/stand_in)
-    os.environ |= {"PADDLE_DISTRI_BACKEND": backend, "FLAGS_selected_stand_ins": str(rank)}
     import paddle.distributed as dist
 
     import ops
@@ -84,7 +96,8 @@ def _call(
     if compiled:
         ops.load()
     dist.init_parallel_env()
-    dist.barrier()  # a rank that ends while another still connects makes that one fail ("TIMEOUT")
+    # If a rank ended while another one still connects, the other one would fail ("TIMEOUT").
+    dist.barrier()
     try:
         result = function(*args)
     except RunError as error:

@@ -1,16 +1,18 @@
-"""The test files that a change reaches: ``make check`` runs them.
+"""Finds the test files that a change reaches, which ``make check`` runs.
 
     python tests/support/reached.py [N]    # prints at most N test files, by default 8
 
-A file is changed if it differs from the place where this branch left ``main``, or isn't committed.
-A test file is reached if it imports a changed file, by any number of steps and within functions,
-too, or names a changed file that is no module (a page, a YAML file). A component that nothing
-imports counts as its package. First come the tests that changed, then those with the name of a
-changed file, those that import one themselves, and those of the same room; among these the nearest,
-and the long ones last. What was left out is counted on stderr.
+A file is changed if it differs from the commit where this branch left ``main``, or isn't committed.
+A test file is reached if it imports a changed file, directly or through other files, at its top or
+within functions. It is also reached if it names a changed file that isn't a module, such as a page
+or a YAML file. A component that nothing imports counts as its package.
 
-Programs that a test starts by their path aren't seen, nor files that it finds by a pattern.
-``make test`` runs everything.
+Tests that changed come first. Then come those with the name of a changed file, those that import a
+changed file directly, and those of the same room. Among these, the nearest come first and the long
+ones last. The number of files that are left out is printed to stderr.
+
+Programs that a test starts by their path aren't seen, and neither are files that it finds by a
+pattern. ``make test`` runs everything.
 """
 
 import functools
@@ -26,12 +28,14 @@ from support.imports import NAMES, imported, tree_of
 from support.longest import LONGEST
 from support.programs import ROOT
 
-# They hold for every file and take a second each.
+# These concern all files, and take a second each.
 ALWAYS = ("tests/test_house.py", "tests/test_words.py")
 
 
 def changed_files() -> list[str]:
-    """The files that differ from where the branch left ``main``, and those that git doesn't know."""
+    """Returns the files that differ from the commit where the branch left ``main``, and those that
+    git doesn't track.
+    """
     base = _git("merge-base", "HEAD", "main")
     differing = _git("diff", "--name-only", *(base or ["HEAD"]))
     return sorted({*differing, *_git("ls-files", "--others", "--exclude-standard")})
@@ -44,7 +48,7 @@ def _git(*words: str) -> list[str]:
 
 @functools.cache
 def module_files() -> dict[str, str]:
-    """The file of each module. Those of tests/ are imported without that folder."""
+    """Returns the file of each module. Modules of tests/ are imported without that folder."""
     found = {}
     for name in NAMES:
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -54,7 +58,7 @@ def module_files() -> dict[str, str]:
 
 def files_imported_by(name: str) -> Iterator[str]:
     for dotted in imported(tree_of(name)):
-        # the packages on the way are imported, too
+        # The packages above a module are imported, too.
         parts = dotted.split(".")
         for length in range(1, len(parts) + 1):
             if file := module_files().get(".".join(parts[:length])):
@@ -73,7 +77,7 @@ def distances(changed: list[str]) -> dict[str, int]:
             package = f"{Path(name).parent}/__init__.py"
             siblings = [other for other in NAMES if Path(other).parent == Path(name).parent]
             steps |= dict.fromkeys([package] if package in NAMES else siblings, 0)
-    # a configuration is named without its suffix
+    # Configurations are named without their suffix.
     words = {
         Path(name).stem if name.endswith(".yaml") else Path(name).name
         for name in changed
@@ -83,7 +87,7 @@ def distances(changed: list[str]) -> dict[str, int]:
         text = (ROOT / name).read_text(encoding="utf-8")
         if any(word in text for word in words):
             steps.setdefault(name, 1)
-    # by distance: the list grows while it is read
+    # In the order of their distances. The loop also reaches the files that it appends.
     queue = sorted(steps, key=steps.__getitem__)
     for name in queue:
         for importer in sorted(importers.get(name, ())):
@@ -101,7 +105,7 @@ def chosen(changed: list[str], limit: int) -> tuple[list[str], int]:
 
     def order(name: str) -> tuple:
         namesake = any(stem in Path(name).stem for stem in stems)
-        # most tests of faults and of random files are of whole runs
+        # Most tests of faults and of random files start whole runs.
         elsewhere = _room(name) not in rooms or _room(name) in ("faults", "fuzz")
         long = Path(name).name in LONGEST
         return (
@@ -121,7 +125,7 @@ def chosen(changed: list[str], limit: int) -> tuple[list[str], int]:
 
 
 def _room(name: str) -> str:
-    """The folder at the top that a file belongs to; its tests are in the folder of that name."""
+    """Returns the top folder that a file belongs to, which its tests have the name of, too."""
     return name.removeprefix("tests/").rpartition("/")[0].partition("/")[0]
 
 

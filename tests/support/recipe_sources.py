@@ -1,11 +1,12 @@
-"""What the recipes' sources say, key by key, with file and line: sources/*.yaml, a file per
-repository.
+"""Reads the values of the recipes' sources, key by key, with file and line (sources/*.yaml, a file
+for each repository).
 
-Compare the quotations with the repositories, each cloned (bare or not) as FOLDER/<owner>+<name>:
+This command compares the quotations with the repositories, each cloned (bare or not) as
+FOLDER/<owner>+<name>:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py FOLDER
 
-Write docs/recipe_sources.md anew:
+This one writes docs/recipe_sources.md:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py
 """
@@ -30,31 +31,44 @@ PAGE = FOLDER.parent.parent / "docs" / "recipe_sources.md"
 
 
 class Row(NamedTuple):
-    """What a source says about one key of a recipe."""
+    """What a source says about one key of a recipe.
 
-    source: Any  # its value, in the key's terms
-    ours: Any  # the value that is meant to be here
-    at: str  # "file:line", "file:from-to" or, outside the repository, a paper's place
-    text: str | None  # what stands on that line, literally; None: outside the repository
-    remark: str  # how the value follows from the text, or why ours is another
+    Attributes:
+        source: the source's value, in the key's terms.
+        ours: the value of our recipe.
+        at: "file:line" or "file:first-last"; or a place in a paper.
+        text: the text of that line; None for a paper.
+        remark: how the value follows from the text, or why ours differs.
+    """
+
+    source: Any
+    ours: Any
+    at: str
+    text: str | None
+    remark: str
 
 
 class Recipe(NamedTuple):
-    """A recipe's rows by key, and its published acc1."""
+    """The rows of a recipe by key, and its published acc1.
+
+    Attributes:
+        commit: None: the source is a paper.
+    """
 
     repository: str
-    commit: str | None  # None: there is no repository, but a paper
+    commit: str | None
     rows: dict[str, Row]
     accuracy: Row | None
 
 
 def sources() -> dict[str, Recipe]:
-    """Returns {recipe: what its source says}; where several groups name a recipe, the last one's
-    row counts.
+    """Returns the recipes by name. If several groups have a row for the same key of a recipe, the
+    last row counts.
     """
     found: dict[str, Recipe] = {}
     for file in sorted(FOLDER.glob("*.yaml")):
-        content = yaml.load(file.read_text(), yaml.CSafeLoader)  # a second less than by Python's
+        # This takes a second less than the loader in Python.
+        content = yaml.load(file.read_text(), yaml.CSafeLoader)
         for group in content["recipes"]:
             for name in group["names"]:
                 recipe = found.setdefault(
@@ -80,7 +94,7 @@ def _row(value: list | dict) -> Row:
 
 
 def _value(value: Any) -> Any:
-    """YAML 1.1 takes 1e-3 for a word."""
+    """Returns a value of YAML 1.1, to which 1e-3 is a text, as a value of the configuration."""
     if isinstance(value, list):
         return [_value(item) for item in value]
     return parse_value(value) if isinstance(value, str) else value
@@ -92,7 +106,8 @@ def values(name: str, batch: int) -> dict[str, Any]:
     """
     config = get_config(name)
     schedule = build_schedule(config, 1000, batch)
-    late = config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"  # by an epoch
+    # Such a schedule is late by an epoch.
+    late = config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"
     ends = {
         "RATE.START": 0,
         "RATE.PEAK": config.TRAIN.WARMUP_EPOCHS + late,
@@ -159,12 +174,14 @@ def _cells(*cells: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def quotations() -> Iterator[tuple[str, str, str, int, int, str]]:
-    """Yields (repository, commit, file, first line, last line, text), each once, of all that a
-    clone can be asked.
+    """Yields (repository, commit, file, first line, last line, text) of each quotation from a
+    repository, once.
     """
     seen = set()
     for recipe in sources().values():
@@ -194,7 +211,7 @@ def lines(clone: Path, commit: str, file: str) -> list[str]:
 
 
 def differences(folder: Path) -> list[str]:
-    """Returns a line for each quotation that isn't where it is said to be."""
+    """Returns a line for each quotation that isn't at its place."""
     found = []
     for repository, commit, file, first, last, text in quotations():
         clone = folder / repository.replace("/", "+")

@@ -27,16 +27,9 @@ from weights import file_arrays
 from weights.formats import write_weights
 
 TINY = [
-    "DATA.IMAGE_SIZE",
-    "32",
-    "MODEL.PATCH_SIZE",
-    "8",
-    "MODEL.EMBED_DIM",
-    "16",
-    "MODEL.DEPTH",
-    "2",
-]
-TINY += ["MODEL.NUM_HEADS", "2"]
+    "DATA.IMAGE_SIZE", "32", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2",
+    "MODEL.NUM_HEADS", "2",
+]  # fmt: skip
 CLASSES = ("bridge", "<img src=x onerror=alert(1)>", "flower, red")
 
 
@@ -71,7 +64,7 @@ class Served:
         return Path(f"{self.log}.{stream}").read_text(encoding="utf-8")
 
     def said(self, pattern, stream="out", seconds=60, times=1):
-        """Waits until the server has said something; returns the pattern's group."""
+        """Waits until the server has printed a pattern; returns the pattern's group."""
         until = time.monotonic() + seconds
         while True:
             found = re.findall(pattern, self.text(stream))
@@ -90,7 +83,7 @@ class Served:
         return self
 
     def ask(self, method, path, body=None, headers=None, timeout=30):
-        """(status, answer, headers): JSON is parsed."""
+        """Sends a request. Returns (status, answer, headers); an answer in JSON is parsed."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             connection.request(method, path, body, headers or {})
@@ -98,20 +91,19 @@ class Served:
             data = answer.read()
         finally:
             connection.close()
-        told = {name.lower(): value for name, value in answer.getheaders()}
-        return (
-            answer.status,
-            json.loads(data) if data and "json" in told.get("content-type", "") else data,
-            told,
-        )
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        if data and "json" in headers.get("content-type", ""):
+            data = json.loads(data)
+        return answer.status, data, headers
 
     def raw(self, *parts, timeout=5, half=False):
-        """Sends bytes as they are; returns all that comes until the server closes, or the time is
-        up.
+        """Sends bytes as they are. Returns all that comes until the server closes the connection,
+        or until the time is up.
         """
         with socket.create_connection(("127.0.0.1", self.port), timeout) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with suppress(OSError):  # it may have closed already
+            # The server may have closed the connection already.
+            with suppress(OSError):
                 for part in parts:
                     client.sendall(part)
                 if half:
@@ -126,13 +118,13 @@ class Served:
         ]
 
     def memory(self):
-        """Bytes of all its processes."""
+        """Returns the memory of all its processes, in bytes."""
         pids = [self.process.pid, *self.workers()]
         rows = [Path(f"/proc/{pid}/statm").read_text().split() for pid in pids]
         return sum(int(row[1]) for row in rows) * os.sysconf("SC_PAGE_SIZE")
 
     def metric(self, name):
-        """The sum of a metric's values."""
+        """Returns the sum of a metric's values."""
         text = self.ask("GET", "/metrics")[1].decode()
         return sum(
             float(row.rpartition(" ")[2])
@@ -173,11 +165,12 @@ def serving(path, *flags, folder, **environment):
     try:
         yield server
     finally:
-        server.end(signal.SIGKILL)  # its workers end with it, stopped ones too
+        # Its workers end with it, even suspended ones.
+        server.end(signal.SIGKILL)
 
 
 def form(*files, boundary="frontier"):
-    """(body, headers) of an upload: files are (field, name, bytes)."""
+    """Returns (body, headers) of an upload. Files are (field, name, bytes)."""
     parts = []
     for field, name, data in files:
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'
@@ -186,7 +179,8 @@ def form(*files, boundary="frontier"):
     return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
 
 
-# ------------------------------------------------------------ fixtures, which tests/conftest.py gives to all
+# ------------------------------------------------------------ fixtures, which tests/conftest.py
+# gives to all
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
-"""One node of a real SLURM, for the slow tests: munged, slurmctld and slurmd of this machine, in a
-folder of their own.
+"""Runs one node of a real SLURM, for the slow tests: munged, slurmctld and slurmd of this machine,
+in a folder of their own.
 
-    python tests/support/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command with it
+    python tests/support/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command
+    with it
 
-Debian: apt-get install slurm-wlm munge. It has no cgroups: a task sees all cores, as on many small
-clusters.
+On Debian, apt-get install slurm-wlm munge installs it. The node has no cgroups, so a task sees all
+cores, as on many small clusters.
 """
 
 import contextlib

@@ -28,10 +28,11 @@ MODELS = {
 def saved(folder, name, classes=("bridge", "flower, red"), options=(), task="classification"):
     """Writes the checkpoint file of a small untrained model; returns its path."""
     paddle.seed(0)
-    config = get_config(name, [*(SIZES + MODELS[name] if name in MODELS else []), *options])
+    small = SIZES + MODELS[name] if name in MODELS else []
+    config = get_config(name, [*small, *options])
     file = folder / f"{name}.safetensors"
-    told = describe(config, list(classes), task)
-    write_weights(file, file_arrays(build_model(config)), {METADATA: told.to_json()})
+    metadata = {METADATA: describe(config, list(classes), task).to_json()}
+    write_weights(file, file_arrays(build_model(config)), metadata)
     return file
 
 
@@ -49,5 +50,5 @@ def cut(folder):
 
 
 def opened(data):
-    """The pixels [H, W, 3] of a PNG."""
+    """Returns the pixels [H, W, 3] of a PNG."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

@@ -1,4 +1,4 @@
-"""A small model with its optimizer and its saver, for tests of what is saved."""
+"""A small model with its optimizer and its saver, for tests of checkpoints."""
 
 import numpy as np
 import paddle
@@ -14,7 +14,7 @@ from training.run import Run
 
 
 class SmallTraining:
-    """A saver and what it saves: a model, its average and its optimizer."""
+    """A model, its average and its optimizer, with a saver of them."""
 
     def __init__(self, output, options):
         self.config, self.train, _ = get_datasets(
@@ -39,7 +39,9 @@ class SmallTraining:
         self.ema.update(self.model, update)
 
     def held(self):
-        """The arrays of the model, its average and its optimizer by the file of a checkpoint."""
+        """Returns the arrays of the model, its average and its optimizer, by the file of a
+        checkpoint.
+        """
         return {
             storage.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
             storage.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
@@ -52,7 +54,9 @@ class SmallTraining:
         }
 
     def assert_saved(self, name, held):
-        """The files of a checkpoint hold the arrays that ``held`` returned at its time."""
+        """Asserts that the files of a checkpoint hold the arrays that ``held`` returned at its
+        time.
+        """
         for file, expected in held.items():
             found = load_file(self.run.checkpoints / name / file)
             for key, value in expected.items():

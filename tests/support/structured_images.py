@@ -1,9 +1,10 @@
-"""Image files built as their formats are, for Hypothesis: lengths, offsets and counts that lie,
-pieces that are shared.
+"""Image files for Hypothesis that are built piece by piece, with wrong lengths, offsets and counts,
+and with shared pieces.
 
-``forged`` damages whole files. These are whole in each piece, and out of proportion together: a
-thousand strips that share one stream, run lengths that skip rows, a million bytes that fill. Most
-of them can be read.
+``forged_images`` damages whole files. In these files, each piece is valid, but together they are
+out
+of proportion: a thousand strips share one stream, run lengths skip rows, a million bytes are
+filling. Most of them can be read.
 """
 
 import lzma
@@ -18,7 +19,7 @@ from PIL import Image
 
 from support import forged_images
 
-# Some are over the limits: sides of 1,000,001, images of more than a million pixels.
+# Some exceed the limits: a side of 1,000,001, or an image of more than a million pixels.
 SIDES = st.sampled_from(
     [1, 2, 3, 8, 15, 16, 17, 255, 256, 1000, 4097, 65_535, 1_000_000, 1_000_001, 8_000_000]
 )
@@ -30,21 +31,20 @@ LIES = st.sampled_from([0, 1, 255, 65_535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 <
 
 
 def _either(draw, honest, lies=LIES):
-    """Mostly an honest number, sometimes a lie."""
-    return draw(lies) if draw(st.integers(0, 7)) == 0 else honest
+    """Returns mostly the right number, and sometimes a wrong one."""
+    is_wrong = draw(st.integers(0, 7)) == 0
+    return draw(lies) if is_wrong else honest
 
 
 def _size(draw):
-    """A width and a height: mostly of an image that is within the limits."""
-    return (
-        draw(st.tuples(SIDES, SIDES))
-        if draw(st.integers(0, 5)) == 0
-        else draw(st.sampled_from(_SIZES))
-    )
+    """Returns a width and a height, mostly of an image within the limits."""
+    if draw(st.integers(0, 5)) == 0:
+        return draw(st.tuples(SIDES, SIDES))
+    return draw(st.sampled_from(_SIZES))
 
 
 def _times(draw, pieces, most=1 << 20):
-    """Pieces, each many times over: up to ``most`` bytes."""
+    """Returns pieces, each repeated many times: up to ``most`` bytes."""
     result = b""
     for _ in range(draw(st.integers(1, 4))):
         piece = draw(pieces)

@@ -24,12 +24,9 @@ DRAWN = {
 
 def sweep_of(folder, **content):
     file = folder / "sweep.yaml"
-    own = {"command": COMMAND, "keys": KEYS, "output": str(folder / "swept")} | content
-    file.write_text(
-        yaml.safe_dump(
-            {key: value for key, value in own.items() if value is not None}, sort_keys=False
-        )
-    )
+    content = {"command": COMMAND, "keys": KEYS, "output": str(folder / "swept")} | content
+    content = {key: value for key, value in content.items() if value is not None}
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
     return read_sweep(file)
 
 
@@ -46,8 +43,12 @@ def finish(sweep, name, value):
 
 
 def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
-    """A session whose runs take no time: acc1 is a function of the point. It may die after some
-    runs.
+    """Returns a session whose runs take no time, and the list of runs. acc1 is a function of the
+    point.
+
+    Args:
+        dies_after: the number of runs after which the session ends by KeyboardInterrupt.
+        fails: the names of the runs that fail.
     """
 
     def run(commands, environments, on_end, pass_fds):

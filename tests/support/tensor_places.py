@@ -1,10 +1,10 @@
-"""Which tensors Paddle would keep on the CPU while a GPU computes, on a machine that has the CPU
-alone.
+"""Finds the tensors that Paddle would keep on the CPU while a GPU computes, on a machine without a
+GPU.
 
-Paddle's optimizers fill some accumulators with ``device="cpu"``. Within ``elsewhere()`` these, and
-what is computed from them alone, have a place that isn't the process's device. A collective that is
-given one is noted: NCCL's would fail. It works in every build of Paddle; tests/stand_in sees more,
-in builds that load plugins.
+Paddle's optimizers fill some accumulators with ``device="cpu"``. Within ``elsewhere()``, these, and
+tensors that are computed from them alone, have a place that isn't the process's device. A
+collective that gets one is recorded, because NCCL's would fail. This works in all builds of Paddle.
+tests/stand_in sees more, but needs a build that loads plugins.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ _ELSEWHERE = SimpleNamespace(
 
 
 class Elsewhere:
-    """What ``elsewhere`` has recorded.
+    """The records of ``elsewhere``.
 
     Attributes:
-        accumulators: the names of those that Paddle filled on the CPU.
-        travelled: what collectives were given: (their name, number of elements, dtype's name).
-        misplaced: what of it isn't on the device.
+        accumulators: the names of the accumulators that Paddle filled on the CPU.
+        travelled: the tensors that collectives got: (the collective, number of elements, dtype).
+        misplaced: those among them that aren't on the device: (the collective, the tensor's name).
     """
 
     def __init__(self):
@@ -48,7 +48,8 @@ class Elsewhere:
         self.tensors = {}
 
     def add(self, tensor):
-        self.tensors[id(tensor)] = tensor  # kept: an id serves again
+        # The tensor is kept, because its id would be used again.
+        self.tensors[id(tensor)] = tensor
 
     def __contains__(self, tensor):
         return id(tensor) in self.tensors

@@ -1,7 +1,8 @@
-"""The table of docs/architectures.md: how many of timm's names of each family are here, and which
-aren't.
+"""Writes the table of docs/architectures.md: for each family, the number of timm's names that are
+available here, and those that aren't.
 
-Write it anew (tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json):
+tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json. This command writes
+the table:
 
     PYTHONPATH=.:tests python tests/support/timm_names.py
 """
@@ -45,20 +46,20 @@ CLAIMED = {
 
 
 def table() -> str:
-    """Returns the rows, and one of their sums."""
+    """Returns the rows, and a row of their sums."""
     here = {names(file).get("timm", "").partition(".")[0] for file in model_files()}
     rows = []
-    sums = [0, 0]
+    total = 0
+    total_available = 0
     for family, (module, pattern) in CLAIMED.items():
-        theirs = [name for name in families()[module] if fnmatch.fnmatchcase(name, pattern)]
-        absent = [name for name in theirs if name not in here]
-        sums[0] += len(theirs)
-        sums[1] += len(theirs) - len(absent)
-        listed = ", ".join(f"`{name}`" for name in absent)
-        rows.append(
-            f"| {family} | `{module}` | {len(theirs)} | {len(theirs) - len(absent)} | {listed} |\n"
-        )
-    return f"{HEAD}{''.join(rows)}| **all** | | {sums[0]} | {sums[1]} | |\n"
+        timm_names = [name for name in families()[module] if fnmatch.fnmatchcase(name, pattern)]
+        missing = [name for name in timm_names if name not in here]
+        available = len(timm_names) - len(missing)
+        total += len(timm_names)
+        total_available += available
+        listed = ", ".join(f"`{name}`" for name in missing)
+        rows.append(f"| {family} | `{module}` | {len(timm_names)} | {available} | {listed} |\n")
+    return f"{HEAD}{''.join(rows)}| **all** | | {total} | {total_available} | |\n"
 
 
 if __name__ == "__main__":

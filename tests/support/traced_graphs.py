@@ -1,6 +1,7 @@
-"""Training steps as graphs (PIR, Paddle 3), traced on a CPU under autocast as a GPU would have it.
+"""Traces training steps as graphs (PIR, Paddle 3), on a CPU with a GPU's autocast.
 
-In a graph ``paddle.amp.auto_cast`` asks for no device, and by the same lists and rules as eagerly.
+In a graph, ``paddle.amp.auto_cast`` doesn't ask for the device. Its lists and rules are those of
+eager execution.
 """
 
 import inspect
@@ -18,39 +19,17 @@ from config import get_config
 from models import architecture, build_model, list_models
 from training.losses import BinaryCrossEntropy, CrossEntropy, SoftTargetCrossEntropy, TrainingLoss
 
-# Keys that change no operator: sizes, initial values, and rates, which are all on here.
+# Keys that change no operator: sizes, initial values, and rates, which are all above zero here.
 SIZES = (
-    "NUM_CLASSES",
-    "DEPTH",
-    "EMBED_DIM",
-    "EMBED_DIMS",
-    "NUM_HEADS",
-    "PATCH_SIZE",
-    "MLP_RATIO",
-    "STAGE_DEPTHS",
-)
-SIZES += (
-    "WINDOW_SIZE",
-    "WINDOW_SIZES",
-    "SR_RATIO",
-    "KERNEL_SIZE",
-    "GROUP_WIDTH",
-    "NORM_EPS",
-    "WEIGHT_INIT",
-    "HEAD_INIT_SCALE",
-)
-SIZES += (
-    "HEAD_INIT_BIAS",
-    "DROPOUT",
-    "ATTENTION_DROPOUT",
-    "DROPPATH",
-    "DROPPATH_SHAPE",
-    "ZERO_INIT_LAST",
-)
-SIZES += ("STRIDE", "BASE_DIMS", "STEM_HIDDEN_DIM", "PRETRAINED_WINDOW_SIZES", "NAME", "PRETRAINED")
-SIZES += ("PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "PRETRAINED_ADAPTER", "RESUME")
+    "NUM_CLASSES", "DEPTH", "EMBED_DIM", "EMBED_DIMS", "NUM_HEADS", "PATCH_SIZE", "MLP_RATIO",
+    "STAGE_DEPTHS", "WINDOW_SIZE", "WINDOW_SIZES", "SR_RATIO", "KERNEL_SIZE", "GROUP_WIDTH",
+    "NORM_EPS", "WEIGHT_INIT", "HEAD_INIT_SCALE", "HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT",
+    "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST", "STRIDE", "BASE_DIMS", "STEM_HIDDEN_DIM",
+    "PRETRAINED_WINDOW_SIZES", "NAME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES",
+    "PRETRAINED_ADAPTER", "RESUME",
+)  # fmt: skip
 RATES = {"dropout": 0.1, "attention_dropout": 0.1, "droppath": 0.1}
-# What no shipped model has.
+# Variants that no shipped model has.
 EXTRAS = {
     "vit, QK_NORM": ("vit_base_patch16_384", {"qk_norm": True}),
     "vit, PRE_NORM": ("vit_base_patch16_384", {"pre_norm": True}),
@@ -69,10 +48,12 @@ EXTRAS = {
 
 
 class Op(NamedTuple):
-    """An operator of a graph; types are those of dense tensors, "?" for lists of them.
+    """An operator of a graph.
 
-    data: of each input, whether it depends on the images; backward: it belongs to the backward
-    pass.
+    Attributes:
+        inputs, outputs: the types of dense tensors; "?" for lists of them.
+        data: whether each input depends on the images.
+        backward: whether it belongs to the backward pass.
     """
 
     name: str
@@ -83,16 +64,23 @@ class Op(NamedTuple):
 
 
 class Graph(NamedTuple):
+    """The graph of a training step.
+
+    Attributes:
+        logits, loss: their types.
+        replaced: (name, types) of each operator that was replaced (``_stand_ins``).
+    """
+
     operators: list[Op]
     logits: str
     loss: str
-    replaced: list[tuple[str, ...]]  # (name, types): see _stand_ins
+    replaced: list[tuple[str, ...]]
 
 
 @cache
 def variants():
-    """Returns {name: (model, arguments)}: the first shipped model of each set of features, then
-    what none has.
+    """Returns {name: (model, arguments)}: the first shipped model of each set of features, and then
+    EXTRAS.
     """
     found = {}
     for name in list_models():
@@ -111,8 +99,10 @@ def graph(variant, flash=True):
     """Returns the graph of a training step of a small form of ``variant``, from images to all
     gradients.
 
-    It is of autocast to bfloat16: a CPU build has no products of float16. flash: the device has
-    flash attention.
+    Autocast is to bfloat16, because a CPU build has no products of float16.
+
+    Args:
+        flash: whether the device has flash attention.
     """
     name, arguments = variants()[variant]
     config = get_config(name)
@@ -156,8 +146,8 @@ def graph(variant, flash=True):
 
 
 def loss_graphs():
-    """Returns the operators of each criterion, forward and backward: with labels, distributions,
-    and distillation.
+    """Yields the operators of each criterion, forward and backward, with labels, with distributions
+    and with distillation.
     """
     paddle.enable_static()
     try:
@@ -190,8 +180,8 @@ def loss_graphs():
 
 
 def _stand_ins(replaced):
-    """What stands for operators that a CPU build has no half kernel of, and so refuses in a graph;
-    they are noted.
+    """Returns functions that replace operators for which a CPU build has no kernel in half
+    precision, and which it refuses in a graph. Their calls are recorded in ``replaced``.
     """
 
     def flash_attn(q, k, v, *others):
@@ -257,7 +247,7 @@ def _type(value):
 
 
 def types_of(graph):
-    """Returns what a graph computes in which type: half, float32, or both where it differs."""
+    """Returns the types in which a graph computes each kind of operation: half, float32 or both."""
     products = ("matmul", "conv2d", "matmul_grad", "conv2d_grad")
     found = {
         "products": [t for op in graph.operators if op.name in products for t in op.inputs],
@@ -287,10 +277,10 @@ def types_of(graph):
 
 
 def half_operators():
-    """Returns the names of all operators that some variant computes in half, forward or backward."""
+    """Returns the names of all operators that some variant computes in half precision."""
 
     def half(operators):
-        """Those of half inputs; of a list of inputs the output tells."""
+        """Returns those with half inputs. If the inputs are a list, the output decides."""
         return {
             op.name
             for op in operators

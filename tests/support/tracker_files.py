@@ -9,8 +9,8 @@ from training.trackers import Tracker
 
 
 def of_tensorboard(file):
-    """Yields the payloads of a file of TFRecords: a length and its checksum, the payload and its
-    checksum.
+    """Yields the payloads of a file of TFRecords. A record is a length and its checksum, and the
+    payload and its checksum.
     """
     data = file.read_bytes()
     place = 0
@@ -38,15 +38,15 @@ def of_wandb(file):
 
 
 def apart(values):
-    """The results among values by (tag, step), and the others."""
-    results = {
-        tag.removeprefix("result/"): value
-        for (tag, _), value in values.items()
-        if tag.startswith("result/")
-    }
-    return {
-        key: value for key, value in values.items() if not key[0].startswith("result/")
-    }, results
+    """Returns the values by (tag, step) without the results, and the results by name."""
+    others = {}
+    results = {}
+    for (tag, step), value in values.items():
+        if tag.startswith("result/"):
+            results[tag.removeprefix("result/")] = value
+        else:
+            others[tag, step] = value
+    return others, results
 
 
 def read_tensorboard(folder):

@@ -44,7 +44,7 @@ def train(options, output, length=None, named=()):
 
 
 def refused(message, options, output, length=32, named=()):
-    """Training is refused in one line that holds ``message``."""
+    """Asserts that training is refused by an error of one line, which contains ``message``."""
     with pytest.raises(InputError) as caught:
         train(options, output, length, named)
     assert message in str(caught.value)
@@ -64,7 +64,8 @@ def work(config, dataset, val):
     freeze(config, model)
     add_projection(config, model)
     if config.DIST.ENGINE == "fleet":
-        topology._HYBRID_PARALLEL_GROUP = None  # else fleet keeps the first strategy of a process
+        # Otherwise fleet would keep the first strategy of the process.
+        topology._HYBRID_PARALLEL_GROUP = None
         parallel.init(config)
     engine.fit(config, parallel.wrap_model(config, model), dataset, val, run)
     return model
@@ -75,7 +76,7 @@ def weights(output):
 
 
 def records(output):
-    """The lines of metrics.jsonl, without their times and memory."""
+    """Returns the lines of metrics.jsonl, without their times and memory."""
     untimed = [
         json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()
     ]
@@ -86,7 +87,7 @@ def records(output):
 
 
 def optimizer_state(checkpoint):
-    """The optimizer's state in a checkpoint, whether it is sharded or not."""
+    """Returns the optimizer's state in a checkpoint, whether it is sharded or not."""
     found = {}
     for file in sorted(Path(checkpoint).glob("optimizer*.safetensors")):
         held = load_file(file)
@@ -96,7 +97,8 @@ def optimizer_state(checkpoint):
 
 
 def assert_same_run(one, two, without=()):
-    """The last checkpoints hold the same bits, and each metrics.jsonl the same tail.
+    """Asserts that the last checkpoints of two runs hold the same bits, and that both metrics.jsonl
+    end with the same lines.
 
     Args:
         without: names of values in metrics.jsonl that aren't compared.
@@ -129,7 +131,9 @@ def assert_same_run(one, two, without=()):
 
 
 def checkpoint_names(directory):
-    """The names in a folder of checkpoints; what its links lead to is whole."""
+    """Returns the names in a folder of checkpoints, and asserts that the targets of its links are
+    whole.
+    """
     found = {entry.name for entry in directory.iterdir()}
     for link in found & {storage.LAST, storage.BEST}:
         storage.verify(directory / link)
@@ -139,7 +143,7 @@ def checkpoint_names(directory):
 
 
 def assert_close(one, two, atol):
-    """Two dicts of arrays have the same names and nearly the same values."""
+    """Asserts that two dicts of arrays have the same names and nearly the same values."""
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)

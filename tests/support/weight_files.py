@@ -37,7 +37,7 @@ class Named:
 
 @dataclass(eq=False)
 class Built:
-    """An object and the state that it is given."""
+    """An object and the state that it gets."""
 
     target: Any
     state: Any
@@ -52,13 +52,13 @@ class Outside:
 
 @dataclass(eq=False)
 class Raw:
-    """Opcodes as they are."""
+    """Opcodes that are written as they are."""
 
     opcodes: bytes
 
 
 def opcodes(value: Any) -> bytes:
-    """Returns what puts ``value`` on the stack."""
+    """Returns the opcodes that put ``value`` on the stack."""
     if isinstance(value, Raw):
         return value.opcodes
     if isinstance(value, Named):
@@ -102,7 +102,7 @@ class _Python2(pickle._Pickler):
 
 
 def python2(value: Any) -> bytes:
-    """Returns what Python 2 wrote in protocol 2: text is bytes, SHORT_BINSTRING or BINSTRING."""
+    """Returns a pickle as Python 2 wrote it in protocol 2. Text is SHORT_BINSTRING or BINSTRING."""
     _Python2(file := io.BytesIO(), 2).dump(value)
     return file.getvalue()
 
@@ -161,7 +161,7 @@ WRITERS = {"zip": write_zip, "legacy": write_legacy, "pdparams": write_pickle}
 
 
 class LittleMemory:
-    """Asserts that its body never holds more than 64 MiB at once, which a small file may take."""
+    """Asserts that its body never takes more than 64 MiB, which is enough for a small file."""
 
     def __enter__(self) -> None:
         tracemalloc.start()

@@ -27,14 +27,21 @@ LIMIT = 25
 
 
 class Sentence(NamedTuple):
+    """A sentence of a document.
+
+    Attributes:
+        line: the first line of its paragraph.
+        words: the number of its words.
+    """
+
     file: str
-    line: int  # where its paragraph begins
+    line: int
     words: int
     text: str
 
 
 def files() -> list[Path]:
-    """Returns the documents in English, but for docs/keys.md, which is made of docstrings."""
+    """Returns the documents in English, without docs/keys.md, which is made of docstrings."""
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(
         file for file in documents if not file.stem.endswith("_cn") and file.name != "keys.md"
@@ -55,7 +62,7 @@ def sentences(file: Path) -> Iterator[Sentence]:
 
 
 def _passages(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Yields (line, passage, whether it is a table's cell). "`" stands for code."""
+    """Yields (line, passage, whether it is a cell of a table). Code is replaced by "`"."""
     line = 1
     in_table = False
     for token in MarkdownIt().enable("table").parse(text):
