@@ -2,10 +2,10 @@
 
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
 
-Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every tensor
-of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in float64 and
-written as float32. Other tensors are those of the last file. The description of model, classes and
-images is copied if all checkpoints have the same.
+Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every
+tensor of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in
+float64 and written as float32. Other tensors are those of the last file. The description of model,
+classes and images is copied if all checkpoints have the same.
 """
 
 import contextlib
@@ -63,7 +63,9 @@ def _open(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _mean(arrays: Sequence[Any]) -> Any:
-    """Returns the mean of real arrays, computed when it is read; of other arrays the last."""
+    """Returns the mean of real arrays, which is computed when it is read. Of other arrays, it
+    returns the last one.
+    """
     if not _is_float(arrays[0]):
         return arrays[-1]
     from weights.arrays import LazyArray
@@ -84,22 +86,24 @@ def _is_float(array: Any) -> bool:
 def _check_same(first: Path, expected: dict[str, Any], file: Path, arrays: dict[str, Any]) -> None:
     """Raises InputError if the tensors of ``file`` aren't those of the first file."""
 
-    def described(arrays: dict[str, Any], name: str) -> str:
+    def describe(arrays: dict[str, Any], name: str) -> str:
         if name not in arrays:
             return "is missing"
         kind = "real" if _is_float(arrays[name]) else arrays[name].dtype
         return f"is {kind} {list(arrays[name].shape)}"
 
     for name in dict.fromkeys([*expected, *arrays]):
-        if described(arrays, name) != described(expected, name):
+        here = describe(arrays, name)
+        there = describe(expected, name)
+        if here != there:
             raise InputError(
-                f"{name} {described(arrays, name)} in {file}, {described(expected, name)} in {first};"
+                f"{name} {here} in {file}, {there} in {first};"
                 " only checkpoints of one model can be averaged"
             )
 
 
 def metadata_of(file: Path) -> dict[str, str]:
-    """Returns the metadata of a file without thresholds, which hold for its own weights alone."""
+    """Returns the metadata of a file without thresholds, which fit its own weights alone."""
     from training.checkpoint.description import METADATA, read_description
     from weights.formats import read_metadata
 
@@ -120,7 +124,8 @@ def main() -> None:
         "-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write"
     )
     arguments = parser.parse_args()
-    from weights import SUFFIX, find_weights  # after the command line: these import Paddle
+    # After the command line is parsed: these import Paddle.
+    from weights import SUFFIX, find_weights
     from weights.formats import write_weights
 
     output = Path(arguments.output)

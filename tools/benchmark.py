@@ -16,10 +16,10 @@ and with each: [-repeats N] [--threads N] [--json FILE]; with each but growth: [
 [-batch_size N] [-o KEY VALUE ...]
 
 Each run is a process of its own, with a warm-up that doesn't count. The sides take turns, so that a
-machine whose speed drifts drifts for all of them. A table gives median, minimum and maximum over
-the runs, and ratios run by run. --json FILE keeps every value. --timm_python PATH names an
-interpreter that has torch and timm, if this one hasn't (tools/check_parity.py -h says how to make
-one). Everything runs on the CPU. The files in tools/benchmarks/ say what is measured.
+change of the machine's speed affects all of them. A table shows median, minimum and maximum of the
+runs, and ratios run by run. --json FILE stores all values. If this interpreter has no torch and
+timm, --timm_python PATH names one that has (tools/check_parity.py -h says how to make it).
+Everything runs on the CPU. The files in tools/benchmarks/ explain the measurements.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from tools.benchmarks.training import scale, train  # noqa: E402
 from tools.benchmarks.zoo import ZOO, zoo  # noqa: E402
 
 _VIT = "vit_small_patch16_224"
-# What is measured, by what, with which defaults; None: no such flag.
+# For each subject, the function that measures it, and the defaults of its flags.
 _SUBJECTS = {
     "loader": (loader, {"cfg": _VIT, "batch_size": 64, "repeats": 5, "threads": 1, "against": []}),
     "train": (
@@ -128,8 +128,9 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         cores = len(os.sched_getaffinity(0))
         flag("threads", cores, help="of each side; scale: of each process (default: %(default)s)")
     if what in _PEERS:
-        # One word or several: whichever they are, a list.
-        flag("against", kind=str, nargs="+" if what == "loader" else 1, choices=_PEERS[what])
+        # Even a single word becomes a list.
+        words = "+" if what == "loader" else 1
+        flag("against", kind=str, nargs=words, choices=_PEERS[what])
         flag(
             "timm_python",
             sys.executable,

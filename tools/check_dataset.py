@@ -46,8 +46,6 @@ from settings.options import Configuration, Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
-# The kind of dataset that lists are: with one label for each image, or with several.
-LISTED = ("imagenet2012", "multilabel_list")
 
 
 def check_images(
@@ -58,7 +56,8 @@ def check_images(
     Args:
         workers: processes that read images.
         limit: the number of classes, which labels are below; "auto": any label is taken.
-        listed: lists of the readable images will be written, and the verdict is about the lists.
+        listed: whether lists of the readable images will be written. Then the verdict is about
+            these.
 
     Raises:
         InputError: there are no training images to check, or a label is outside the range.
@@ -74,7 +73,8 @@ def check_images(
     data = config.DATA
     parts = {}
     problems = {}
-    read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"  # grey, too
+    # Grey images are read as colours, too.
+    read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"
     sources = {}
     skipped: list[str] = []
     for mode in ("train", "val"):
@@ -90,7 +90,7 @@ def check_images(
     for mode, source in sources.items():
         known = len(source.classes) or MOST_CLASSES
         labels = every_label(source.labels)
-        # The reader of a list reports this itself; here it is for other kinds of datasets.
+        # The readers of lists check this themselves; other datasets are checked here.
         if len(labels) and not 0 <= labels.min() <= labels.max() < known:
             raise InputError(
                 f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}"
@@ -100,19 +100,21 @@ def check_images(
                 source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update
             )
     found, images, alike = findings(config, parts, problems, sorted(set(skipped)), listed)
-    stops = sum(one.is_error for one in found)
-    remarks = len(found) - stops
-    if stops:
-        verdict = f"not usable: {stops} of what was found {'stops' if stops == 1 else 'stop'} a run"
+    errors = sum(finding.is_error for finding in found)
+    remarks = len(found) - errors
+    if errors:
+        verb = "stops" if errors == 1 else "stop"
+        verdict = f"not usable: {errors} of what was found {verb} a run"
     else:
-        verdict = f"usable, {remarks} {'remark' if remarks == 1 else 'remarks'}"
+        noun = "remark" if remarks == 1 else "remarks"
+        verdict = f"usable, {remarks} {noun}"
     title = data.DATASET
     if "data_path" in datasets.components[data.DATASET].reads:
         title = f"{data.DATASET}: {printable(data.DATA_PATH)}"
     return DatasetReport(
         title,
         verdict,
-        not stops,
+        not errors,
         parts,
         found,
         images,
@@ -132,15 +134,18 @@ def screen(result: Any) -> str:
     for name, values in rows:
         cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
         lines.append(f"  {name:<18}{'   '.join(cells)}")
-    for one in result.findings:
-        first = f", such as {one.examples[0]}" if one.examples else ""
-        lines.append(f"{'error' if one.is_error else 'remark'}: {printable(one.text + first, 400)}")
+    for finding in result.findings:
+        kind = "error" if finding.is_error else "remark"
+        text = finding.text
+        if finding.examples:
+            text += f", such as {finding.examples[0]}"
+        lines.append(f"{kind}: {printable(text, 400)}")
     return "\n".join([*lines, result.verdict])
 
 
 def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
-    """Writes a list of each part, without the images that can't be read; returns a line that says
-    so.
+    """Writes a list of each part, without the images that can't be read. Returns a line for the
+    user.
 
     Args:
         root: the folder that the images' paths are relative to. In the lists they are relative to
@@ -182,7 +187,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
             f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}"
         ) from None
     written = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
-    kind = LISTED[several_labels]
+    kind = "multilabel_list" if several_labels else "imagenet2012"
     return f"{output}: {written}; train with -dataset={kind} -data_path={output}"
 
 
@@ -194,11 +199,11 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
         )
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
         raise InputError(f"--split writes lists of files; DATASET {config.DATA.DATASET} has none")
-    for name in (*LISTS.values(), "classes.txt") if options.output else ():
-        if os.path.lexists(options.output / name):
-            raise InputError(
-                f"{options.output / name} is there already; choose another -output, or remove it"
-            )
+    if options.output:
+        for name in (*LISTS.values(), "classes.txt"):
+            file = options.output / name
+            if os.path.lexists(file):
+                raise InputError(f"{file} is there already; choose another -output, or remove it")
     if options.report:
         if options.report.suffix.lower() not in (".html", ".htm"):
             raise InputError(f"--report {options.report}: expected a file that ends in .html")

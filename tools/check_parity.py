@@ -12,8 +12,9 @@ PYTHON is an interpreter with torch and timm, by default this one. It needs no G
 For each model, timm makes random weights and computes the logits of two random images.
 ``load_weights`` reads the weights here, and the model computes the logits again. The largest
 difference is printed as a share of the logits' range. The change from one image to the other is
-printed, too: without it, equal logits would show nothing. The features that the classifier reads are
-compared in the same way, and the intermediate with the largest difference. LeNet in timm has none.
+printed, too: without it, equal logits would show nothing. The features that the classifier reads
+are compared in the same way, and the intermediate with the largest difference. timm's LeNet has
+neither.
 
 -small is for models that need more memory than this machine has. They keep their widths. Plain ones
 have two blocks, ConvNeXt has one block in each stage, and the others get images of 128 x 128.
@@ -45,10 +46,11 @@ from launch.startup import end_with_parent  # noqa: E402
 from settings.names import names  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
-TOLERANCE = 1e-4  # of the range of logits and features
-# Of the range of an intermediate. Batch norms magnify rounding at single positions; in the features,
-# pooling averages it.
-WITHIN = 1e-3
+# The largest difference of logits and features, over their range.
+TOLERANCE = 1e-4
+# The same for intermediates. Batch norms magnify rounding at single positions, and pooling, which
+# averages it, comes after the intermediates.
+INTERMEDIATE_TOLERANCE = 1e-3
 _DIGITS = {
     "img_size": 8,
     "patch_size": 2,
@@ -60,10 +62,10 @@ _DIGITS = {
 
 
 def reference(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns timm's name of a model, and more arguments that its constructor needs."""
+    """Returns timm's name of a model, and the arguments that its constructor needs for it."""
     if name == "vit_digits":
         return "vit_tiny_patch16_224", _DIGITS
-    # lenet has no name in timm.
+    # lenet, which timm lacks, keeps its name.
     timm_name = names(find_config(name)).get("timm", name).partition(".")[0]
     # MAE fine-tunes with average pooling.
     return timm_name, {"global_pool": "avg"} if name.endswith("_finetune") else {}
@@ -86,10 +88,12 @@ def smaller(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def compare(
     name: str, timm: subprocess.Popen[str], python: str, folder: Path, small: bool = False
 ) -> dict[str, Any]:
-    """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and
-    ``versions``. ``difference`` is that of the logits from timm's, ``change`` that from one image
-    to the other; both over their range. ``features`` and ``intermediates`` are the largest
-    differences of those (0: timm has none).
+    """Compares a model with timm's.
+
+    Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and ``versions``.
+    ``difference`` is the difference between our logits and timm's, and ``change`` that between two
+    images; both are over the range of the logits. ``features`` and ``intermediates`` are the
+    largest differences of these (0 if timm has none).
     """
     import numpy as np
     import paddle
@@ -97,15 +101,20 @@ def compare(
     from models import create_model
     from weights import load_weights
 
-    # timm's PoolFormer has a norm before the classifier that its authors' hasn't.
-    norm: dict[str, Any] = {"fc_norm": True} if name.startswith("poolformer_") else {}
-    ours, options = smaller(name) if small else ({}, {})
-    model = create_model(name, head_init_scale=1.0, **norm, **ours)
+    overrides: dict[str, Any] = {"head_init_scale": 1.0}
+    if name.startswith("poolformer_"):
+        # timm's PoolFormer has a norm before the classifier, which its authors' lacks.
+        overrides["fc_norm"] = True
+    options: dict[str, Any] = {}
+    if small:
+        smaller_overrides, options = smaller(name)
+        overrides |= smaller_overrides
+    model = create_model(name, **overrides)
     model.eval()
-    theirs, needed = reference(name)
+    timm_name, needed = reference(name)
     options |= needed | {"num_classes": model.num_classes, "in_chans": model.in_channels}
     images = (model.in_channels, *model.image_size)
-    request = {"model": theirs, "options": options, "images": images, "folder": str(folder)}
+    request = {"model": timm_name, "options": options, "images": images, "folder": str(folder)}
     assert timm.stdin is not None
     assert timm.stdout is not None
     try:
@@ -113,11 +122,11 @@ def compare(
         timm.stdin.flush()
         answer = json.loads(timm.stdout.readline())
     except (OSError, ValueError):
-        # what it hasn't read can't be written when its input is closed, either
+        # Closing the input writes what is still buffered, which fails, too.
         with contextlib.suppress(OSError):
             timm.stdin.close()
         raise RunError(
-            f"{python} gave no logits of {theirs}: it needs torch and timm (this tool's -h)"
+            f"{python} gave no logits of {timm_name}: it needs torch and timm (this tool's -h)"
         ) from None
     load_weights(model, folder / "weights.safetensors")
     outputs = np.load(folder / "outputs.npz")
@@ -137,14 +146,22 @@ def compare(
         "intermediates": 0.0,
     }
     if answer["info"]:
-        if answer["info"] != [[one["num_chs"], one["reduction"]] for one in model.feature_info]:
+        info = [[stage["num_chs"], stage["reduction"]] for stage in model.feature_info]
+        if answer["info"] != info:
             raise RunError(f"{name}'s feature_info differs from timm's {answer['info']}")
         differences["features"] = _difference(features, outputs["features"])
-        found = (_difference(one.numpy(), outputs[str(i)]) for i, one in enumerate(maps))
-        differences["intermediates"] = max(found)
-    found = {"model": theirs, "parameters": parameters, "expected": answer["parameters"]}
-    found |= {"change": change, **differences}
-    return found | {"versions": f"timm {answer['timm']}, torch {answer['torch']}"}
+        differences["intermediates"] = max(
+            _difference(features.numpy(), outputs[str(index)])
+            for index, features in enumerate(maps)
+        )
+    return {
+        "model": timm_name,
+        "parameters": parameters,
+        "expected": answer["parameters"],
+        "change": change,
+        **differences,
+        "versions": f"timm {answer['timm']}, torch {answer['torch']}",
+    }
 
 
 def _difference(found: Any, expected: Any) -> float:
@@ -176,7 +193,8 @@ def main() -> None:
             f"no model matches {arguments.pattern!r}; without a pattern all are checked"
         )
     tune_cpu(1)
-    set_tf32(False)  # its 10 bits would differ from timm's by more than the tolerance
+    # TF32 has 10 bits, and would differ from timm by more than the tolerance.
+    set_tf32(False)
     failed = []
     script = [arguments.python, str(ROOT / "tools" / "benchmarks" / "timm_reference.py")]
     with (
@@ -196,21 +214,28 @@ def main() -> None:
         for name in names:
             start = time.monotonic()
             found = compare(name, timm, arguments.python, folder, arguments.small)
-            same = found["parameters"] == found["expected"]
-            count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
-            seconds = time.monotonic() - start
-            figures = (
-                f"{found['difference']:.1e} | {found['change']:.3f} | {found['features']:.1e} | "
-            )
-            figures += f"{found['intermediates']:.1e} | {seconds:.0f}"
-            print(f"| {name} | {found['model']} | {count} | {figures} |", flush=True)
-            near = (
+            has_same_count = found["parameters"] == found["expected"]
+            count = f"{found['parameters']:,}"
+            if not has_same_count:
+                count += f", timm's {found['expected']:,}"
+            cells = [
+                name,
+                found["model"],
+                count,
+                f"{found['difference']:.1e}",
+                f"{found['change']:.3f}",
+                f"{found['features']:.1e}",
+                f"{found['intermediates']:.1e}",
+                f"{time.monotonic() - start:.0f}",
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
+            is_near = (
                 max(found["difference"], found["features"]) <= TOLERANCE
-                and found["intermediates"] <= WITHIN
+                and found["intermediates"] <= INTERMEDIATE_TOLERANCE
             )
-            if not (same and near and found["change"] > TOLERANCE):
+            if not (has_same_count and is_near and found["change"] > TOLERANCE):
                 failed.append(name)
-    tolerances = f"tolerance {TOLERANCE:g}, of intermediates {WITHIN:g}"
+    tolerances = f"tolerance {TOLERANCE:g}, of intermediates {INTERMEDIATE_TOLERANCE:g}"
     print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; {tolerances}")
     if failed:
         raise RunError(

@@ -1,8 +1,8 @@
 """Checks this machine, and how its processes reach each other. Each line is ok, or says what to do.
 
-    python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path
-    DIR] ... python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py
-    (on each machine) python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
+    python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
+    python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
+    python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
 
 The first form starts N ranks here (default: one per visible GPU, or 2), and times an all-reduce
 between them. Started by a launcher on several machines, it is one of their ranks. The all-reduce is

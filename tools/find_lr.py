@@ -1,4 +1,4 @@
-"""Finds a learning rate by a range test: a few hundred updates whose rate rises from each to the next.
+"""Finds a learning rate by a range test: a few hundred updates at rising rates.
 
     python tools/find_lr.py -output=DIR -cfg=NAME ... [-updates=N -low=RATE -high=RATE]
 
@@ -7,8 +7,8 @@ run, and so is the effective batch: this process accumulates it alone.
 
 DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve
 is written to that file, and the table to FILE.csv beside it. No checkpoint is written, and no run's
-folder changes. The tool prints two rates: where the loss falls fastest, and a tenth of the rate with
-the lowest loss. It suggests the lower of the two as TRAIN.BASE_LR.
+folder changes. The tool prints two rates: where the loss falls fastest, and a tenth of the rate
+with the lowest loss. It suggests the lower of the two as TRAIN.BASE_LR.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise InputError(f"-updates is {arguments.updates}, expected 20 to 100000")
     if not 0 < arguments.low < arguments.high < 1e6:
         raise InputError(
-            f"-low is {arguments.low:g} and -high {arguments.high:g}, expected 0 < low < high < 1000000"
+            f"-low is {arguments.low:g} and -high {arguments.high:g},"
+            " expected 0 < low < high < 1000000"
         )
     return arguments, rest
 
@@ -95,9 +96,9 @@ def main() -> None:
     tenth = test.lowest / 10
     rate = min(test.steepest, tenth) / rate_scale(config, batch)
     print(
-        f"the loss falls fastest at {test.steepest:.2g}, and is lowest at {test.lowest:.2g}, a tenth of which is"
-        f" {tenth:.2g}; suggested for the effective batch of {batch}: -o TRAIN.BASE_LR {rate:.2g} (now"
-        f" {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
+        f"the loss falls fastest at {test.steepest:.2g}, and is lowest at {test.lowest:.2g},"
+        f" a tenth of which is {tenth:.2g}; suggested for the effective batch of {batch}:"
+        f" -o TRAIN.BASE_LR {rate:.2g} (now {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Lists the shipped models: parameters, GFLOPs, images, the names in timm and PaddleViT, the source.
+"""Lists the shipped models: parameters, GFLOPs, images, names in timm and PaddleViT, source.
 
     python tools/list_models.py ["vit_*_384"]
     python tools/list_models.py -family convnext -most 30
@@ -31,7 +31,7 @@ TABLE = ROOT / "settings" / "costs.json"
 
 
 def content(file: Path) -> str:
-    """Returns a digest of a model's file without comments. Where it differs from the stored one, the
+    """Returns a digest of a model's file without comments. If it differs from the stored one, the
     costs are computed anew.
     """
     keys = [line for line in file.read_bytes().splitlines() if not line.startswith(b"#")]
@@ -56,7 +56,7 @@ def cost_row(file: Path) -> dict[str, Any]:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """Returns the row of ``cost_row`` with ``name``, ``source`` and the model's name in each of TOOLKITS."""
+    """Returns the row of ``cost_row``, with ``name``, ``source`` and the names in TOOLKITS."""
     stored = json.loads(TABLE.read_text(encoding="utf-8")).get(file.stem)
     if stored is None or stored["content"] != content(file):
         stored = cost_row(file)
@@ -82,7 +82,8 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         wider = [wide for wide in patterns if any(matches(file, wide) for file in files)]
         hint = f"; did you mean {wider[0]!r}?" if wider else instead(arguments.pattern, files)
         raise InputError(
-            f"no model matches {arguments.pattern!r}{hint}; without a pattern all {len(files)} are listed"
+            f"no model matches {arguments.pattern!r}{hint};"
+            f" without a pattern all {len(files)} are listed"
         )
     rows = [describe(file) for file in chosen if arguments.family in (None, file.parent.name)]
     rows = [row for row in rows if not arguments.source or row[arguments.source] != "-"]

@@ -1,4 +1,4 @@
-"""Makes a dataset of photographs of ImageNet's size and detail, to measure loaders with.
+"""Makes a dataset of photographs for measuring loaders, with the size and detail of ImageNet's.
 
     python tools/make_photographs.py -output DIR [--count 512] [--seed 0]
 
@@ -69,12 +69,13 @@ def crop(image: Image.Image, rng: np.random.Generator) -> Image.Image:
     top = rng.uniform(0, image.height - share * height)
     box = (left, top, left + share * width, top + share * height)
     image = image.resize((width, height), Image.Resampling.LANCZOS, box)
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image
+    if rng.random() < 0.5:
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image
 
 
 def write(output: Path, count: int, seed: int) -> str:
-    """Writes ``count`` images to the folder ``output``, whole or not at all; returns a line that
-    says so.
+    """Writes ``count`` images to the folder ``output``, all or none. Returns a line for the user.
 
     Raises:
         InputError: ``output`` exists, ``count`` leaves a class without images, or there are no

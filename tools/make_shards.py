@@ -64,13 +64,14 @@ def encode(
     """Returns the bytes to pack for an image, and the suffix of their format.
 
     Args:
-        resize: pixels of the short side, to which a larger image is reduced (antialiased bicubic). A
+        resize: pixels of the short side, to which a larger image is reduced (antialiased bicubic).
+            A
             JPEG stays a JPEG, others become PNG, grey or RGB. Of EXIF only the orientation is kept.
             With None, or if the image is no larger, the file is packed as it is.
         quality: of JPEG.
         most: pixels that an image may have.
-        channels: of files for DATA.IMAGE_DTYPE float32, which are packed as they are; None: the
-            image has colours or grey.
+        channels: the channels of files for DATA.IMAGE_DTYPE float32, which are packed as they are.
+            None: the image has colours or is grey.
 
     Raises:
         InputError: the file can't be read as an image.
@@ -126,7 +127,8 @@ def write_shard(
             shard.write(block)
 
         def add(name: str, data: bytes) -> None:
-            member = tarfile.TarInfo(name)  # user 0, time 0: the same bytes for everybody
+            # Its user and time are 0, so that everybody gets the same bytes.
+            member = tarfile.TarInfo(name)
             member.size = len(data)
             write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
@@ -171,7 +173,8 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
                 raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
             try:
                 image, _ = opened_image(data, most)
-            except Exception:  # its header is longer, or elsewhere in the file
+            except Exception:
+                # The header is longer, or elsewhere in the file.
                 image, _ = opened_image(data + file.read(largest_file(most)), most)
     if reason := scaling_problem(image):
         raise InputError(f"{path}: {reason}")
@@ -232,7 +235,7 @@ def pack(
 
 
 def _progress(what: str, results: Iterable, total: int) -> Iterable:
-    # disable=None: no bar without a terminal
+    # With disable=None, there is no bar without a terminal.
     return tqdm(results, what, total, disable=None, dynamic_ncols=True)
 
 
@@ -245,7 +248,8 @@ def make_shards(options: argparse.Namespace) -> str:
     """
     output = Path(options.output)
     start = time.monotonic()
-    if output.is_symlink():  # a link that the user made is followed
+    # A link that the user made is followed.
+    if output.is_symlink():
         output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(
@@ -293,7 +297,7 @@ def make_shards(options: argparse.Namespace) -> str:
 
 
 def shard_size(text: str) -> tuple[int, bool]:
-    """Returns the most that a shard holds, and whether that counts images (5000) or bytes (1000MB)."""
+    """Returns the most that a shard holds, and whether it counts images (5000) or bytes (1000MB)."""
     match = re.fullmatch(r"(\d+)(KB|MB|GB)?", text)
     if not match or not int(match[1]):
         raise argparse.ArgumentTypeError(

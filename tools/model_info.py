@@ -33,15 +33,18 @@ from errors import InputError, RunError, reporting, reporting_memory  # noqa: E4
 from launch.spawned import without_current_folder  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
-# How many tensors of the weights' size a process holds: the weights; training adds their gradients and
-# AdamW's two moments.
+# How many times a process holds tensors of the weights' size. An evaluation has the weights.
+# Training also has their gradients and AdamW's two moments.
 COPIES = {"evaluation": 1, "training": 4}
-MOST_IMAGES = 100_000  # of a batch
+# images of a batch, at most
+MOST_IMAGES = 100_000
 MIB = 1 << 20
-GPUS = (24, 40, 80)  # GiB of memory
-# The share of a GPU's memory that is planned with. Libraries, temporary buffers and gaps take the rest.
+# memory of GPUs, in GiB
+GPUS = (24, 40, 80)
+# The share of a GPU's memory that a plan uses. Libraries, temporary buffers and gaps take the rest.
 USABLE = 0.9
-COUNTS = tuple(1 << power for power in range(11))  # numbers of GPUs that are tried: 1 to 1,024
+# The numbers of GPUs that are tried: 1 to 1,024.
+COUNTS = tuple(1 << power for power in range(11))
 MOST_RANKS = 100_000
 
 
@@ -67,15 +70,20 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
         within_memory(),
     ):
         model = build_model(config)
-        # Done earlier, the allocator would keep memory that the weights' initialisation has freed.
+        # If this came earlier, the allocator would keep memory that the weights' initialisation
+        # frees.
         tune_cpu(1)
-        model.train() if training else model.eval()
+        if training:
+            model.train()
+        else:
+            model.eval()
         optimizer = paddle.optimizer.AdamW(1e-6, parameters=model.parameters())
         shape = (batch_size, model.in_channels, *model.image_size)
         classes = model.num_classes
         images = paddle.to_tensor(np.random.default_rng(0).standard_normal(shape, np.float32))
         labels = paddle.zeros([len(images)], "int64")
-        for _ in range(2):  # AdamW's moments exist from the first update on
+        # Twice, because AdamW's moments exist only after the first update.
+        for _ in range(2):
             if training:
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels) if classes else logits.mean()
@@ -97,7 +105,7 @@ def _resident(field: str) -> int:
 
 
 def memory(name: str, options: list[str], batch_size: int, parameters: int) -> dict[str, Any]:
-    """Returns, for "evaluation" and "training", the measured bytes, or a text why there are none."""
+    """Returns the measured bytes for "evaluation" and "training", or a text why there are none."""
     from utils import free_memory
 
     results: dict[str, Any] = {}
@@ -125,8 +133,8 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
 
 
 def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dict[str, Any]]:
-    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and how many
-    GPUs of each size a training needs.
+    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and how
+    many GPUs of each size a training needs.
 
     Raises:
         InputError: there are more ranks than parameters.
@@ -137,21 +145,22 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
     planned = TrainingMemory(get_config(name, options))
     if ranks > len(planned.sizes):
         raise InputError(
-            f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out; lower -ranks"
+            f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out;"
+            " lower -ranks"
         )
     stages = []
     for stage in planned.stages:
         parts = planned.per_process(stage, ranks, batch_size)._asdict()
         needed = {}
         for size in GPUS:
-            most = USABLE * size * 1024 * MIB
-            counts = [count for count in COUNTS if count <= len(planned.sizes)]
-            fits = (
-                count
-                for count in counts
-                if sum(planned.per_process(stage, count, batch_size)) <= most
-            )
-            needed[f"{size} GB"] = next(fits, None)
+            usable = USABLE * size * 1024 * MIB
+            needed[f"{size} GB"] = None
+            for count in COUNTS:
+                if count > len(planned.sizes):
+                    break
+                if sum(planned.per_process(stage, count, batch_size)) <= usable:
+                    needed[f"{size} GB"] = count
+                    break
         stages.append({"stage": stage, **parts, "sum": sum(parts.values()), "gpus": needed})
     return stages
 
@@ -166,12 +175,13 @@ def show_plan(described: dict[str, Any]) -> None:
         rows.append((sharding, *parts, *map(_count, stage["gpus"].values())))
     print()
     print(
-        f"training on {described['ranks']} processes, MiB of each for a batch of {described['batch_size']};"
-        " computed, not measured"
+        f"training on {described['ranks']} processes,"
+        f" MiB of each for a batch of {described['batch_size']}; computed, not measured"
     )
     _print_columns(rows, left=1)
     print(
-        f"GPUs: the fewest that train it with this batch on each, of 1, 2, 4 ... {COUNTS[-1]:,}; none: not even as many"
+        "GPUs: the fewest that train it with this batch on each,"
+        f" of 1, 2, 4 ... {COUNTS[-1]:,}; none: not even as many"
     )
     print(f"TRAIN.MODEL_EMA adds {4 * described['parameters'] / MIB:,.0f} MiB to each process")
 
@@ -198,7 +208,9 @@ def describe(
     from config import get_config
     from models.costs import cost
 
-    options = ([] if image_size is None else ["DATA.IMAGE_SIZE", image_size]) + list(words)
+    options = list(words)
+    if image_size is not None:
+        options = ["DATA.IMAGE_SIZE", image_size, *options]
     config = get_config(name, options)
     costs = cost(config)
     described = {
@@ -235,7 +247,8 @@ def show(described: dict[str, Any], layers: bool) -> None:
     for kind, bytes_ in described.get("memory", {}).items():
         text = bytes_
         if not isinstance(bytes_, str):
-            text = f"{bytes_ // MIB:,} MiB, of which {COPIES[kind] * weights // MIB:,} MiB are {parts[kind]}"
+            copies = f"{COPIES[kind] * weights // MIB:,} MiB are {parts[kind]}"
+            text = f"{bytes_ // MIB:,} MiB, of which {copies}"
         rows.append((f"memory, {kind}", text))
     if "memory" in described:
         device = described["device"]

@@ -34,7 +34,7 @@ from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from settings.options import Configuration, Parser, pairs  # noqa: E402
 
-# An export's graph may never end. A batch has this much time, unless DIST.TIMEOUT is set.
+# The graph of an export may never end. Unless DIST.TIMEOUT is set, a batch has this time.
 EXPORT_SECONDS = 60.0
 EXPORT_SECONDS_PER_IMAGE = 10.0
 FORMATS = ("table", "csv", "jsonl", "pictures")
@@ -48,7 +48,7 @@ _SUFFIXES = {
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """Returns the parsed command line. ``output`` and ``temporary`` are None for standard output."""
+    """Returns the parsed command line. Without -output, ``output`` and ``temporary`` are None."""
     parser = Parser(__doc__)
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder"
@@ -147,8 +147,7 @@ def _share(text: str) -> float:
 
 
 def _temporary(arguments: argparse.Namespace) -> Path | None:
-    """Returns the temporary path that -output is written to until it is whole, the same in each
-    process.
+    """Returns the temporary path for -output until it is complete. It is the same in all processes.
 
     Raises:
         InputError: -output can't be written.
@@ -195,10 +194,10 @@ def _reporting_reader_left() -> Iterator[None]:
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
-    """Predicts the images. Each process runs this, and answers its share of them.
+    """Predicts the images. Each process runs this for its share of the images.
 
     Raises:
-        RunError: images can't be read; all others are answered.
+        RunError: some images can't be read. The others are predicted.
     """
     import utils
     from inference import Failure, Predictor
@@ -250,8 +249,8 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
 def writing(
     arguments: argparse.Namespace, predictor: Any, images: Any, top: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields a function that writes an answer, and a progress bar. Ranks but the first have no function,
-    and their bar shows nothing.
+    """Yields a function that writes an answer, and a progress bar. On all ranks but the first, the
+    function is None, and the bar shows nothing.
     """
     from tqdm import tqdm
 
@@ -296,7 +295,7 @@ def writing(
 
 
 def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None:
-    """A rank that this program started."""
+    """Runs a rank that this program started."""
     with as_rank(failed, beats), _reporting_reader_left():
         answer(*handed.open())
 
@@ -304,12 +303,12 @@ def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None
 def launched_rank(
     arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration
 ) -> None:
-    """A rank that a launcher started. One rank of each machine lists the images for all."""
+    """Runs a rank that a launcher started. One rank of each machine lists the images for all."""
     with as_rank(failed, beats), _reporting_reader_left():
         from inference.inputs import check_output, paths_of
 
-        what = repr(("images", arguments.inputs)).encode()
-        [images] = sharing.read_once(lambda: (paths_of(arguments.inputs),), what)
+        key = repr(("images", arguments.inputs)).encode()
+        [images] = sharing.read_once(lambda: (paths_of(arguments.inputs),), key)
         check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
         launched.wait_for_all()
         answer(arguments, images, config)
@@ -360,7 +359,8 @@ def main() -> None:
             run(arguments)
         if arguments.output:
             print(f"{printable(str(arguments.named))} is written")
-    except BrokenPipeError:  # ``| head``
+    except BrokenPipeError:
+        # The reader has left, as ``| head`` does.
         os._exit(128 + signal.SIGPIPE)
     finally:
         files.remove(arguments.temporary)

@@ -1,4 +1,4 @@
-"""Measures how much a model loses on corrupted images: the benchmark of ImageNet-C (arXiv:1903.12261).
+"""Measures a model's errors on corrupted images, as ImageNet-C does (arXiv:1903.12261).
 
     python tools/robustness.py -output=DIR -pretrained=RUN/checkpoints/best [-corruptions=LIST -severities=LIST]
 

@@ -70,8 +70,8 @@ def main() -> int:
 
 
 def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
-    """Returns (file, similarity) of the neighbours, errors of images that can't be read, and whether
-    EXIF turned the images.
+    """Returns (file, similarity) of the neighbours, the errors of images that can't be read, and
+    whether images were turned as their EXIF data says.
     """
     from inference.feature_store import FeatureExtractor
     from inference.inputs import paths_of

@@ -22,7 +22,8 @@ from settings.options import Parser  # noqa: E402
 
 # The packages of the extra "serve", by the names under which they are imported.
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
-_LEAST_TOKEN = 16  # characters
+# characters of a token, at least
+_MIN_TOKEN = 16
 
 
 def main() -> None:
@@ -88,10 +89,9 @@ def _token(file: str | None) -> str | None:
         with reading(file, "a token"), open_file(file) as stream:
             text = stream.read(4096).decode()
     token = text.strip()
-    if len(token) < _LEAST_TOKEN or not (
-        token.isascii() and token.isprintable() and " " not in token
-    ):
-        expected = f"{_LEAST_TOKEN} printable ASCII characters or more, without blanks"
+    is_plain = token.isascii() and token.isprintable() and " " not in token
+    if len(token) < _MIN_TOKEN or not is_plain:
+        expected = f"{_MIN_TOKEN} printable ASCII characters or more, without blanks"
         raise InputError(f"{where} holds a token of {len(token)} characters, expected {expected}")
     return token
 

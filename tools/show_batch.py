@@ -1,4 +1,4 @@
-r"""Draws the images that a model is trained and evaluated with: augmented, mixed, with their labels.
+r"""Draws the images that a model is trained and evaluated with, as they are augmented and mixed.
 
     python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
         -output batch.png
@@ -27,12 +27,14 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 # isort: split
 from settings.options import Configuration, Parser  # noqa: E402
 
-_MOST = 64  # images of each kind
-_EVALUATION = "#2e7d32"  # the colour of the frame around an evaluation image
+# images of each kind, at most
+_MOST = 64
+# the colour of the frame around an evaluation image
+_EVALUATION = "#2e7d32"
 
 
 def draw(config: Configuration, epoch: int, count: int) -> bytes:
-    """Returns a PNG of ``count`` training images of an epoch's first batch, and of as many
+    """Returns a PNG. It shows ``count`` training images of an epoch's first batch, and as many
     evaluation images below them.
 
     Raises:

@@ -49,7 +49,8 @@ from training.sweeps.points import (  # noqa: E402
     read_sweep,
 )
 
-_EVERY = 2.0  # seconds between two lines of Progress
+# seconds between two lines of Progress
+_INTERVAL = 2.0
 
 
 class Progress:
@@ -64,7 +65,7 @@ class Progress:
     def __call__(self) -> None:
         """Counts one more piece as done."""
         self.done += 1
-        if time.monotonic() > self.printed + _EVERY:
+        if time.monotonic() > self.printed + _INTERVAL:
             self.printed = time.monotonic()
             print(f"{self.done:,} of {self.total:,} {self.what}", file=sys.stderr, flush=True)
 
@@ -79,7 +80,7 @@ class Session:
     Args:
         plan: all points of the sweep; none with Optuna.
         points: the points that earlier calls have begun.
-        metric: what the runs are compared by.
+        metric: the metric by which runs are compared.
         environments: the environment variables of each command that runs at the same time.
     """
 
@@ -98,9 +99,12 @@ class Session:
         self.points: list[Point] = []
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}
-        self.read: dict[Any, FromFile] = {}  # the command's file, for the checks of points
-        self.started = 0  # the first rows, whose commands were given out
-        self.scores: list[float | None] = []  # of the points, the higher the better; None: failed
+        # the file of the command, for the checks of points
+        self.read: dict[Any, FromFile] = {}
+        # how many of the first rows have been started
+        self.started = 0
+        # The scores of the points, the higher the better; None: all of its runs failed.
+        self.scores: list[float | None] = []
         self.add(points)
 
     def add(self, points: Sequence[Point]) -> None:
@@ -132,8 +136,9 @@ class Session:
             return self.plan[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
         first = len(self.scores) * max(1, len(self.sweep.seeds))
-        means = [results.mean(runs) for runs in results.by_point(self.rows[first:], self.sweep)]
-        self.scores += [mean and sign * mean for mean in means]
+        for runs in results.by_point(self.rows[first:], self.sweep):
+            mean = results.mean(runs)
+            self.scores.append(None if mean is None else sign * mean)
         count = min(len(self.environments), self.sweep.runs - len(self.points))
         return self.suggestions.next(self.points, self.scores, count)
 
@@ -167,7 +172,8 @@ class Session:
                 if stop := side_by_side.run(commands, self.environments, self.print_result, [lock]):
                     return stop
             elif new := self.next_points():
-                if optuna:  # the points of other methods were checked at the start
+                if optuna:
+                    # The points of other methods were checked at the start.
                     check(self.sweep, new, read=self.read)
                     results.add(self.sweep, new)
                 else:
@@ -211,7 +217,8 @@ def main() -> int:
         stop = session.run(lock)
         rows = session.rows
         results.write(rows, sweep, metric)
-    except OSError as error:  # such as a full disk; the running ones are asked to save
+    except OSError as error:
+        # The disk is full, for example. The running commands get SIGTERM, and save.
         problem = f"{error.filename or sweep.output} isn't written ({error.strerror})"
         raise RunError(f"{problem}; {remedy(error)}, then the same command goes on") from None
     print(results.table(rows, sweep, metric))

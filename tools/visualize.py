@@ -54,14 +54,17 @@ FLAGS = {
     "most": ("predictions",),
     "seed": ("embeddings",),
 }
-ON_A_SHEET = 16  # images, at most
+# images on a picture, at most
+ON_A_SHEET = 16
 
 
 def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Returns the image files that the command line names, and the folders around each file.
 
     Args:
-        words: files, folders, patterns, lists. Only folders below a named folder count as around.
+        words: files, folders, patterns, lists. Of the folders around a file, only those below a
+            named
+            folder are returned.
 
     Raises:
         InputError: a word names nothing.
@@ -90,8 +93,8 @@ def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
     return next(iter(known or folders), None)
 
 
-def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, output: Path) -> str:
-    """Draws the panels of images, into one picture or a folder; returns where they are."""
+def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, output: Path) -> str:
+    """Draws the panels of each image, on one picture or into a folder. Returns a line for the user."""
     from inference.visualization import maps
     from inference.visualization.draw import sheet
     from inference.visualization.predicted_image import predict_image
@@ -110,19 +113,16 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
         "cam": maps.cam_panels,
     }
     if kind == "features":
-        drawn = iter(
-            maps.feature_panels(
-                predictor, [predict_image(predictor, file) for file in files], asked
-            )
-        )
+        images = [predict_image(predictor, file) for file in files]
+        drawn = iter(maps.feature_panels(predictor, images, options))
     else:
         drawn = (
-            panels[kind](predictor, predict_image(predictor, file, asked.original), asked)
+            panels[kind](predictor, predict_image(predictor, file, options.original), options)
             for file in files
         )
     if whole:
         rows = list(drawn)
-        _write(output, sheet(rows, *maps.title_of(kind, predictor, asked)))
+        _write(output, sheet(rows, *maps.title_of(kind, predictor, options)))
         return f"{output}: {kind} of {_count(len(files), 'image')}"
     # Each image is read before the folder is made, so that it gets all pictures or none.
     for file in files:
@@ -132,7 +132,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
         output.mkdir(parents=True)
     names = _names(files)
     for name, row in zip(names, itertools.chain([first], drawn), strict=True):
-        _write(output / name, sheet([row], *maps.title_of(kind, predictor, asked)))
+        _write(output / name, sheet([row], *maps.title_of(kind, predictor, options)))
     return f"{output}: {_count(len(files), 'picture')} of {kind}"
 
 
@@ -155,7 +155,7 @@ def _names(files: Sequence[str]) -> list[str]:
 def together(
     arguments: argparse.Namespace, predictor: Any, files: Sequence[str], truth: Sequence[str | None]
 ) -> str:
-    """Draws one picture of all images, or of the model alone; returns where it is."""
+    """Draws one picture of all images, or of the model alone. Returns a line for the user."""
     from inference.visualization.embeddings import embeddings, predictions
     from inference.visualization.positions import positions
 
@@ -163,17 +163,18 @@ def together(
     kind = arguments.kind
     if kind == "positions":
         picture = positions(predictor, arguments.block)
-        told = "positions"
+        content = "positions"
     elif kind == "embeddings":
-        how = (arguments.method, arguments.seed or 0, arguments.workers)
-        picture = embeddings(predictor, files, truth, *how)
-        told = f"embeddings of {_count(len(files), 'image')}"
+        picture = embeddings(
+            predictor, files, truth, arguments.method, arguments.seed or 0, arguments.workers
+        )
+        content = f"embeddings of {_count(len(files), 'image')}"
     else:
-        picture, told = predictions(
+        picture, content = predictions(
             predictor, files, truth, arguments.mistakes, arguments.most or 28, arguments.workers
         )
     _write(output, picture)
-    return f"{output}: {told}"
+    return f"{output}: {content}"
 
 
 def _file(output: Path, kind: str) -> Path:
@@ -267,10 +268,10 @@ def check(arguments: argparse.Namespace) -> None:
         if methods:
             expected = f"expected {', '.join(methods)}"
         raise InputError(f"-method is {arguments.method!r}, {expected}")
-    if methods:
-        arguments.method = arguments.method or methods[0]
-    else:
+    if not methods:
         arguments.method = ""
+    elif arguments.method is None:
+        arguments.method = methods[0]
     if arguments.images and kind == "positions":
         raise InputError("positions takes no images; leave them out")
     if not arguments.images and kind != "positions":
@@ -298,7 +299,8 @@ def main() -> None:
     from inference.inputs import check_output
 
     check_output(arguments.output, (arguments.checkpoint, *arguments.images), files)
-    from inference import Predictor  # after the command line: it imports Paddle
+    # After the command line is parsed: this imports Paddle.
+    from inference import Predictor
     from inference.export_manifest import refuse_export
     from inference.visualization.maps import MapOptions
 
@@ -312,10 +314,10 @@ def main() -> None:
         truth = [true_class(folders, classes) for folders in between]
         print(together(arguments, predictor, files, truth))
         return
-    asked = MapOptions(
+    options = MapOptions(
         arguments.block, arguments.method, arguments.output_class, arguments.original
     )
-    print(one_by_one(arguments.kind, predictor, files, asked, arguments.output))
+    print(one_by_one(arguments.kind, predictor, files, options, arguments.output))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Runs one node of a real SLURM, for the slow tests: munged, slurmctld and slurmd of this machine,
 in a folder of their own.
 
-    python tests/support/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command
-    with it
+    python tests/support/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command with it
 
 On Debian, apt-get install slurm-wlm munge installs it. The node has no cgroups, so a task sees all
 cores, as on many small clusters.
