@@ -24,7 +24,7 @@ from launch import channel
 from launch.channel import CHALLENGE, HELLO, LONGEST_HELLO, OTHER_SECRET, VERSION, Channel
 from launch.secret import MAC_SIZE
 
-# seconds in which ranks may still come after one that contradicts rank 0
+# Seconds in which ranks may still come after one that contradicts rank 0 or can't start.
 GRACE = 5.0
 # seconds in which a client has to prove itself
 PATIENCE = 5.0
@@ -44,7 +44,7 @@ class Unproved:
 
     Attributes:
         since: when it connected.
-        first_line: what has come of its first line.
+        first_line: the part of its first line that has come.
         channel: its connection after the first line.
     """
 
@@ -59,8 +59,8 @@ class Admission:
 
     Args:
         listener: the socket to which they connect.
-        secret: of ``secret.shared_secret``.
-        party: describes the run; all its ranks say the same (``rendezvous``).
+        secret: the user's secret (``secret.shared_secret``).
+        party: a description of the run, the same on all of its ranks (``rendezvous``).
         count: the number of ranks.
         kind: "rank", or "node" if machines meet.
         refusal: why rank 0 can't start, which every rank gets as its answer; "" if it can start.

@@ -16,7 +16,7 @@ from launch.files import open_to_append
 DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
 # Shared numbers for each rank: the time of the last beat (0: none yet), the step, a place in DOING,
-# and how many batches it has asked its loader for.
+# and the number of batches that it has asked its loader for.
 FIELDS = 4
 _beats: Any = None
 # where this rank's numbers begin
@@ -40,7 +40,7 @@ def is_watched() -> bool:
 
 
 def doing() -> int:
-    """Returns what this rank does by its last beat, as a place in DOING."""
+    """Returns what this rank was doing at its last beat, as a place in DOING."""
     return _doing
 
 

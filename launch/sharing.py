@@ -37,8 +37,8 @@ _shared: tuple[socket.socket, SharedObjects] | None = None
 
 
 def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...]:
-    """Returns what ``read()`` returns. One of this machine's ranks calls it for all of them, and
-    then has to call ``answer`` until all have the result.
+    """Returns the result of ``read()``. One of this machine's ranks calls it for all of them. That
+    rank then has to call ``answer`` until all have the result.
 
     Args:
         key: bytes that determine the result. A rank with another key reads by itself.
@@ -81,7 +81,7 @@ def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...
 
 
 def answer() -> None:
-    """Shares what this rank has read with the ranks that are connected by now."""
+    """Sends what this rank has read to the ranks that are connected by now."""
     if _shared:
         listener, objects = _shared
         _answer(listener, b"{}", [objects.descriptor])

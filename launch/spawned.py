@@ -42,8 +42,9 @@ _claim: socket.socket | None = None
 
 
 def prepare_spawn() -> None:
-    """Prepares for the ranks that this process will spawn: makes their run's key, and has them use
-    loopback. They meet at MASTER_PORT if that is set, else at a free port that Paddle chooses.
+    """Prepares this process for spawning ranks: it makes the run's key, and gloo will use loopback.
+
+    The ranks meet at MASTER_PORT if that is set. Otherwise Paddle chooses a free port.
 
     Raises:
         InputError: MASTER_PORT is taken.

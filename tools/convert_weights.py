@@ -27,13 +27,13 @@ ENDINGS = (".safetensors", ".pdparams", ".npz")
 
 
 def convert(source: str, target: Path, cfg: str | None = None, options: Sequence[str] = ()) -> str:
-    """Writes the weights ``source`` to ``target``; returns a line that says so.
+    """Writes the weights ``source`` to ``target``. Returns a line for the user.
 
     Args:
-        source: what ``weights.find_weights`` takes.
+        source: any weights that ``weights.find_weights`` finds.
         target: a file with one of ``ENDINGS``.
-        cfg: the model's YAML file or name. None: as the weights, config.json beside them, or their
-            name says.
+        cfg: the model's YAML file or name. None: the weights, a config.json beside them, or their
+            name says which model it is.
         options: keys and values of the configuration, such as ``["MODEL.NUM_CLASSES", "21843"]``.
 
     Raises:
@@ -53,18 +53,18 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         raise InputError(f"{target}: the ending chooses the format; expected {', '.join(ENDINGS)}")
     description = None if cfg else description_of(source, options)
     options = ["MODEL.PRETRAINED", source, *options]
-    config = (
-        description.to_config(options)
-        if description
-        else get_config(cfg or _model_of(source), options)
-    )
-    config = with_switches(config, source)
-    model = build_described(config, source) if description else build_model(config)
+    if description:
+        config = with_switches(description.to_config(options), source)
+        model = build_described(config, source)
+    else:
+        config = with_switches(get_config(cfg or _model_of(source), options), source)
+        model = build_model(config)
     adapter = config.MODEL.PRETRAINED_ADAPTER
     report = load_weights(model, source, adapter=adapter)
     if report.changes:
         raise InputError(
-            f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o"
+            f"{report.file} isn't this model's ({'; '.join(report.changes)});"
+            " give its own by -cfg or -o"
         )
     if target.suffix == ".pdparams":
         arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -96,7 +96,8 @@ def _model_of(source: str) -> str:
         if name in models:
             return name
     raise InputError(
-        f"{file}: neither it, nor a config.json, nor its name says what model it is of; add -cfg MODEL"
+        f"{file}: neither it, nor a config.json, nor its name says what model it is of;"
+        " add -cfg MODEL"
     )
 
 

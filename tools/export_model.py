@@ -56,19 +56,21 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     flags = _data(arguments)
-    from config import default_values  # after the command line: these import Paddle
+    # After the command line is parsed: these import Paddle.
+    from config import default_values
     from inference import Predictor
     from inference.export_manifest import refuse_export
     from inference.exporting import check_combination, check_target, write_export
     from inference.quantise import calibration_data, is_data_key, training_images
 
     check_combination(arguments.format, arguments.precision)
-    arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
+    # An absolute path has no "..".
+    arguments.output = Path(os.path.abspath(arguments.output))
     check_target(arguments.output)
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     assert trained.model is not None
-    # CLIP's projection of images is no classifier. It can be exported, but not as probabilities.
+    # CLIP's projection of images isn't a classifier. It can be exported, but not as probabilities.
     if not trained.config.MODEL.NUM_CLASSES or arguments.format in ("paddlex", "paddleclas"):
         trained.check_classifier()
     print(trained.report)

@@ -228,10 +228,9 @@ def pack(
     listed = output / f"{mode}.txt"
     write_index(index, make_index(shards, [part for _, part in done], classes))
     listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in paths))
-    return lines + [
-        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
-        for file in (index, listed)
-    ]
+    for file in (index, listed):
+        lines.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
+    return lines
 
 
 def _progress(what: str, results: Iterable, total: int) -> Iterable:
@@ -240,7 +239,7 @@ def _progress(what: str, results: Iterable, total: int) -> Iterable:
 
 
 def make_shards(options: argparse.Namespace) -> str:
-    """Packs the dataset that the command line names; returns a line that says so.
+    """Packs the dataset that the command line names. Returns a line for the user.
 
     Raises:
         InputError: the dataset or an image can't be read, or the output holds something already.
@@ -260,9 +259,10 @@ def make_shards(options: argparse.Namespace) -> str:
     from loading.sources import Split
     from loading.subsets import read_split
 
-    limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
-    dataset = ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path]
-    config = get_config(None, [*dataset, *limit, *options.o])
+    words = ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path]
+    if options.max_pixels:
+        words += ["DATA.MAX_PIXELS", str(options.max_pixels)]
+    config = get_config(None, [*words, *options.o])
     skipped: list[str] = []
     alone = "val" not in options.modes
     splits = {mode: Split(mode, alone=alone, skipped=skipped) for mode in options.modes}
@@ -272,7 +272,8 @@ def make_shards(options: argparse.Namespace) -> str:
     }
     if skipped:
         print(skipped_text(sorted(set(skipped))), file=sys.stderr)
-    fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
+    # A spawned process would import Paddle.
+    fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(
         options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN)
     )
@@ -293,7 +294,8 @@ def make_shards(options: argparse.Namespace) -> str:
         f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items()
     )
     shards = sum(".tar\n" in line for line in lines)
-    return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s"
+    seconds = time.monotonic() - start
+    return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {seconds:.1f} s"
 
 
 def shard_size(text: str) -> tuple[int, bool]:
@@ -344,7 +346,10 @@ def main() -> None:
         default=["train", "val"],
         help="what to pack; default: both",
     )
-    text = "the most that a shard holds: images (5000), or bytes of their files before --resize; default: 256MB"
+    text = (
+        "the most that a shard holds: images (5000),"
+        " or bytes of their files before --resize; default: 256MB"
+    )
     option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)
     option(
         "resize",
@@ -358,7 +363,10 @@ def main() -> None:
         default=95,
         help="of JPEG images that are resized, 1 to 100; default: 95",
     )
-    text = "of files that DATA.IMAGE_DTYPE float32 reads, such as .npy: packed as they are; default: colours or grey"
+    text = (
+        "of files that DATA.IMAGE_DTYPE float32 reads, such as .npy:"
+        " packed as they are; default: colours or grey"
+    )
     option("channels", type=positive, metavar="N", help=text)
     option(
         "max_pixels",
@@ -381,11 +389,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.channels and options.resize:
         parser.error(
-            "--resize makes 8-bit colours, --channels keeps files as they are; leave out one of them"
+            "--resize makes 8-bit colours, --channels keeps files as they are;"
+            " leave out one of them"
         )
     if options.quality > 100 or options.seed < 0:
         parser.error(
-            f"--quality is {options.quality}, --seed {options.seed}; expected 1 to 100, and 0 or more"
+            f"--quality is {options.quality}, --seed {options.seed};"
+            " expected 1 to 100, and 0 or more"
         )
     print(make_shards(options))
 

@@ -3,8 +3,8 @@
     python tools/merge_checkpoint.py RUN/checkpoints/epoch_0010 OUT
 
 A run resumes from either, with any number of processes. But earlier releases, and programs that read
-the optimizer's moments, expect one optimizer.safetensors. RUN alone stands for its newest whole
-checkpoint.
+the optimizer's moments, expect one optimizer.safetensors. If the checkpoint is the folder of a run,
+its newest whole checkpoint is taken.
 
 OUT is a new folder. The checkpoint's checksums are verified first. Its other files are copied as
 they are, and OUT gets a SHA256SUMS of its own. The run's settings aren't in OUT: resume by
@@ -26,10 +26,10 @@ from settings.options import Parser  # noqa: E402
 
 
 def merge(source: Path, target: Path) -> str:
-    """Writes the checkpoint ``source`` to the folder ``target``; returns a line that says so.
+    """Writes the checkpoint ``source`` to the folder ``target``. Returns a line for the user.
 
     Args:
-        source: a checkpoint's folder, or a run's, which stands for its newest whole checkpoint.
+        source: a checkpoint's folder, or a run's, whose newest whole checkpoint is taken.
         target: the new folder.
 
     Raises:
@@ -38,7 +38,7 @@ def merge(source: Path, target: Path) -> str:
     from training.checkpoint import newest_whole, storage
     from training.checkpoint.restore import open_share
 
-    # A run's folder stands for its newest whole checkpoint, as for -resume.
+    # Of a run's folder, the newest whole checkpoint is taken, as by -resume.
     if (source / "checkpoints").is_dir():
         source = newest_whole(source / "checkpoints") or source
     names = storage.verify(source)
@@ -62,7 +62,8 @@ def merge(source: Path, target: Path) -> str:
                 with open_file(source / name) as file:
                     sums.append(storage.write_file(temporary / name, file))
         storage.write_file(temporary / storage.SUMS, "".join(sums).encode())
-    return f"{target}: {len(arrays)} tensors of {len(shares)} shares in {storage.OPTIMIZER}; from {source}"
+    merged = f"{len(arrays)} tensors of {len(shares)} shares in {storage.OPTIMIZER}"
+    return f"{target}: {merged}; from {source}"
 
 
 def main() -> None:

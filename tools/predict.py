@@ -89,7 +89,10 @@ def parsed_arguments() -> argparse.Namespace:
     option("format", choices=FORMATS, help="default: by -output's ending, or else table")
     text = "the file to write, whole or absent; for pictures a new folder, or a .png or .jpg of all"
     option("output", type=Path, metavar="PATH", help=text)
-    text = "average over views: flip (the mirror image, too), five (centre and corners), ten (both); default: flip"
+    text = (
+        "average over views: flip (the mirror image, too), five (centre and corners),"
+        " ten (both); default: flip"
+    )
     option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
     option(
         "batch_size",

@@ -48,7 +48,8 @@ from training.results import MOST_CLASSES, read_result  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
-_LONGEST = 1 << 20  # bytes of that file
+# bytes of that file, at most
+_LONGEST = 1 << 20
 _REPEAT = "; remove it to repeat the evaluation"
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _WRITTEN = {"asked": _DICTIONARY}
@@ -61,7 +62,7 @@ _MODEL = {
 }
 # All published images are evaluated, uncropped.
 _PUBLISHED = ("DATA.CROP_PCT", "1.0", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null")
-# Keys that change no result: they may differ when the command is repeated.
+# Keys that don't change a result, and so may differ when the command is repeated.
 _FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")
 
 
@@ -104,7 +105,7 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]
 
 
 def evaluation_result(folder: Path, flags: list[str]) -> dict:
-    """Returns the result of the evaluation in ``folder``, which is run if it isn't there.
+    """Returns the result of the evaluation in ``folder``. If there is none, the evaluation is run.
 
     Raises:
         SystemExit: the evaluation failed, and printed why.
@@ -117,11 +118,12 @@ def evaluation_result(folder: Path, flags: list[str]) -> dict:
             "-eval",
             f"-output={folder}",
         ]
-        dies = functools.partial(signals.die_with_parent, signal.SIGTERM)
-        stopped = removing_if_stopped(None if folder.exists() else folder)
+        end_with_this = functools.partial(signals.die_with_parent, signal.SIGTERM)
         with (
-            stopped,
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process,
+            removing_if_stopped(None if folder.exists() else folder),
+            subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, preexec_fn=end_with_this
+            ) as process,
         ):
             status = process.wait()
         if status:
@@ -184,7 +186,7 @@ def main() -> None:
             if before.get(key) != value:
                 difference = f"of {key} {value_text(before.get(key))}, not {value}"
                 raise InputError(f"{output} has evaluations {difference}; choose another -output")
-    new = not output.exists()
+    is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
         names = [
@@ -204,13 +206,13 @@ def main() -> None:
     clean = 0.0
     for name, severity, flags in cells(arguments):
         folder = output / (f"{name}-{severity}" if severity else name)
-        # Stopped before the first result, the tool removes the folder that it made.
-        begun = removing_if_stopped(output if new and name == CLEAN else None)
+        # If the tool is stopped before the first result, it removes the folder that it made.
+        new_folder = output if is_new and name == CLEAN else None
         try:
-            with begun:
+            with removing_if_stopped(new_folder):
                 result = evaluation_result(folder, [*rest, *flags])
         except SystemExit:
-            # Without any result, nothing is left behind.
+            # If there is no result, nothing is left behind.
             if not any(output.glob("*/result.json")):
                 (output / _FILE).unlink()
                 with contextlib.suppress(OSError):

@@ -53,7 +53,10 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     evaluation = [
         panel._replace(frame=_EVALUATION) for panel in evaluation_panels(config, val, count)
     ]
-    title = f"{config.MODEL.NAME}, {config.DATA.DATASET}: training images of epoch {epoch}; framed: evaluation"
+    title = (
+        f"{config.MODEL.NAME}, {config.DATA.DATASET}:"
+        f" training images of epoch {epoch}; framed: evaluation"
+    )
     return sheet([training, evaluation], title, columns=8)
 
 
