@@ -44,21 +44,27 @@ $(VENV)/installed-test: $(VENV)/installed
 train: install
 	sh run_train_multi.sh
 
+# The tests keep their compiled files, whatever the shell says: each of the four workers compiles them anew otherwise.
+export PYTHONDONTWRITEBYTECODE =
+
 # Four files at a time, the longest first (tests/conftest.py): a third of them wait for processes that they started. The
 # fixtures of a file are shared within it. A crash ends the run: pytest-xdist would hang. What measures time has the
 # machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
 PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
 
-# tests/support/reached.py says which these are, and which it doesn't see. Lint and types have one core meanwhile.
+# Lint and types run beside the tests that follow; either fails the whole.
+BESIDE_LINT = $(MAKE) --no-print-directory lint & lint=$$!; \
+	$(RUN) $(1); tests=$$?; \
+	wait $$lint || { echo "error: lint failed, see above"; exit 1; }; exit $$tests
+
+# tests/support/reached.py says which these are, and which it doesn't see.
 check: $(VENV)/installed-test ops
 	$(RUN) tests/support/reached.py > $(VENV)/reached
-	$(MAKE) --no-print-directory lint & lint=$$!; \
-	$(RUN) -m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached; tests=$$?; \
-	wait $$lint && exit $$tests
+	$(call BESIDE_LINT,-m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached)
 
-test: $(VENV)/installed-test ops lint
-	$(RUN) $(PYTEST)
+test: $(VENV)/installed-test ops
+	$(call BESIDE_LINT,$(PYTEST))
 	$(RUN) -m pytest $(ALONE)
 
 # What can be counted of how the code reads.
