@@ -96,13 +96,12 @@ lint: $(VENV)/installed-test
 	$(RUN) -m codespell_lib
 	$(RUN) -m basedpyright --pythonpath $(RUN)
 
-.venv-docs/installed: pyproject.toml constraints.txt
-	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e ".[docs]"
 	touch $@
 
-docs: .venv-docs/installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict -f tools/package/mkdocs.yml
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f tools/package/mkdocs.yml
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:
@@ -111,4 +110,4 @@ test-paddle26:
 	.venv-paddle26/bin/python -m pytest $(ALONE) -m smoke
 
 clean:
-	rm -rf .venv .venv-paddle26 .venv-docs
+	rm -rf .venv .venv-paddle26
