@@ -21,7 +21,8 @@ endif
 FOR_2.6 := $(findstring 2.6.,$(PADDLE))
 VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 
-.PHONY: install ops train check house test test-long test-faults fuzz campaign test-paddle26 lint docs clean
+.PHONY: install ops train check house test test-long test-faults fuzz campaign install-paddle26 test-paddle26 lint docs \
+	clean
 
 install: ops
 
@@ -104,8 +105,10 @@ docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f tools/package/mkdocs.yml
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
-test-paddle26:
+install-paddle26:
 	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
+
+test-paddle26: install-paddle26
 	.venv-paddle26/bin/python $(PYTEST) -m smoke
 	.venv-paddle26/bin/python -m pytest $(ALONE) -m smoke
 
