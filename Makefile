@@ -21,7 +21,8 @@ endif
 FOR_2.6 := $(findstring 2.6.,$(PADDLE))
 VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 
-.PHONY: install ops train check house test test-long test-faults fuzz campaign test-paddle26 lint docs clean
+.PHONY: install ops train check house test test-long test-faults fuzz campaign install-paddle26 test-paddle26 lint docs \
+	clean
 
 install: ops
 
@@ -44,21 +45,27 @@ $(VENV)/installed-test: $(VENV)/installed
 train: install
 	sh run_train_multi.sh
 
+# The tests keep their compiled files, whatever the shell says: each of the four workers compiles them anew otherwise.
+export PYTHONDONTWRITEBYTECODE =
+
 # Four files at a time, the longest first (tests/conftest.py): a third of them wait for processes that they started. The
 # fixtures of a file are shared within it. A crash ends the run: pytest-xdist would hang. What measures time has the
 # machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
 PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
 
-# tests/support/reached.py says which these are, and which it doesn't see. Lint and types have one core meanwhile.
+# Lint and types run beside the tests that follow; either fails the whole.
+BESIDE_LINT = $(MAKE) --no-print-directory lint & lint=$$!; \
+	$(RUN) $(1); tests=$$?; \
+	wait $$lint || { echo "error: lint failed, see above"; exit 1; }; exit $$tests
+
+# tests/support/reached.py says which these are, and which it doesn't see.
 check: $(VENV)/installed-test ops
 	$(RUN) tests/support/reached.py > $(VENV)/reached
-	$(MAKE) --no-print-directory lint & lint=$$!; \
-	$(RUN) -m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached; tests=$$?; \
-	wait $$lint && exit $$tests
+	$(call BESIDE_LINT,-m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached)
 
-test: $(VENV)/installed-test ops lint
-	$(RUN) $(PYTEST)
+test: $(VENV)/installed-test ops
+	$(call BESIDE_LINT,$(PYTEST))
 	$(RUN) -m pytest $(ALONE)
 
 # What can be counted of how the code reads.
@@ -90,19 +97,20 @@ lint: $(VENV)/installed-test
 	$(RUN) -m codespell_lib
 	$(RUN) -m basedpyright --pythonpath $(RUN)
 
-.venv-docs/installed: pyproject.toml constraints.txt
-	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e ".[docs]"
 	touch $@
 
-docs: .venv-docs/installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict -f tools/package/mkdocs.yml
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f tools/package/mkdocs.yml
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
-test-paddle26:
+install-paddle26:
 	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
+
+test-paddle26: install-paddle26
 	.venv-paddle26/bin/python $(PYTEST) -m smoke
 	.venv-paddle26/bin/python -m pytest $(ALONE) -m smoke
 
 clean:
-	rm -rf .venv .venv-paddle26 .venv-docs
+	rm -rf .venv .venv-paddle26

@@ -653,7 +653,7 @@ def get_config(
 
 
 class FromFile(NamedTuple):
-    """What a configuration's file says.
+    """A configuration as its file gives it, before options.
 
     Attributes:
         config: the configuration, not checked yet.

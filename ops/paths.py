@@ -1,4 +1,4 @@
-"""Where the compiled libraries are."""
+"""The paths of the compiled libraries."""
 
 import hashlib
 import os

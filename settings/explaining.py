@@ -1,4 +1,4 @@
-"""What --explain prints of keys."""
+"""The text that --explain prints for keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

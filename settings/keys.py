@@ -1,7 +1,6 @@
-"""How a key is declared: its type with a range, its default, what it means, and what it needs to
-have an effect.
+"""The vocabulary in which keys are declared: type and range, default, meaning, and needs.
 
-Keys are declared in three places, in this vocabulary. ``config.py`` has those of all runs, in
+Keys are declared in three places. ``config.py`` has those of all runs, in
 classes:
 
     class DATA(Section):
@@ -243,7 +242,7 @@ def _kind_names(kind: Any) -> list[str]:
 
 
 class Declared(NamedTuple):
-    """What ``key`` was called with."""
+    """The arguments of a call of ``key``."""
 
     default: Any
     needs: tuple[Need, ...]

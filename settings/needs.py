@@ -1,4 +1,4 @@
-"""What keys need to have an effect: the vocabulary of ``config.py`` and of annotations.
+"""The conditions under which keys have an effect, as ``config.py`` and annotations name them.
 
 A key whose need isn't met is idle, and setting it is an error (``settings.idle``).
 """

@@ -1,6 +1,4 @@
-"""Small text files that a stranger wrote: read whole up to a limit, as JSON, and held to a declared
-form.
-"""
+"""Reads small text files that someone else wrote, up to a limit, and checks JSON against a form."""
 
 import json
 import math
@@ -10,12 +8,12 @@ from typing import Any, NamedTuple
 
 from errors import Allowance, Unreadable, open_file, printable
 
-# characters; whole numbers of thousands of digits take time, and no message has space for them
+# The longest number, in characters. Converting thousands of digits takes time.
 LONGEST_NUMBER = 40
 
 
 class Rule(NamedTuple):
-    """What a value has to be: in words, and what tells."""
+    """A condition on a value, in words and as a function."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -39,14 +37,14 @@ def whole_file(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = True) -> Any:
-    """Returns what a JSON text says: in UTF-8, no name twice in an object.
+    """Parses JSON in UTF-8. A name that an object has twice is an error.
 
     Args:
         allowance: of the file that the text is in; None: the text is the file.
-        finite: refuse NaN, infinity, and numbers that are as good as that.
+        finite: refuse NaN, infinity, and numbers too large for a float.
 
     Raises:
-        Unreadable: it says something else, or would take too much.
+        Unreadable: it is something else, or would take too much memory.
         ValueError, RecursionError: it is no JSON, or nested too deep.
     """
     # An object and each of its entries take at most 250 bytes, an item of a list 160, a character
@@ -93,7 +91,7 @@ def _constant(name: str) -> Any:
 
 
 def check_form(values: Any, form: Form, needed: tuple[str, ...] = (), where: str = "") -> None:
-    """Holds a dictionary to a form: each of its entries that the form knows; others are let be.
+    """Checks the entries of a dictionary that a form names. Other entries aren't checked.
 
     Args:
         needed: names that have to be there.
@@ -117,7 +115,7 @@ def check_form(values: Any, form: Form, needed: tuple[str, ...] = (), where: str
 
 
 def value_text(value: Any) -> str:
-    """Returns a stranger's value as a line may show it, however large or deep it is."""
+    """Returns a short text for a value that someone else wrote, however large or deep it is."""
     if type(value) is dict:
         return f"a dictionary of {len(value)}"
     if type(value) in (list, tuple) and (

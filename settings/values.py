@@ -1,6 +1,6 @@
 """Parses the value of a key from a command line or a YAML file, and formats values for messages.
 
-None of this recurses into what a stranger wrote, and none of it grows out of proportion to that.
+Nothing here recurses into a given text, and the time is proportional to its length.
 """
 
 import math
@@ -25,13 +25,13 @@ _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
 # Two sides, such as 224x160.
 _SIDES = re.compile(r"[1-9]\d{0,9}x[1-9]\d{0,9}")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
-# Control characters, halves of characters, ends of lines.
-_STRANGE = ("Cc", "Cs", "Zl", "Zp")
+# Unicode categories: control characters, surrogates, ends of lines.
+_NOT_ALLOWED = ("Cc", "Cs", "Zl", "Zp")
 _BRACKETS = {"[": "]", "(": ")"}
 
 
 class _Shown(reprlib.Repr):
-    """A value as a line can hold it."""
+    """A ``repr`` that fits into one line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,8 @@ class _Shown(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = 12
 
 
-quoted = _Shown().repr  # repr, but for the middle of what is long
+# As ``repr``, but without the middle of a long value.
+quoted = _Shown().repr
 
 
 def parse_value(text: str, depth: int = 0) -> Any:
@@ -155,12 +156,14 @@ def coerce(
 
 
 def _problem(value: Any) -> str:
-    """What is expected instead of a value that is of the right type."""
+    """Returns what is expected instead of a value of the right type, or "" if it is allowed."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return f"at most {LONGEST_TEXT} letters, found {len(value)}"
-        strange = next((letter for letter in value if unicodedata.category(letter) in _STRANGE), "")
-        return f"text without control characters, found {strange!a}" if strange else ""
+        for letter in value:
+            if unicodedata.category(letter) in _NOT_ALLOWED:
+                return f"text without control characters, found {letter!a}"
+        return ""
     if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= LARGEST_FLOAT):
         return f"a number of at most {LARGEST_FLOAT:g}"
     if type(value) is int and abs(value) > LARGEST_INT:

@@ -53,6 +53,7 @@ WRITTEN = {
     "loading/transforms/corruption.py: __call__": NO_FILE,
     "models/paddle_inference.py: quiet": "/dev/null",
     "models/paddle_inference.py: save_program": OWN_FOLDER,
+    "ops/build.py: compile_in": OWN_FOLDER,
     "tools/make_shards.py: make_shards": OWN_FOLDER,
     "tools/make_shards.py: pack": OWN_FOLDER,
     "tools/package/build_command.py: run": OWN_FOLDER,

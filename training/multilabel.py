@@ -37,7 +37,7 @@ _MOST_SCORES = 1 << 22
 
 
 class _ClassMetrics(NamedTuple):
-    """What an evaluation computes of one class.
+    """The metrics of one class in an evaluation.
 
     Args:
         precision: its average precision; None: no image has the class.

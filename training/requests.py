@@ -28,7 +28,7 @@ class Stopped(RunError):
 
 
 class Requests:
-    """What signals and the clock ask of a run, the same on every rank.
+    """Requests of signals and of the clock to stop or to save, the same on every rank.
 
     The ranks exchange their requests in one small collective about every SECONDS. They measure how
     many steps that is, and agree on it in the same collective.

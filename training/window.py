@@ -26,7 +26,7 @@ class NotFinite(RunError):
 
 
 class Record:
-    """What a rank has summed up since the last report, by name.
+    """The sums of a rank since the last report, by name.
 
     ``means`` holds [sum, count] of what is reported as a mean, and ``totals`` holds sums that are
     reported as they are. The ranks' records add up. So a number that all ranks have (the norm of an
@@ -141,7 +141,7 @@ def _record_by_name(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Step(NamedTuple):
-    """What a step leaves on the device until the report.
+    """The results of a step, which stay on the device until the report.
 
     Args:
         number: the step's number in the run, from 1.

@@ -4,9 +4,9 @@
     python tests/support/first_update.py -cfg=configs/vit/vit_digits.yaml -dataset=digits -o TRAIN.MODEL_EMA True
 
 It runs main_single_gpu.py with these flags in this process, and ends it where the optimizer begins
-its first step. It prints the files of the repository of which any code ran, and the functions that
-were entered with their lines, by package. What a module does when it is imported counts as its file
-alone. Processes that the run starts, such as the loader's workers, aren't counted.
+its first step. It prints the functions of the repository that were entered, with their files and
+lines, by package; and how many files were imported, of whatever use. Processes that the run starts,
+such as the loader's workers, aren't counted.
 """
 
 import os
@@ -15,9 +15,12 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from house import WAY
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_single_gpu.py"
@@ -43,27 +46,39 @@ def record(frame: FrameType, event: str, _: Any) -> None:
 
 
 def report() -> None:
-    """Prints files, functions and lines of functions for each room, and for all of them."""
-    files: dict[str, set[str]] = defaultdict(set)
+    """Prints files, functions and lines of functions for each room, for all of them, and for the
+    files that a reader follows (``house.WAY``).
+    """
+    files: set[str] = set()
     functions: dict[str, int] = defaultdict(int)
-    lines: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    lines: dict[str, set[int]] = defaultdict(set)
     for code in entered:
         path = Path(code.co_filename)
         if not path.is_relative_to(ROOT) or ".venv" in path.parts or path == Path(__file__):
             continue
         name = str(path.relative_to(ROOT))
-        room = name.split("/")[0]
-        files[room].add(name)
-        if code.co_flags & FUNCTION:
-            functions[room] += 1
+        files.add(name)
+        # comprehensions and lambdas are lines of the function around them
+        if code.co_flags & FUNCTION and not code.co_name.startswith("<"):
+            functions[name] += 1
             last = max(line for _, _, line in code.co_lines() if line)
             # as a set: a function within another one shares its lines
-            lines[room].update((name, line) for line in range(code.co_firstlineno, last + 1))
-    print(f"{'room':24} files functions lines")
-    for room in sorted(files, key=lambda room: -len(lines[room])):
-        print(f"{room:24} {len(files[room]):5} {functions[room]:9} {len(lines[room]):5}")
-    totals = (sum(map(len, files.values())), sum(functions.values()), sum(map(len, lines.values())))
-    print(f"{'all':24} {totals[0]:5} {totals[1]:9} {totals[2]:5}")
+            lines[name].update(range(code.co_firstlineno, last + 1))
+    rooms: dict[str, list[str]] = defaultdict(list)
+    for name in functions:
+        rooms[name.split("/")[0]].append(name)
+
+    def print_row(title: str, names: Iterable[str]) -> None:
+        names = [name for name in names if name in functions]
+        total = sum(len(lines[name]) for name in names)
+        print(f"{title:24} {len(names):5} {sum(functions[name] for name in names):9} {total:5}")
+
+    print(f"{'entered':24} files functions lines")
+    for room in sorted(rooms, key=lambda room: -sum(len(lines[name]) for name in rooms[room])):
+        print_row(room, rooms[room])
+    print_row("all", functions)
+    print_row("the way (house.WAY)", WAY)
+    print(f"files that are imported or entered: {len(files)}")
 
 
 if __name__ == "__main__":

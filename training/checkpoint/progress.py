@@ -1,4 +1,4 @@
-"""How far a run is. The methods of ``Progress`` record what has happened."""
+"""The progress of a run. The methods of ``Progress`` record what has happened."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from training.checkpoint import storage
 
 @dataclass
 class Progress:
-    """How far a run is. A checkpoint's state.json holds it.
+    """The progress of a run. A checkpoint's state.json holds it.
 
     Attributes:
         epoch: the number of epochs that are done, their evaluation included.

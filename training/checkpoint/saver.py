@@ -40,7 +40,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Problem(NamedTuple):
-    """Why a checkpoint wasn't written.
+    """The reason why a checkpoint wasn't written.
 
     Args:
         text: the line for the user.

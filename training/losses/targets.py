@@ -18,7 +18,7 @@ from settings.options import Configuration
 
 
 class Targets(NamedTuple):
-    """Which targets a loss gets, and how it weighs classes.
+    """The form of the targets that a loss gets, and the weights of its classes.
 
     Args:
         distributions: whether targets are distributions [B, K], which are smoothed already;

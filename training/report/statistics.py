@@ -33,7 +33,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 class Confusions(NamedTuple):
-    """How often each label was predicted as each class, as three arrays [m].
+    """The confusion matrix, as three arrays [m]: a label, a predicted class, and how often they met.
 
     Only pairs that occur are in it, sorted by label, then by prediction.
     """
@@ -117,7 +117,7 @@ def scores(label: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[Scor
 
 
 class Calibration(NamedTuple):
-    """How well probabilities fit the share of right predictions.
+    """A reliability diagram: the probabilities of predictions, and the share that was right.
 
     Attributes:
         images: [BINS], number of images whose probability is in the bin.
