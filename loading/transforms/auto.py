@@ -33,17 +33,21 @@ FORMS = (
     "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original-mstd0.5 (or originalr, v0, v0r, 3a), "
     "trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
 )
-# Settings that are whole numbers, and the ranges of settings; for others 0 to _BOUND.
-_WHOLE = ("n", "inc", "w", "d", "b")
+# A setting of a policy: its name and its value. That of "t" is a text, the others are numbers.
+_SETTING = re.compile(r"(?P<text_name>t)(?P<text>[\w+]+)|(?P<name>[a-z]+)(?P<number>\d+(?:\.\d+)?)")
+# The settings that are integers.
+_INTEGERS = ("n", "inc", "w", "d", "b")
+# The ranges of the numbers; otherwise 0 to _LARGEST.
 _LEAST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}
 _MOST = {"p": 1, "n": 100, "w": 100, "d": 100}
-_BOUND = 1000
+_LARGEST = 1000
 _RAND = (
     "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
     "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
 )  # fmt: skip
 _GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _RAND)
+_THREE_AUGMENT = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
 _WEIGHTED = {
     "weights": {
         "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1, "ColorIncreasing": 0.25,
@@ -175,6 +179,7 @@ class TrivialAugmentWide:
         The magnitudes are exact, while torchvision's are float32. At step 15 an image is shifted by
         16 pixels here, and there by 15.99, which is cut to 15.
         """
+        # The nearest pixel is taken, and black fills what lies outside.
         how = (Image.Resampling.NEAREST, 0)
         share = step / 30
         if name in ("ShearX", "ShearY"):
@@ -189,7 +194,9 @@ class TrivialAugmentWide:
             return posterize(image, 8 - round(share * 6))
         if name == "Solarize":
             return solarize(image, 255 - 8.5 * step)
-        return image if name == "Identity" else apply(name, image, 1 + sign * 0.99 * share, *how)
+        if name == "Identity":
+            return image
+        return apply(name, image, 1 + sign * 0.99 * share, *how)
 
 
 class AugMix:
@@ -241,19 +248,25 @@ class AugMix:
 
 
 def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
-    increasing = int(given.get("inc", 0))
-    kind = given.get("t")
-    sets = {
-        None: _INCREASING if increasing else _RAND,
-        "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur"),
-    }
-    names = (sets | _WEIGHTED).get(kind) or str(kind).split("+")
-    if other := [name for name in names if name not in operations.names()]:
-        raise _unknown(text, f"t{kind}", nearest(other[0], [*operations.names(), *_WEIGHTED]))
+    chosen = given.get("t")
+    weights = None
+    if chosen is None:
+        names = _INCREASING if int(given.get("inc", 0)) else _RAND
+    elif chosen == "3a":
+        names = _THREE_AUGMENT
+    elif chosen in _WEIGHTED:
+        names = tuple(_WEIGHTED[chosen])
+        weights = tuple(_WEIGHTED[chosen].values())
+    else:
+        names = chosen.split("+")
+    if unknown := [name for name in names if name not in operations.names()]:
+        hint = nearest(unknown[0], [*operations.names(), *_WEIGHTED])
+        raise _unknown(text, f"t{chosen}", hint)
     n = int(given.get("n", 2))
-    std = float(given.get("mstd", 0))
-    if isinstance(names, dict) and n > len(names):  # each is taken once
+    # An operation with a weight is applied once at most.
+    if weights and n > len(names):
         raise _unknown(text, f"n{n}")
+    std = float(given.get("mstd", 0))
     augments = [
         Augment(
             name,
@@ -267,23 +280,38 @@ def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> Ra
         )
         for name in names
     ]
-    return RandAugment(augments, n, list(names.values()) if isinstance(names, dict) else None)
+    return RandAugment(augments, n, weights)
 
 
 def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
-    std = float(given.get("mstd", "inf"))
-    level = float(given.get("m", 3))
     augments = [
-        Augment(name, 1.0, level, std, 10.0, resampling, fill, translate=0.3) for name in _AUGMIX
+        Augment(
+            name,
+            probability=1.0,
+            level=float(given.get("m", 3)),
+            level_std=float(given.get("mstd", "inf")),
+            level_max=10.0,
+            resampling=resampling,
+            fill=fill,
+            translate=0.3,
+        )
+        for name in _AUGMIX
     ]
-    depth = int(given.get("d", 0))
-    alpha = float(given.get("a", 1))
     return AugMix(
-        augments, int(given.get("w", 3)), depth, alpha, blended=bool(int(given.get("b", 0)))
+        augments,
+        width=int(given.get("w", 3)),
+        depth=int(given.get("d", 0)),
+        alpha=float(given.get("a", 1)),
+        blended=bool(int(given.get("b", 0))),
     )
 
 
 def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
+    """Returns the operations of a line of AutoAugment's tables.
+
+    Args:
+        augment: (name, probability, level) -> an operation.
+    """
     words = line.split()
     return [
         augment(name, probability=int(tenths) / 10, level=float(level))
@@ -292,18 +320,25 @@ def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
 
 
 def _settings(text: str, words: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of a policy by name: ``["m9", "mstd0.5"]`` is ``{"m": "9", "mstd":
-    "0.5"}``.
+    """Returns the settings of a policy by name; ["m9", "mstd0.5"] becomes {"m": "9", "mstd": "0.5"}.
+
+    Args:
+        text: the whole policy, for the error.
+        words: its settings.
+        known: the names of the settings that it may have.
     """
     settings = {}
     for word in words:
-        match = re.fullmatch(r"(t)([\w+]+)|([a-z]+)(\d+(?:\.\d+)?)", word)
-        key, value = [group for group in match.groups() if group] if match else ("", "")
-        if key not in known or key in settings or (key in _WHOLE and not value.isdigit()):
+        match = _SETTING.fullmatch(word)
+        if not match:
             raise _unknown(text, word)
-        if key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, _BOUND):
+        name = match["text_name"] or match["name"]
+        value = match["text"] or match["number"]
+        if name not in known or name in settings or (name in _INTEGERS and not value.isdigit()):
             raise _unknown(text, word)
-        settings[key] = value
+        if name != "t" and not _LEAST.get(name, 0) <= float(value) <= _MOST.get(name, _LARGEST):
+            raise _unknown(text, word)
+        settings[name] = value
     return settings
 
 
