@@ -1,7 +1,7 @@
 """NVIDIA DALI as the loader of training images (DATA.LOADER dali).
 
-DALI decodes, crops, resizes and flips, on the GPU if there is one (documented API; not run on a GPU).
-The module is imported only where this loader is chosen, because DALI is an extra.
+DALI decodes, crops, resizes and flips, on the GPU if there is one (documented API; not run on a
+GPU). The module is imported only where this loader is chosen, because DALI is an extra.
 """
 
 import collections

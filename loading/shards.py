@@ -340,7 +340,8 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
                     f"its {member.name} is a link, a device or sparse; pack plain files"
                 )
             yield member
-        # The iteration ends at the blocks of zeros that end a tar file, but also at a damaged header.
+        # The iteration ends at the blocks of zeros that end a tar file, but also at a damaged
+        # header.
         if os.pread(raw.fileno(), 2 * _HEADER, tar.offset) != bytes(2 * _HEADER):
             raise Unreadable(f"damaged or cut short at byte {tar.offset}")
 

@@ -126,8 +126,8 @@ def _read_npy(data: bytes, channels: int, most: int) -> np.ndarray:
 def _npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """Reads the header of a .npy file.
 
-    NumPy would parse it as Python code, which takes half a minute for 10 kB of spaces, and may print
-    warnings.
+    NumPy would parse it as Python code, which takes half a minute for 10 kB of spaces, and may
+    print warnings.
 
     Returns:
         (shape, whether it is in Fortran's order, type, place of the first value).

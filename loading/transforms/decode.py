@@ -2,8 +2,8 @@
 
 A plain JPEG is decoded by libjpeg-turbo (simplejpeg), without the rows below the crop. If the crop
 is much larger than its result, it is decoded at 1/2, 1/4 or 1/8 of the size. Then it is resized by
-cykooz_resizer, which has Pillow's filters in SIMD. Both work in the calling thread. Other images are
-decoded, or refused, by Pillow.
+cykooz_resizer, which has Pillow's filters in SIMD. Both work in the calling thread. Other images
+are decoded, or refused, by Pillow.
 
 Where Pillow's exact pixels are needed, libjpeg-turbo decodes the whole JPEG, as it does for Pillow,
 and ``ops.images`` resizes it by Pillow's arithmetic.

@@ -21,8 +21,8 @@ from loading import magic_numbers
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
-# DATA.MAX_PIXELS is the limit here. Pillow's own would warn at 89 million pixels, and refuse twice as
-# many whatever the key says.
+# DATA.MAX_PIXELS is the limit here. Pillow's own would warn at 89 million pixels, and refuse twice
+# as many whatever the key says.
 Image.MAX_IMAGE_PIXELS = None
 # An error says in one line why a file can't be read, so what Pillow logs about it isn't needed.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)

@@ -1,8 +1,8 @@
 """Transforms of one image, for training and for evaluation.
 
 They take a Pillow image, an encoded image or ``Bands``, and return pixels [H, W, C], uint8 or
-float32. Pixels of 8 bits stay uint8 until they are on the device, because they take a quarter of the
-memory then.
+float32. Pixels of 8 bits stay uint8 until they are on the device, because they take a quarter of
+the memory then.
 """
 
 import copy

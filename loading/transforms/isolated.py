@@ -2,9 +2,9 @@
 
 It is for decoders without a limit of their own. libtiff inflates, allocates and prints as much as a
 file says. Pillow's decoder of BMP's run lengths allocates up to 255 rows for two bytes of a file.
-libwebp makes tables for each block of lossless pixels. While they work, nothing in their own process
-can stop them, but the kernel can stop another process. What that process prints is dropped, and a
-crash ends nothing else.
+libwebp makes tables for each block of lossless pixels. While they work, nothing in their own
+process can stop them, but the kernel can stop another process. What that process prints is dropped,
+and a crash ends nothing else.
 """
 
 import atexit
@@ -154,8 +154,8 @@ class _Process:
         self._process.communicate()
 
 
-# By the id of the process that started it. A forked process inherits its parent's entry, which isn't
-# its own.
+# By the id of the process that started it. A forked process inherits its parent's entry, which
+# isn't its own.
 _processes: dict[int, _Process] = {}
 _lock = threading.Lock()
 
