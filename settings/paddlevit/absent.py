@@ -82,7 +82,7 @@ def absent_type(model_type: str) -> str:
 
 
 def absent_name(name: str) -> str:
-    """Returns the error's line for the name of a model that only PaddleViT has; "" for any other."""
+    """Returns the error's line for a model's name that only PaddleViT has; "" for any other."""
     for family in _FAMILIES:
         if re.match(family.models, name.lower()):
             return _family_line(family)
