@@ -77,10 +77,12 @@ def blind_classifiers(model: Target, file: Path) -> str:
     biases = [linear.bias.numpy() for linear in linears if linear.bias is not None]
     if not weights:
         return ""
-    if model.num_classes > 1 and all(
-        (values == values[..., :1]).all() for values in [*weights, *biases]
-    ):
-        return f"{file}: its classifier's values are the same for all classes: each gets the same probability"
+    are_equal = all((values == values[..., :1]).all() for values in [*weights, *biases])
+    if model.num_classes > 1 and are_equal:
+        return (
+            f"{file}: its classifier's values are the same for all classes:"
+            " each gets the same probability"
+        )
     if not any(values.any() for values in weights):
         return f"{file}: its classifier's weights are 0: all images get the same probabilities"
     return ""
@@ -98,7 +100,9 @@ def fit_sizes(
     Returns:
         a line for each thing that was resized.
     """
-    shape = None if images in (None, getattr(model, "image_size", None)) else images[0] / images[1]
+    shape = None
+    if images is not None and images != getattr(model, "image_size", None):
+        shape = images[0] / images[1]
     lines = _fit_stem(model, state, arrays)
     lines += _fit_pos_embed(model, state, arrays, shape)
     lines += _fit_tables(model, state, arrays, shape)
@@ -123,7 +127,10 @@ def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int,
         grids, key=lambda grid: abs(math.log(grid[0] / grid[1] / shape)), default=(0, 1)
     )
     # A grid of windows may be closer to a square than the image, so the proportions have a range.
-    low, high = (1, 1) if shape == 1 else (min(shape, 1) / 2, max(shape, 1) * 2)
+    low = high = 1.0
+    if shape != 1:
+        low = min(shape, 1) / 2
+        high = max(shape, 1) * 2
     return (rows, columns) if low <= rows / columns <= high else None
 
 
@@ -159,9 +166,8 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     names = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
     if names and model.pos_embed_layout != "NLC":
-        return _fit_pos_map(
-            model.pos_embed_layout == "NCHW", tuple(state["pos_embed"].shape), arrays
-        )
+        channels_first = model.pos_embed_layout == "NCHW"
+        return _fit_pos_map(channels_first, tuple(state["pos_embed"].shape), arrays)
     return [
         line
         for name in names
@@ -197,7 +203,7 @@ def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) 
         array = array.transpose(0, 2, 3, 1)
         wanted = (wanted[0], wanted[2], wanted[3], wanted[1])
     one, *old, dim = array.shape
-    rows, columns = wanted[1], wanted[2]
+    rows, columns = wanted[1:3]
     if (one, dim) != (wanted[0], wanted[3]):
         return []
     resized = resize_pos_embed(array.reshape(1, -1, dim), 0, (rows, columns), (old[0], old[1]))
