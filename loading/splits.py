@@ -110,8 +110,9 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
 
 
 def random_numbers(names: Iterable[str], seed: int) -> np.ndarray:
-    """Returns a random number for each name, [n] uint64, which depends on the name and the seed
-    alone.
+    """Returns a random number for each name, [n] uint64.
+
+    It depends on the name and the seed alone.
     """
     hashes = (
         hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8)

@@ -1,8 +1,8 @@
-"""Adapts a file's tensors to a model with another image size, patch size, or number of channels or
-classes.
+"""Adapts a file's tensors to a model of other sizes.
 
-The results agree with timm's (``weights.resize``). Tensors are in the model's layout here: a
-Linear's weight is [in, out].
+These are the size of images or patches, or the number of channels or classes. The results agree
+with timm's (``weights.resize``). Tensors are in the model's layout here: a Linear's weight is [in,
+out].
 """
 
 import math
@@ -54,8 +54,9 @@ def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list
 
 
 def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
-    """Returns those of ``names`` that belong to the model's classifiers, or to layers of another
-    kind in their place.
+    """Returns those of ``names`` that belong to the model's classifiers.
+
+    A file may have layers of another kind in the place of a classifier, which count, too.
     """
     prefixes = tuple(f"{name}." for name in model.classifier_names())
     return [name for name in names if name.startswith(prefixes)]

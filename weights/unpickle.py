@@ -403,16 +403,19 @@ _SCRIPT_LISTS = (
     "restore_type_tag",
 )
 _PLAIN_DATA = (
-    "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime", "pathlib.Path",
-    "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
-    "numpy._core.multiarray.scalar", "torch.Size", "torch.device", "torch.serialization._get_layout",
-    "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode", "builtins.set", "builtins.frozenset",
-    "builtins.complex", "builtins.bytearray", *(f"torch.jit._pickle.{name}" for name in _SCRIPT_LISTS),
+    "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime",
+    "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath",
+    "pathlib.PureWindowsPath", "numpy._core.multiarray.scalar", "torch.Size", "torch.device",
+    "torch.serialization._get_layout", "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata", "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode", "builtins.set",
+    "builtins.frozenset", "builtins.complex", "builtins.bytearray",
+    *(f"torch.jit._pickle.{name}" for name in _SCRIPT_LISTS),
 )  # fmt: skip
 _LABELS = (
-    "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict", "builtins.list",
-    "builtins.int", "builtins.long", "builtins.float", "builtins.str", "builtins.bool", *STORAGES, *TORCH_DTYPES,
+    "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict",
+    "builtins.list", "builtins.int", "builtins.long", "builtins.float", "builtins.str",
+    "builtins.bool", *STORAGES, *TORCH_DTYPES,
 )  # fmt: skip
 # The names that a file may use. A call of a name returns what the function here returns. Names with
 # None may not be called.

@@ -167,8 +167,10 @@ def _is_val(images: ReadableImages) -> np.ndarray:
 def _counts(
     group: np.ndarray, images: ReadableImages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns for each group of images: (training images, validation images, the lowest label, the
-    highest label).
+    """Returns the numbers and the labels of the images in each group.
+
+    Returns:
+        (training images, validation images, the lowest label, the highest label), [groups] each.
     """
     is_val = _is_val(images)
     count = group.max(initial=-1) + 1
@@ -324,8 +326,10 @@ def _with_messages(split: CheckedImages, flagged: np.ndarray, text: str, is_erro
 def _label_findings(
     config: Configuration, splits: Mapping[str, CheckedImages], listed: bool
 ) -> list[Finding]:
-    """Returns findings about classes that have no image in a split, and about folders of images that
-    may be several classes.
+    """Returns findings about classes.
+
+    They are about classes that have no image in a split, and about folders of images that may be
+    several classes.
     """
     result = []
     source = splits["train"].source

@@ -1,5 +1,6 @@
-"""Augmentation policies, named as in timm: RandAugment, AutoAugment, TrivialAugment, 3-Augment and
-AugMix.
+"""Augmentation policies, with timm's names of them.
+
+They are RandAugment, AutoAugment, TrivialAugment, 3-Augment and AugMix.
 """
 
 import re
@@ -42,44 +43,50 @@ _LEAST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}
 _MOST = {"p": 1, "n": 100, "w": 100, "d": 100}
 _LARGEST = 1000
 _RAND = (
-    "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
-    "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
+    "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd",
+    "Color", "Contrast", "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel",
+    "TranslateYRel",
 )  # fmt: skip
 _GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _RAND)
 _THREE_AUGMENT = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
 _WEIGHTED = {
     "weights": {
-        "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1, "ColorIncreasing": 0.25,
-        "SharpnessIncreasing": 0.25, "AutoContrast": 0.25, "SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05,
-        "ContrastIncreasing": 0.05, "BrightnessIncreasing": 0.05, "Equalize": 0.05, "PosterizeIncreasing": 0.05,
+        "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1,
+        "ColorIncreasing": 0.25, "SharpnessIncreasing": 0.25, "AutoContrast": 0.25,
+        "SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05, "ContrastIncreasing": 0.05,
+        "BrightnessIncreasing": 0.05, "Equalize": 0.05, "PosterizeIncreasing": 0.05,
         "Invert": 0.05,
     },
     "3aw": {
-        "SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2, "ShearY": 2,
-        "PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1, "SharpnessIncreasing": 1,
-        "ContrastIncreasing": 1, "BrightnessIncreasing": 1, "Equalize": 1, "Invert": 1,
+        "SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2,
+        "ShearY": 2, "PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1,
+        "SharpnessIncreasing": 1, "ContrastIncreasing": 1, "BrightnessIncreasing": 1,
+        "Equalize": 1, "Invert": 1,
     },
 }  # fmt: skip
 _AUGMIX = tuple(name for name in _INCREASING if name not in ("Invert", "SolarizeAdd"))
-# Pairs of (operation, probability in tenths, level), one pair to a line of the papers' tables.
+# The lines of the papers' tables, with commas between. A line has two operations, each with its name,
+# its probability in tenths and its level.
 _V0 = """
 Equalize 8 1 ShearY 8 4, Color 4 9 Equalize 6 3, Color 4 1 Rotate 6 8, Solarize 8 3 Equalize 4 7,
-Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3, ShearX 2 9 Rotate 6 8,
-Color 6 1 Equalize 10 2, Invert 4 9 Rotate 6 0, Equalize 10 9 ShearY 6 3, Color 4 7 Equalize 6 0,
-Posterize 4 6 AutoContrast 4 7, Solarize 6 8 Color 6 9, Solarize 2 4 Rotate 8 9, Rotate 10 7 TranslateYRel 8 9,
-ShearX 0 0 Solarize 8 4, ShearY 8 0 Color 6 4, Color 10 0 Rotate 6 2, Equalize 8 4 Equalize 0 8,
-Equalize 10 4 AutoContrast 6 2, ShearY 4 7 SolarizeAdd 6 7, Posterize 8 2 Solarize 6 10, Solarize 6 8 Equalize 6 1,
-Color 8 6 Rotate 4 5
+Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3,
+ShearX 2 9 Rotate 6 8, Color 6 1 Equalize 10 2, Invert 4 9 Rotate 6 0, Equalize 10 9 ShearY 6 3,
+Color 4 7 Equalize 6 0, Posterize 4 6 AutoContrast 4 7, Solarize 6 8 Color 6 9,
+Solarize 2 4 Rotate 8 9, Rotate 10 7 TranslateYRel 8 9, ShearX 0 0 Solarize 8 4,
+ShearY 8 0 Color 6 4, Color 10 0 Rotate 6 2, Equalize 8 4 Equalize 0 8,
+Equalize 10 4 AutoContrast 6 2, ShearY 4 7 SolarizeAdd 6 7, Posterize 8 2 Solarize 6 10,
+Solarize 6 8 Equalize 6 1, Color 8 6 Rotate 4 5
 """
 _ORIGINAL = """
 PosterizeOriginal 4 8 Rotate 6 9, Solarize 6 5 AutoContrast 6 5, Equalize 8 8 Equalize 6 3,
 PosterizeOriginal 6 7 PosterizeOriginal 6 6, Equalize 4 7 Solarize 2 4, Equalize 4 4 Rotate 8 8,
 Solarize 6 3 Equalize 6 7, PosterizeOriginal 8 5 Equalize 10 2, Rotate 2 3 Solarize 6 8,
-Equalize 6 8 PosterizeOriginal 4 6, Rotate 8 8 Color 4 0, Rotate 4 9 Equalize 6 2, Equalize 0 7 Equalize 8 8,
-Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Rotate 8 8 Color 10 2, Color 8 8 Solarize 8 7,
-Sharpness 4 7 Invert 6 8, ShearX 6 5 Equalize 10 9, Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4,
-Solarize 6 5 AutoContrast 6 5, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
+Equalize 6 8 PosterizeOriginal 4 6, Rotate 8 8 Color 4 0, Rotate 4 9 Equalize 6 2,
+Equalize 0 7 Equalize 8 8, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8,
+Rotate 8 8 Color 10 2, Color 8 8 Solarize 8 7, Sharpness 4 7 Invert 6 8, ShearX 6 5 Equalize 10 9,
+Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4, Solarize 6 5 AutoContrast 6 5,
+Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
 """
 _POLICIES = {
     "v0": _V0,  # of TensorFlow's TPU EfficientNet
@@ -163,8 +170,8 @@ class TrivialAugmentWide:
     """Applies one operation, at one of 31 magnitudes."""
 
     _SPACE = (
-        "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
-        "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+        "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness",
+        "Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
     )  # fmt: skip
 
     def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
@@ -173,11 +180,14 @@ class TrivialAugmentWide:
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
     def apply(self, image: Picture, name: str, step: int, sign: int) -> Picture:
-        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of
-        ``sign``.
+        """Applies an operation at one of the 31 steps of its widest range.
 
         The magnitudes are exact, while torchvision's are float32. At step 15 an image is shifted by
         16 pixels here, and there by 15.99, which is cut to 15.
+
+        Args:
+            step: 0 to 30.
+            sign: 1 or -1, the direction.
         """
         # The nearest pixel is taken, and black fills what lies outside.
         how = (Image.Resampling.NEAREST, 0)
@@ -200,8 +210,9 @@ class TrivialAugmentWide:
 
 
 class AugMix:
-    """Mixes ``width`` chains of operations with the image (Hendrycks et al. 2020,
-    arXiv:1912.02781), as timm does.
+    """Mixes chains of operations with the image, as timm does.
+
+    The method is that of Hendrycks et al. 2020 (arXiv:1912.02781).
 
     Args:
         width: number of chains.

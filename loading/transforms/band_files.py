@@ -1,9 +1,9 @@
-"""Reads images of any number of channels in full depth: TIFF files, .npy files, and what Pillow
-reads.
+"""Reads images of any number of channels in full depth.
 
-Pillow can't open a TIFF of many channels. But it opens the same data under other tags, as images of
-one channel: either the channels of a row side by side, or one plane after the other. So libtiff
-decodes the data, within Pillow's limits.
+The files are TIFF, .npy, and what Pillow reads in full depth. Pillow can't open a TIFF of many
+channels. But it opens the same data under other tags, as images of one channel: either the channels
+of a row side by side, or one plane after the other. So libtiff decodes the data, within Pillow's
+limits.
 """
 
 import math
@@ -223,7 +223,7 @@ def _tiff_dtype(directory: Directory, interpretation: int) -> np.dtype:
     forms = set(directory.numbers(tiff.FORMAT, 1))
     dtype = None
     if len(bits) == 1 and len(forms) == 1:
-        dtype = _DTYPES.get((*bits, *forms))
+        dtype = _DTYPES.get((min(bits), min(forms)))
     is_read = interpretation in _INTERPRETATIONS
     if dtype is None or not is_read or (interpretation == _WHITE_IS_ZERO and dtype.kind == "f"):
         shown = " and ".join(sorted(str(number) for number in bits)[:4])

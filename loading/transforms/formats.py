@@ -1,10 +1,9 @@
-"""Checks image files of unknown origin before a decoder sees them: their format, their size, and
-their metadata.
+"""Checks image files of unknown origin before a decoder sees them.
 
-Pillow parses a file's metadata (EXIF, ICC, XMP, comments, text) before the pixels can be counted.
-400 kB of EXIF take 12 GB, and a comment of 8 MB takes seconds. No pixel depends on metadata, so it
-is removed before Pillow opens the file. Only formats that are used for training are opened. An EPS
-file, for example, would be run by Ghostscript.
+Their format and their size are checked, and their metadata is removed. Pillow parses a file's
+metadata (EXIF, ICC, XMP, comments, text) before the pixels can be counted. 400 kB of EXIF take 12
+GB, and a comment of 8 MB takes seconds. No pixel depends on metadata. Only formats that are used
+for training are opened. An EPS file, for example, would be run by Ghostscript.
 """
 
 import io

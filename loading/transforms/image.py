@@ -193,12 +193,11 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """The evaluation transform: resizes to IMAGE_SIZE / CROP_PCT and crops the centre, as timm and
-    torchvision do.
+    """The evaluation transform: resizes an image and crops its centre, as timm and torchvision do.
 
-    DATA.CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides, so at
-    CROP_PCT 1.0 nothing of the image is cropped (the evaluation of Swin and ConvNeXt at 384). Only
-    DATA.CORRUPTION draws from the generator.
+    The image is resized to IMAGE_SIZE / CROP_PCT. DATA.CROP_MODE "center" keeps the ratio
+    (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
+    (the evaluation of Swin and ConvNeXt at 384). Only DATA.CORRUPTION draws from the generator.
 
     Raises:
         InputError: a package that DATA.CORRUPTION needs isn't installed.
