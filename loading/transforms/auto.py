@@ -31,8 +31,8 @@ from settings.registry import operations
 Policy = Callable[[Picture, np.random.Generator], Picture]
 
 FORMS = (
-    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original-mstd0.5 (or originalr, v0, v0r, 3a), "
-    "trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
+    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), "
+    "original-mstd0.5 (or originalr, v0, v0r, 3a), trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
 )
 # A setting of a policy: its name and its value. That of "t" is a text, the others are numbers.
 _SETTING = re.compile(r"(?P<text_name>t)(?P<text>[\w+]+)|(?P<name>[a-z]+)(?P<number>\d+(?:\.\d+)?)")
@@ -66,8 +66,8 @@ _WEIGHTED = {
     },
 }  # fmt: skip
 _AUGMIX = tuple(name for name in _INCREASING if name not in ("Invert", "SolarizeAdd"))
-# The lines of the papers' tables, with commas between. A line has two operations, each with its name,
-# its probability in tenths and its level.
+# The lines of the papers' tables, with commas between. A line has two operations, each with its
+# name, its probability in tenths and its level.
 _V0 = """
 Equalize 8 1 ShearY 8 4, Color 4 9 Equalize 6 3, Color 4 1 Rotate 6 8, Solarize 8 3 Equalize 4 7,
 Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3,
@@ -89,11 +89,14 @@ Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4, Solarize 6 5 AutoContrast 6 5
 Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
 """
 _POLICIES = {
-    "v0": _V0,  # of TensorFlow's TPU EfficientNet
+    # of TensorFlow's TPU EfficientNet
+    "v0": _V0,
     "v0r": _V0.replace("Posterize ", "PosterizeIncreasing "),
-    "original": _ORIGINAL,  # Cubuk et al. 2018, arXiv:1805.09501
+    # Cubuk et al. 2018, arXiv:1805.09501
+    "original": _ORIGINAL,
     "originalr": _ORIGINAL.replace("PosterizeOriginal", "PosterizeIncreasing"),
-    "3a": "Solarize 10 5, Desaturate 10 10, GaussianBlurRand 10 10",  # DeiT-III
+    # DeiT-III
+    "3a": "Solarize 10 5, Desaturate 10 10, GaussianBlurRand 10 10",
 }
 
 
@@ -331,7 +334,9 @@ def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
 
 
 def _settings(text: str, words: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of a policy by name; ["m9", "mstd0.5"] becomes {"m": "9", "mstd": "0.5"}.
+    """Returns the settings of a policy by name.
+
+    ["m9", "mstd0.5"] becomes {"m": "9", "mstd": "0.5"}.
 
     Args:
         text: the whole policy, for the error.
