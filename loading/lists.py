@@ -13,8 +13,8 @@ A dataset format that is a text file is read with these in any file below ``load
             yield lines.add_path(number, path)
 
     with open_list(root / f"{split.mode}.tsv", "my_format") as lines:
-        found = Paths(paths(lines))
-        lines.check_files(found)
+        files = Paths(paths(lines))
+        lines.check_files(files)
 
 A list is read as bytes, because a path may hold bytes that are no UTF-8. Lists are written by
 others, so each reader counts the memory that it is about to hold (``errors.Allowance``).

@@ -202,14 +202,14 @@ class _Workers:
         # threads there, and wait for those of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
             for begun in self.begun:
-                ours, theirs = context.Pipe()
-                arguments = (dataset, self.slots, shape, theirs, begun)
+                connection, workers_end = context.Pipe()
+                arguments = (dataset, self.slots, shape, workers_end, begun)
                 process = context.Process(target=_work, args=arguments, daemon=True)
                 process.start()
                 self.processes.append(process)
-                # Only the worker holds this end now, so ``ours`` is closed when it ends.
-                theirs.close()
-                self.connections.append(ours)
+                # Only the worker holds its end now, so the connection is closed when it ends.
+                workers_end.close()
+                self.connections.append(connection)
         # Called at exit, too, where Python would wait for the workers to end.
         self.kill = weakref.finalize(self, _kill, self.processes)
 

@@ -220,13 +220,14 @@ def _fit_tables(model: Target, state: Tensors, arrays: Arrays, shape: float | No
         window = sublayer(model, name.rpartition(".")[0]).window_size
         rows = len(arrays[name])
         wanted_rows, heads = state[name].shape
-        own = (2 * window[0] - 1, 2 * window[1] - 1)
+        model_offsets = (2 * window[0] - 1, 2 * window[1] - 1)
         # BEiT has three more rows, for the class token.
-        extra = wanted_rows - math.prod(own)
+        extra = wanted_rows - math.prod(model_offsets)
         # A square window may come from an image that isn't a square.
-        is_square = own[0] == own[1] == math.isqrt(max(rows - extra, 0))
-        offsets = grid_of(rows - extra, None if is_square else shape, own)
-        if offsets in (None, own) or arrays[name].shape != (rows, heads):
+        side = math.isqrt(max(rows - extra, 0))
+        is_square = model_offsets == (side, side)
+        offsets = grid_of(rows - extra, None if is_square else shape, model_offsets)
+        if offsets in (None, model_offsets) or arrays[name].shape != (rows, heads):
             continue
         # A window of n places along a side has 2n - 1 offsets.
         if not all(side % 2 for side in offsets):
