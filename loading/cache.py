@@ -1,5 +1,6 @@
-"""A cache of decoded images (DATA.CACHE): files that are decoded once, and mapped into the memory of
-all processes.
+"""A cache of decoded images (DATA.CACHE).
+
+Each image is decoded once, and the files of the cache are mapped into the memory of all processes.
 
 ``<name>-<hash>.npy`` has the pixels. ``<name>-<hash>.npz`` has each image's CRC-32, the labels and
 the class names. The hash is of the sources' paths, sizes and times of modification, and of all else
@@ -181,8 +182,10 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.ndarray, list[str]]:
-    """Returns (images, labels [n], class names); raises Unreadable where they aren't those of
-    ``sources``, or not what was written.
+    """Returns (images, labels [n], class names) from the files of a cache.
+
+    Raises:
+        Unreadable: they aren't those of ``sources``, or not what was written.
     """
     forms = {"state": ("i", 1), "sources": ("u", 1), "checksum": ("u", 1)}
     stored = npz(rest, forms | {"crcs": ("u", 1), "labels": ("i", 1), "classes": ("U", 1)})
@@ -209,8 +212,9 @@ def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.
 
 
 def _state(file: Path) -> list[int]:
-    """Returns a file's inode, size, and times of modification and change, which change with its
-    content. No program can set the last of them.
+    """Returns a file's inode, size, and times of modification and change.
+
+    They change with its content. No program can set the last of them.
     """
     status = os.stat(file)
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]

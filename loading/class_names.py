@@ -51,8 +51,9 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def lookalike(names: Sequence[str], known: Sequence[str]) -> str:
-    """Returns a hint if one of the first names nearly equals a known one, which begins with "; ";
-    otherwise "".
+    """Returns a hint about a name that nearly equals a known one, which begins with "; ", or "".
+
+    Only the first five names are compared.
     """
     for name in names[:5]:
         for what, fold in _LIKENESS:
@@ -114,8 +115,7 @@ def _lines(path: str | Path, field: int = 0) -> list[str]:
 
 
 def names_beside(root: Path) -> list[str]:
-    """Returns the names in the ``classes.txt`` of a dataset's folder; none where there is no such
-    file.
+    """Returns the names in the ``classes.txt`` of a dataset's folder, or [] if there is none.
 
     Raises:
         InputError: as ``read_class_names``; a name is there twice.

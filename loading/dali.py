@@ -1,15 +1,14 @@
-"""NVIDIA DALI as the loader of training images (DATA.LOADER dali): it decodes, crops, resizes and
-flips.
+"""NVIDIA DALI as the loader of training images (DATA.LOADER dali).
 
-On the GPU where there is one (documented API; not run there yet). Imported only where it is asked
-for.
+DALI decodes, crops, resizes and flips, on the GPU if there is one (documented API; not run on a
+GPU). The module is imported only where this loader is chosen, because DALI is an extra.
 """
 
 import collections
 import io
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -34,14 +33,32 @@ _INTERPOLATION = {
 }
 
 
+class _Inputs(NamedTuple):
+    """The pipeline's inputs of a sample.
+
+    Attributes:
+        file: bytes, [N] uint8.
+        start: (left, top) of the crop, [2] int32.
+        shape: (width, height) of the crop, [2] int32.
+        hflip, vflip: int32: 1 to flip it horizontally or vertically, or 0.
+    """
+
+    file: np.ndarray
+    start: np.ndarray
+    shape: np.ndarray
+    hflip: np.ndarray
+    vflip: np.ndarray
+
+
 class DaliLoader(Loader):
-    """The samples of ``ProcessLoader``, in its order, with the same crops and flips: they are drawn
-    here, by the same generators; the pixels are DALI's. DATA.NUM_WORKERS threads read files, as
-    many decode.
+    """Loads the samples of ``ProcessLoader`` in its order, with its crops and flips.
+
+    These are drawn here, by the same generators. The pixels are DALI's, so they differ a little.
+    DATA.NUM_WORKERS threads read files, and as many decode.
 
     Args:
-        dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and
-            flips, no more.
+        dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that only crops, resizes
+            and flips.
     """
 
     def __init__(
@@ -63,8 +80,8 @@ class DaliLoader(Loader):
 
     def _decode_batches(self, keys: Iterator[list]) -> Iterator[list]:
         """Yields the columns of each batch: pixels on the device, the others as arrays."""
-        # what DALI doesn't see of the batches that it holds
-        waiting: collections.deque[tuple] = collections.deque()
+        # The keys and the other columns of the batches that the pipeline holds.
+        waiting: collections.deque[tuple[list, list[np.ndarray]]] = collections.deque()
         pipeline = self._pipeline(self._pipeline_inputs(keys, waiting))
         while True:
             try:
@@ -72,41 +89,53 @@ class DaliLoader(Loader):
             except StopIteration:
                 return
             except RuntimeError:
-                for key in waiting[0][0]:
-                    self.dataset[key]  # it names the file, if that is broken for Pillow, too
+                # DALI doesn't name the file. If Pillow can't read it either, its error does.
+                batch, _ = waiting[0]
+                for key in batch:
+                    self.dataset[key]
                 raise
             _, columns = waiting.popleft()
             yield [_same_memory(pixels.as_tensor()), *columns]
 
     def _pipeline(self, source: Iterator[tuple]) -> Pipeline:
+        """Returns the pipeline from ``source``, batches of ``_Inputs``, to pixels [B, H, W, C]."""
         gpu = int(paddle.device.get_device().partition(":")[2]) if num_gpus() else None
         pipeline = Pipeline(
             self.batch_sampler.batch_size, self.threads, gpu, prefetch_queue_depth=self.depth
         )
         with pipeline:
-            files, start, shape, mirrored, turned = fn.external_source(
-                source, num_outputs=5, batch=True
+            inputs = _Inputs(
+                *fn.external_source(source, num_outputs=len(_Inputs._fields), batch=True)
             )
             pixels = fn.decoders.image_slice(
-                files,
+                inputs.file,
                 device="cpu" if gpu is None else "mixed",
-                start=start,
-                shape=shape,
+                start=inputs.start,
+                shape=inputs.shape,
                 axis_names="WH",
                 output_type=types.GRAY if self.channels == 1 else types.RGB,
-                adjust_orientation=False,  # as Pillow's decoding
-                jpeg_fancy_upsampling=True,  # on a GPU, too
+                # As Pillow decodes.
+                adjust_orientation=False,
+                # So that a GPU computes what a CPU does.
+                jpeg_fancy_upsampling=True,
             )
-            kind = _INTERPOLATION[self.dataset.transform.resampling[0]]
-            pixels = fn.resize(pixels, size=list(self.size), interp_type=kind, antialias=True)
-            pipeline.set_outputs(fn.flip(pixels, horizontal=mirrored, vertical=turned))
+            interpolation = _INTERPOLATION[self.dataset.transform.resampling[0]]
+            pixels = fn.resize(
+                pixels, size=list(self.size), interp_type=interpolation, antialias=True
+            )
+            pixels = fn.flip(pixels, horizontal=inputs.hflip, vertical=inputs.vflip)
+            pipeline.set_outputs(pixels)
         pipeline.build()
         return pipeline
 
     def _pipeline_inputs(
         self, keys: Iterator[list], waiting: collections.deque
     ) -> Iterator[tuple[list[np.ndarray], ...]]:
-        """Yields what the pipeline takes of each batch; the next batch's files are read meanwhile."""
+        """Yields the pipeline's inputs of each batch, while the next batch's files are read.
+
+        Args:
+            waiting: takes the keys and the other columns of each batch.
+        """
         reading: collections.deque[tuple[list, list[Future]]] = collections.deque()
         with ThreadPoolExecutor(self.threads) as pool:
             for batch in keys:
@@ -116,37 +145,45 @@ class DaliLoader(Loader):
             for batch, samples in reading:
                 yield _columns(batch, samples, waiting)
 
-    def _sample(self, key: tuple[int, int, int]) -> tuple[tuple, list]:
-        """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what
-        else the sample has.
-        """
+    def _sample(self, key: tuple[int, int, int]) -> tuple[_Inputs, list]:
+        """Returns (the pipeline's inputs of a sample, its values of the other columns)."""
         index = key[1]
         rng = self.dataset.generator(*key)
         with readable(self.dataset.name(index)):
             image, data = opened_image(self.dataset.data(index), self.dataset.most)
-            box, *flips = self.dataset.transform.draw(*image.size, rng)
-            # palettes, inks, 16 bits: DALI gets the pixels of Pillow's conversion
+            box, hflip, vflip = self.dataset.transform.draw(*image.size, rng)
+            # Of palettes, inks and 16 bits, DALI gets the pixels as Pillow converts them.
             if image.mode not in ("RGB", "L"):
                 file = io.BytesIO()
                 self.dataset.image(index).save(file, "PPM")
                 data = file.getvalue()
-        start, end = np.array(box, np.int32).reshape(2, 2)
+        left, top, right, bottom = box
+        inputs = _Inputs(
+            file=np.frombuffer(data, np.uint8),
+            start=np.array([left, top], np.int32),
+            shape=np.array([right - left, bottom - top], np.int32),
+            hflip=np.array(hflip, np.int32),
+            vflip=np.array(vflip, np.int32),
+        )
         others = [self.dataset.labels[index]]
         if self.dataset.erasing is not None:
             others.append(self.dataset.erasing.draw(rng))
-        return (np.frombuffer(data, np.uint8), start, end - start, *map(np.int32, flips)), others
+        return inputs, others
 
 
 def _columns(
     batch: list, samples: list[Future], waiting: collections.deque
 ) -> tuple[list[np.ndarray], ...]:
+    """Returns the inputs of a batch by column, and appends its other columns to ``waiting``."""
     inputs, others = zip(*(sample.result() for sample in samples), strict=True)
     waiting.append((batch, [np.stack(column) for column in zip(*others, strict=True)]))
-    return tuple(map(list, zip(*inputs, strict=True)))
+    return tuple(list(column) for column in zip(*inputs, strict=True))
 
 
 def _same_memory(tensor: Any) -> paddle.Tensor:
-    """Returns a tensor on the same memory, which DALI then leaves alone."""
-    current: Any = paddle.device.cuda.current_stream
-    stream = {"stream": current().cuda_stream} if num_gpus() else {}
-    return paddle.utils.dlpack.from_dlpack(tensor.__dlpack__(**stream))
+    """Returns a tensor of Paddle's on the memory of DALI's, which then doesn't reuse it."""
+    options = {}
+    if num_gpus():
+        current_stream: Any = paddle.device.cuda.current_stream
+        options["stream"] = current_stream().cuda_stream
+    return paddle.utils.dlpack.from_dlpack(tensor.__dlpack__(**options))

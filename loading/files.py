@@ -1,4 +1,4 @@
-"""Reading files of unknown origin: text, paths, tar and .npz files, within limits of memory and time.
+"""Reads files of unknown origin within limits of memory and time: text, paths, tar and .npz files.
 
 Only regular files are read, and no more of them than the caller allows.
 """
@@ -178,9 +178,7 @@ class Paths(Sequence[str]):
         return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
 
     def block(self, first: int, last: int) -> list[Any]:
-        """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be
-        hashed.
-        """
+        """Returns the bytes and the lengths of the paths from ``first`` to before ``last``."""
         ends = self._ends[first : last + 1]
         return [self._bytes[ends[0] : ends[-1]], np.diff(ends)]
 
@@ -197,11 +195,10 @@ class Paths(Sequence[str]):
 
 
 class TarBytes:
-    """A file for tarfile that reads no more bytes than an allowance gives, and few at a time,
-    whatever a header claims.
+    """A file for tarfile that reads no more bytes than an allowance gives, and few at a time.
 
-    This bounds the time, too, because a member has 1 KiB at least, which takes 25 us. A clock would
-    refuse shards of tiny images.
+    It does so whatever a header claims. This bounds the time, too, because a member has 1 KiB at
+    least, which takes 25 us. A clock would refuse shards of tiny images.
     """
 
     def __init__(self, file: Any, allowance: Allowance) -> None:

@@ -249,11 +249,13 @@ def set_outputs(config: Configuration, *datasets: Labelled) -> None:
 
 
 def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
-    """Raises InputError where PRETRAINED_CLASSES keeps the classifier of ImageNet-1k's classes, but
-    the data has other classes.
+    """Checks that the data has ImageNet-1k's classes, if PRETRAINED_CLASSES keeps their classifier.
 
     Args:
         config: with NUM_CLASSES resolved.
+
+    Raises:
+        InputError: the data has other classes.
     """
     order = config.MODEL.PRETRAINED_CLASSES
     outputs = config.MODEL.NUM_CLASSES
@@ -287,12 +289,15 @@ def imagenet_names() -> list[str]:
 
 
 def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
-    """Returns (the output of each name that is one of ImageNet-1k's classes; the problem with the
-    others, or "").
+    """Finds the outputs of names of ImageNet-1k's classes.
 
     A name may be a synset, also with the class's name behind it (``n02099601-golden_retriever``).
     Or it may be one of the class's names, in any case, with spaces or underscores. If the names are
     the numbers 0 to 999, these are the outputs (ImageNetV2).
+
+    Returns:
+        (the output of each name that is one of these classes, the problem with the other names or
+        "").
     """
     if sorted(names) == sorted(map(str, range(1000))):
         return {name: int(name) for name in names}, ""
@@ -343,9 +348,10 @@ def _imagenet() -> list[tuple[str, list[str]]]:
 
 @functools.cache
 def _readings() -> tuple[dict[str, list[int]], ...]:
-    """Returns dicts of outputs, from the strictest reading of a name to the loosest: by synset, by
-    the usual name as it is written, by the simplified usual name, and by any simplified name of the
-    class, or all of them in a row.
+    """Returns dicts from names to outputs, from the strictest reading of a name to the loosest.
+
+    The names are: synsets; usual names as they are written; simplified usual names; and any
+    simplified name of a class, or all of its names in a row.
     """
     by_synset: dict[str, list[int]] = {}
     by_name: dict[str, list[int]] = {}

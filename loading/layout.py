@@ -39,8 +39,9 @@ _NAMED = 5
 
 
 def is_leftover(name: str) -> bool:
-    """Returns whether an entry of a folder or an archive isn't data, because it is hidden or an
-    operating system left it there.
+    """Returns whether an entry of a folder or an archive isn't data.
+
+    It is hidden then, or an operating system left it there.
     """
     if name.startswith("."):
         return name not in (".", "..")
@@ -91,8 +92,9 @@ def describe_folder(folder: Path) -> str:
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:
-    """Returns the names of entries in words, such as "the folders cats, dogs"; of many entries the
-    first ones and their number.
+    """Returns the names of entries in words, such as "the folders cats, dogs".
+
+    Of many entries, the first ones and their number are given.
     """
     shown = ", ".join(printable(name, 60) for name in sorted(names)[:_NAMED])
     more = f", ... ({len(names):,})" if len(names) > _NAMED else ""
@@ -147,9 +149,7 @@ def _nearest_folder(path: str) -> str:
 
 
 def named_as_splits(names: Sequence[str]) -> bool:
-    """Returns whether the names of all folders are those of splits, such as "training" and "Test",
-    and not of classes.
-    """
+    """Returns whether all folders have names of splits, such as "training", and not of classes."""
     return bool(names) and all(name.lower() in _SPLITS for name in names)
 
 
@@ -170,8 +170,7 @@ def one_class(
 
 
 def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> str:
-    """Returns a remark about folders of images that are read as one class, and may be several; ""
-    if there are none.
+    """Returns a remark about a class whose folders of images may be several classes, or "".
 
     Such a class has no image in its own folder, but several folders of images, while other classes
     have their images in their own folders. The images of a folder come before those below it, so
@@ -213,8 +212,9 @@ def _folders_below(path: str, name: str) -> list[str] | None:
 
 
 def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
-    """Returns what is in the folder of a dataset's only class, and what to do about it; "" if the
-    class has no folder, as in a list.
+    """Returns what the folder of a dataset's only class holds, and what to do about it.
+
+    It is "" if the class has no folder, as in a list.
 
     Args:
         paths: the images' paths, relative to ``root``.

@@ -1,4 +1,4 @@
-"""Text lists of images: the lines of a dataset's list or table, and errors that name file and line.
+"""Reads text lists of images: lists and tables of a dataset. Errors name the file and the line.
 
 A dataset format that is a text file is read with these in any file below ``loading/``:
 
@@ -13,8 +13,8 @@ A dataset format that is a text file is read with these in any file below ``load
             yield lines.add_path(number, path)
 
     with open_list(root / f"{split.mode}.tsv", "my_format") as lines:
-        found = Paths(paths(lines))
-        lines.check_files(found)
+        files = Paths(paths(lines))
+        lines.check_files(files)
 
 A list is read as bytes, because a path may hold bytes that are no UTF-8. Lists are written by
 others, so each reader counts the memory that it is about to hold (``errors.Allowance``).
@@ -140,18 +140,14 @@ def _missing_list(file: Path, needs: str) -> str:
 
 
 def numbered_lines(opened: Any) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a file of bytes that aren't empty, without their ends, with their
-    numbers.
-    """
+    """Yields (number, line without its end) for the lines of a file of bytes that aren't empty."""
     for number, line in enumerate(text_lines(opened), 1):
         if line := line.rstrip(b"\r\n"):
             yield number, line
 
 
 def csv_fields(line: str) -> list[str]:
-    """Returns the fields of one line of a CSV table, quoted or not; of an empty line one empty
-    field.
-    """
+    """Returns the fields of one line of a CSV table, quoted or not. An empty line has one."""
     return next(csv.reader([line], strict=True), [""]) or [""]
 
 

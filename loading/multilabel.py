@@ -116,8 +116,9 @@ def _list_paths(images: _ImageSets, limit: int) -> Iterator[bytes]:
 
 
 def _is_vectors(place: str, file: Path, classes: int) -> str:
-    """Returns the error about a list with 0 or 1 for each class, as PaddleClas has it, with a
-    command that makes a table of the list.
+    """Returns the error about a list with 0 or 1 for each class, as PaddleClas has it.
+
+    It gives a command that makes a table of the list.
     """
     table = f"{file.name.removesuffix('_list.txt')}.csv"
     join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"

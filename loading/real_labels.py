@@ -1,5 +1,6 @@
-"""ReaL: the labels that Beyer et al. 2020 (arXiv:2006.07159) gave ImageNet's validation images, any
-number each.
+"""ReaL: several labels for each of ImageNet's validation images (DATA.LABELS).
+
+Beyer et al. 2020 (arXiv:2006.07159) labelled the images anew. An image has any number of labels.
 """
 
 import re
@@ -15,56 +16,61 @@ from loading.sources import Files
 from settings.options import Configuration
 from settings.plain import is_list, is_whole, parsed_json, value_text, whole_file
 
-_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")  # a validation image's name, from 1 on
-_MOST = 1 << 24  # bytes; real.json has 388,478
+# The name of a validation image. Images are numbered from 1.
+_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
+# Bytes of the file of labels. real.json has 388,478.
+_LARGEST_FILE = 1 << 24
 
 
 def relabel(source: Files, config: Configuration) -> Files:
-    """Returns an evaluation's images with the labels of DATA.LABELS, which are ImageNet-1k's
-    outputs, or as they are.
+    """Returns the images of an evaluation with the labels of the file DATA.LABELS.
 
-    Image n's are entry n - 1 of a list. An image whose entry is empty isn't counted: it is left
-    out.
+    The labels are ImageNet-1k's classes. Those of image n are entry n - 1 of the file's list. An
+    image whose entry is empty is left out. Without DATA.LABELS, and in a training, the images are
+    returned as they are.
 
     Raises:
-        InputError: the file can't be read as such a list; an image hasn't a validation image's
-            name, or no entry.
+        InputError: the file can't be read as such a list, an image isn't named as a validation
+            image, or it has no entry.
     """
     file = config.DATA.LABELS
     if not (file and config.EVAL):
         return source
-    with reading(
-        printable(file),
-        "ReaL's labels",
-        "; DATA.LABELS takes real.json of google-research/reassessed-imagenet",
-    ):
-        entries = parsed_json(whole_file(file, _MOST))
-        if not is_list(
-            entries, lambda entry: is_list(entry, lambda label: is_whole(label, 0, 999))
-        ):
-            raise Unreadable(
-                f"it is {value_text(entries)}, expected a list of lists of classes, 0 to 999"
-            )
+    entries = _entries(file)
     paths = []
     sets = []
     for path in source.paths:
-        found = _NUMBER.fullmatch(Path(path).name)
-        number = int(found[1]) if found else 0
+        match = _NAME.fullmatch(Path(path).name)
+        number = int(match[1]) if match else 0
         if not 0 < number <= len(entries):
-            lacks = (
-                f"there are {len(entries)}"
-                if number
-                else "it isn't called ILSVRC2012_val_00000001.JPEG"
-            )
+            reason = "it isn't called ILSVRC2012_val_00000001.JPEG"
+            if number:
+                reason = f"there are {len(entries)}"
             raise InputError(
-                f"{printable(path)}: DATA.LABELS {printable(file)} has no entry for it: {lacks}"
+                f"{printable(path)}: DATA.LABELS {printable(file)} has no entry for it: {reason}"
             )
-        if entry := sorted(set(entries[number - 1])):
+        if labels := sorted(set(entries[number - 1])):
             paths.append(path)
-            sets.append(entry)
+            sets.append(labels)
     if not sets:
         raise InputError(
             f"{printable(file)}: no image of {printable(str(source.root))} has a label in it"
         )
-    labels = LabelSets(np.concatenate(sets), np.cumsum([0, *map(len, sets)]))
-    return Files(source.root, Paths(paths), labels, imagenet_synsets())
+    label_sets = LabelSets(np.concatenate(sets), np.cumsum([0, *map(len, sets)]))
+    return Files(source.root, Paths(paths), label_sets, imagenet_synsets())
+
+
+def _entries(file: str) -> list[list[int]]:
+    """Returns the labels of each image from a file of ReaL's labels."""
+
+    def is_entry(value: object) -> bool:
+        return is_list(value, lambda label: is_whole(label, 0, 999))
+
+    advice = "; DATA.LABELS takes real.json of google-research/reassessed-imagenet"
+    with reading(printable(file), "ReaL's labels", advice):
+        entries = parsed_json(whole_file(file, _LARGEST_FILE))
+        if not is_list(entries, is_entry):
+            raise Unreadable(
+                f"it is {value_text(entries)}, expected a list of lists of classes, 0 to 999"
+            )
+    return entries

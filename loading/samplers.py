@@ -76,15 +76,20 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
-        """Sets where the next iteration begins: in ``epoch``, after the first ``consumed`` samples
-        of all ranks.
+        """Sets where the next iteration begins.
+
+        Args:
+            epoch: of the iteration, from 1.
+            consumed: samples of this epoch that all ranks have taken already.
         """
         self.epoch = epoch
         self.consumed = consumed
 
     def size(self, epoch: int, step: int) -> int | None:
-        """Returns the size of the images at a step, or None for IMAGE_SIZE. Epochs and steps count
-        from 1.
+        """Returns the size of the images at a step, or None for IMAGE_SIZE.
+
+        Args:
+            epoch, step: from 1.
         """
 
     @property
@@ -121,9 +126,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return max(0, -((consumed - len(self.dataset)) // self.ranks))
 
     def samples_taken(self, batches: int) -> int:
-        """Returns how many samples all ranks have taken after the epoch's first ``batches``
-        batches.
-        """
+        """Returns how many samples all ranks have taken after the first ``batches`` of the epoch."""
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
         return min(taken, self.consumed + self._samples_left(self.consumed) * self.ranks)
 

@@ -1,5 +1,7 @@
-"""Samplers for images of several sizes (DATA.MULTI_SCALE): MobileViT's (Mehta and Rastegari 2021,
-arXiv:2110.02178, section 3.2), and timm's progressive resizing.
+"""Samplers for images of several sizes (DATA.MULTI_SCALE).
+
+One is MobileViT's (Mehta and Rastegari 2021, arXiv:2110.02178, section 3.2), the other timm's
+progressive resizing.
 """
 
 import itertools
@@ -58,13 +60,12 @@ def check_scales(config: Configuration, model: Any) -> None:
 
 
 class MultiScaleSampler(TrainBatchSampler):
-    """A ``TrainBatchSampler`` that draws a size for each batch, and yields lists of (epoch, index,
-    copy, size).
+    """A ``TrainBatchSampler`` that draws a size of images for each batch.
 
-    All ranks have the same size at a step. The sizes take turns, so an epoch has each of them
-    equally often, or once more than another. Their order is a function of (seed, epoch). So every
-    epoch has the same number of steps. With DROP_LAST False the last batch has the samples that are
-    left.
+    It yields lists of (epoch, index, copy, size). All ranks have the same size at a step. The sizes
+    take turns, so an epoch has each of them equally often, or once more than another. Their order
+    is a function of (seed, epoch). So every epoch has the same number of steps. With DROP_LAST
+    False the last batch has the samples that are left.
 
     Attributes:
         batches: the number of samples in a rank's batch, by size.
@@ -106,8 +107,11 @@ class MultiScaleSampler(TrainBatchSampler):
         return int(self._plan(epoch)[0][step - 1])
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (the size of each step, [steps]; how many samples a rank takes from each step to
-        the epoch's end, [steps + 1]).
+        """Returns the sizes of an epoch's steps, and what is left to take before each of them.
+
+        Returns:
+            (the size of each step [steps], the samples that a rank takes from each step to the
+            epoch's end [steps + 1]).
         """
         if self._planned[0] != epoch:
             # A shorter batch stays at the end.
@@ -145,11 +149,11 @@ class MultiScaleSampler(TrainBatchSampler):
 
 
 class ProgressiveSampler(TrainBatchSampler):
-    """A ``TrainBatchSampler`` whose images grow from epoch to epoch. It yields lists of (epoch,
-    index, copy, size).
+    """A ``TrainBatchSampler`` whose images grow from epoch to epoch.
 
-    A step's size is drawn by the epoch's ``size_shares``. It is a function of (seed, epoch, step),
-    so all ranks have the same. All batches have the same number of images, as timm's have.
+    It yields lists of (epoch, index, copy, size). A step's size is drawn by the epoch's
+    ``size_shares``. It is a function of (seed, epoch, step), so all ranks have the same. All
+    batches have the same number of images, as timm's have.
 
     Attributes:
         batches: the number of samples in a rank's batch, by size.

@@ -1,11 +1,11 @@
-"""Samples in tar shards, in WebDataset's layout (github.com/webdataset/webdataset), which are read in
-any order by an index.
+"""Reads samples from tar shards in any order, by an index.
 
-A sample is two members of ``<mode>-*.tar`` whose names are equal up to the first dot. One is the
-image. The other is ``.cls``, its label as an ASCII integer, or ``.labels``, any number of labels
-with commas between. WebDataset itself streams shards, so that its epochs end where a rank's shards
-end. With the index ``<mode>.index.npz`` the order of samples is exact for every number of ranks,
-and a run resumes as it does with files.
+The shards have WebDataset's layout (github.com/webdataset/webdataset). A sample is two members of
+``<mode>-*.tar`` whose names are equal up to the first dot. One is the image. The other is ``.cls``,
+its label as an ASCII integer, or ``.labels``, any number of labels with commas between. WebDataset
+itself streams shards, so that its epochs end where a rank's shards end. With the index
+``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a run resumes as
+it does with files.
 """
 
 import codecs
@@ -48,8 +48,11 @@ _LONGEST_LABEL = 64
 _LONGEST_LABELS = 1 << 16
 _LABEL = re.compile(rb"(?:%b)?\s*(-?\d{1,18})\s*" % codecs.BOM_UTF8)
 _LABELS = re.compile(rb"\s*((?:\d{1,18}(?:,\d{1,18})*)?)\s*")
-_KINDS = {"format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1), "names": ("S", 1)} | {
-    "headers": ("u", 1), **dict.fromkeys(("shard", "offsets", "lengths", "labels"), ("i", 1))
+# The arrays of an index: NumPy's kind of dtype, and the number of dimensions.
+_KINDS = {
+    "format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1),
+    "names": ("S", 1), "headers": ("u", 1), "shard": ("i", 1), "offsets": ("i", 1),
+    "lengths": ("i", 1), "labels": ("i", 1),
 }  # fmt: skip
 # Threads that read headers. They are slower than one if nothing waits for the disk, and faster if
 # all do.
@@ -321,8 +324,10 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
 
 
 def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of a tar file that are files; raises Unreadable where the tar file isn't
-    whole, or a member's content doesn't follow its header.
+    """Yields the members of a tar file that are files.
+
+    Raises:
+        Unreadable: the tar file isn't whole, or a member's content doesn't follow its header.
     """
     size = os.fstat(raw.fileno()).st_size
     bounded: Any = TarBytes(raw, Allowance(size))
@@ -340,7 +345,8 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
                     f"its {member.name} is a link, a device or sparse; pack plain files"
                 )
             yield member
-        # The iteration ends at the blocks of zeros that end a tar file, but also at a damaged header.
+        # The iteration ends at the blocks of zeros that end a tar file, but also at a damaged
+        # header.
         if os.pread(raw.fileno(), 2 * _HEADER, tar.offset) != bytes(2 * _HEADER):
             raise Unreadable(f"damaged or cut short at byte {tar.offset}")
 

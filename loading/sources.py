@@ -1,7 +1,8 @@
-"""What readers of datasets return, and the readers of lists, of folders of classes, of scikit-learn's
-digits and of random images.
+"""Sources of images, and the readers of datasets that return them.
 
-A reader returns ``Files``, ``Arrays``, ``shards.Shards`` or ``Drawn``. Nothing is downloaded.
+The readers here are those of lists, of folders of classes, of scikit-learn's digits and of random
+images. A reader returns ``Files``, ``Arrays``, ``shards.Shards`` or ``Drawn``. Nothing is
+downloaded.
 """
 
 import functools
@@ -245,8 +246,10 @@ def _no_classes(root: Path, mode: str, alone: bool) -> str:
 
 
 def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
-    """Raises InputError where folders without train/ and val/ above them aren't classes, but splits
-    of a dataset, or whole datasets.
+    """Checks that folders without train/ and val/ above them are classes.
+
+    Raises:
+        InputError: they are splits of a dataset, or whole datasets.
     """
     if named_as_splits(names):
         raise InputError(

@@ -49,11 +49,10 @@ def validation(
         InputError: a set is empty.
     """
     counted = rarest(labels)
-    chosen = (
-        _by_groups(groups, counted, share, seed)
-        if groups
-        else _by_images(paths, counted, share, seed)
-    )
+    if groups:
+        chosen = _by_groups(groups, counted, share, seed)
+    else:
+        chosen = _by_images(paths, counted, share, seed)
     if chosen.all() or not chosen.any():
         empty = "training" if chosen.all() else "validation"
         given = f"{len(set(groups))} groups of images" if groups else f"{len(counted)} images"
@@ -85,8 +84,10 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
     chosen = np.zeros(len(labels), bool)
 
     def take(number: int, needed: bool) -> None:
-        """Takes a group, if that brings the shares closer; or, if ``needed``, where one of its
-        classes has no validation image yet. A class's last images aren't taken.
+        """Takes a group for validation, if that brings the shares of its classes closer.
+
+        With ``needed``, it is also taken if one of its classes has no validation image yet. The
+        last images of a class are never taken.
         """
         classes, counts = counted[number]
         before = taken[classes]
@@ -102,15 +103,16 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
 
     for number in np.argsort(random_numbers(known.tolist(), seed), kind="stable"):
         take(number, needed=False)
-    # A class that is in large groups only may still have no image: the smallest group is taken.
+    # A class whose groups are all large may still have no image. Its smallest group is taken then.
     for number in np.argsort([len(images) for images in members], kind="stable"):
         take(number, needed=True)
     return chosen
 
 
 def random_numbers(names: Iterable[str], seed: int) -> np.ndarray:
-    """Returns a random number for each name, [n] uint64, which depends on the name and the seed
-    alone.
+    """Returns a random number for each name, [n] uint64.
+
+    It depends on the name and the seed alone.
     """
     hashes = (
         hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8)

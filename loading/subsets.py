@@ -1,5 +1,7 @@
-"""Subsets of the training samples, for data without a validation set of its own (DATA.VAL_SPLIT), and
-for cross-validation (DATA.FOLDS).
+"""Subsets of the training samples.
+
+They are for data without a validation set of its own (DATA.VAL_SPLIT), and for cross-validation
+(DATA.FOLDS).
 """
 
 import os
@@ -93,9 +95,7 @@ def fold_name(data: Any) -> str:
 
 
 def validation_files(data: Any) -> list[Path]:
-    """Returns the files, or the folder, of the data's own validation set; an empty list if it has
-    none.
-    """
+    """Returns the files, or the folder, of the data's own validation set; [] if it has none."""
     pattern = datasets.components[data.DATASET].given.get("val")
     return sorted(Path(data.DATA_PATH).glob(pattern)) if pattern else []
 

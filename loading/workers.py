@@ -147,7 +147,12 @@ class ProcessLoader(Loader):
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         if self.num_workers:
             self._workers = _Workers(
-                self.dataset, self.num_workers, (self.slots, self.room), self.shape, self.dtype
+                self.dataset,
+                self.num_workers,
+                slots=self.slots,
+                room=self.room,
+                shape=self.shape,
+                dtype=self.dtype,
             )
             batches = self._workers.batches(keys)
         else:
@@ -157,7 +162,8 @@ class ProcessLoader(Loader):
     def close(self) -> None:
         if self._workers:
             self._workers.kill()
-        self._workers, self._batches = None, iter(())
+        self._workers = None
+        self._batches = iter(())
 
 
 class _Workers:
@@ -167,7 +173,8 @@ class _Workers:
 
     Args:
         count: N.
-        slots: (number of slots, values that each holds).
+        slots: their number.
+        room: the values that a slot holds.
         shape: of an image [H, W, C], unless a batch's keys give another size.
         dtype: of the values.
     """
@@ -176,13 +183,13 @@ class _Workers:
         self,
         dataset: Any,
         count: int,
-        slots: tuple[int, int],
+        slots: int,
+        room: int,
         shape: tuple[int, int, int],
         dtype: np.dtype,
     ) -> None:
-        self.slots = np.frombuffer(
-            mmap.mmap(-1, int(np.prod(slots)) * dtype.itemsize), dtype
-        ).reshape(slots)
+        memory = mmap.mmap(-1, slots * room * dtype.itemsize)
+        self.slots = np.frombuffer(memory, dtype).reshape(slots, room)
         self.shape = shape
         self.dataset = dataset
         # For each worker: how many samples it has begun to read, and the index of the last one.
@@ -195,16 +202,14 @@ class _Workers:
         # threads there, and wait for those of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
             for begun in self.begun:
-                ours, theirs = context.Pipe()
-                self.processes.append(
-                    context.Process(
-                        target=_work, args=(dataset, self.slots, shape, theirs, begun), daemon=True
-                    )
-                )
-                self.processes[-1].start()
-                # Only the worker holds this end now, so ``ours`` is closed when it ends.
-                theirs.close()
-                self.connections.append(ours)
+                connection, workers_end = context.Pipe()
+                arguments = (dataset, self.slots, shape, workers_end, begun)
+                process = context.Process(target=_work, args=arguments, daemon=True)
+                process.start()
+                self.processes.append(process)
+                # Only the worker holds its end now, so the connection is closed when it ends.
+                workers_end.close()
+                self.connections.append(connection)
         # Called at exit, too, where Python would wait for the workers to end.
         self.kill = weakref.finalize(self, _kill, self.processes)
 
@@ -239,11 +244,9 @@ class _Workers:
         except (EOFError, OSError):
             process.join(1)
             code = process.exitcode or 0
-            how = (
-                f"killed by {signal.Signals(-code).name}"
-                if code < 0
-                else f"lost, with exit status {code}"
-            )
+            how = f"lost, with exit status {code}"
+            if code < 0:
+                how = f"killed by {signal.Signals(-code).name}"
             raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
 
     def _wait(self, worker: int) -> None:
@@ -265,9 +268,9 @@ class _Workers:
             problem = trouble(process.pid or 0)
             if waited > stall.limit and not (problem and progress.is_watched()):
                 name = f"loader worker {process.pid}"
-                raise RunError(
-                    f"{name} {problem}" if problem else stall.line(name, self.dataset.name(index))
-                )
+                if problem:
+                    raise RunError(f"{name} {problem}")
+                raise RunError(stall.line(name, self.dataset.name(index)))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,6 @@ WRITTEN = {
     "launch/streams.py: _non_blocking": "this process's own standard stream",
     "launch/streams.py: keep": "/dev/null",
     "loading/transforms/isolated_process.py: _main": NO_FILE,
-    "loading/transforms/corruption.py: __call__": NO_FILE,
     "models/paddle_inference.py: quiet": "/dev/null",
     "models/paddle_inference.py: save_program": OWN_FOLDER,
     "ops/build.py: compile_in": OWN_FOLDER,

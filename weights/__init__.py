@@ -1,9 +1,10 @@
-"""Loads weights from files of this toolkit, timm, the Hugging Face Hub, PaddleViT, Google and the
-papers' repositories.
+"""Loads weights from files of several toolkits, and writes them.
 
-A file passes three stages before a tensor of the model is set: ``formats`` reads its arrays,
-whatever wrote them; ``names`` gives them timm's names; ``fit`` resizes them for this model. Files
-that are written have timm's names and layout: a Linear's weight is [out, in].
+The files are this toolkit's, timm's, the Hugging Face Hub's, PaddleViT's, Google's, and those of
+the papers' repositories. A file passes three stages before a tensor of the model is set:
+``formats`` reads its arrays, whatever wrote them; ``names`` gives them timm's names; ``fit``
+resizes them for this model. Files that are written have timm's names and layout: a Linear's weight
+is [out, in].
 """
 
 import os
@@ -217,8 +218,9 @@ def _without_fresh(
 
 
 def _set(stored: WeightFile, arrays: dict[str, Any], state: dict[str, paddle.Tensor]) -> None:
-    """Sets the tensors, and stops if another program writes to the file: only checked values may
-    reach the model.
+    """Sets the tensors, and stops if another program writes to the file.
+
+    Only checked values may reach the model.
     """
     is_changed = False
     try:

@@ -259,9 +259,9 @@ class Adapter(NamedTuple):
 
     def _check_base(self, model: Target, arrays: Arrays, base: Path) -> None:
         """Raises InputError if ``arrays`` aren't those of the base that the adapter was trained on."""
-        found = base_hash(model, arrays, self.tensors)
-        if self.base not in (None, found):
-            hashes = f"their hashes are {printable(self.base, 12)} and {found[:12]}"
+        actual = base_hash(model, arrays, self.tensors)
+        if self.base not in (None, actual):
+            hashes = f"their hashes are {printable(self.base, 12)} and {actual[:12]}"
             raise InputError(
                 f"{self.file} was trained on other weights than {base} ({hashes}); "
                 "give -pretrained what it was trained on"

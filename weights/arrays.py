@@ -13,14 +13,16 @@ from errors import Unreadable
 
 NUMPY_CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
 STORAGES = {
-    "torch.HalfStorage": "<f2", "torch.FloatStorage": "<f4", "torch.DoubleStorage": "<f8", "torch.CharStorage": "|i1",
-    "torch.ShortStorage": "<i2", "torch.IntStorage": "<i4", "torch.LongStorage": "<i8", "torch.ByteStorage": "|u1",
-    "torch.BoolStorage": "|b1", "torch.BFloat16Storage": "bfloat16", "torch.storage.UntypedStorage": "|u1",
+    "torch.HalfStorage": "<f2", "torch.FloatStorage": "<f4", "torch.DoubleStorage": "<f8",
+    "torch.CharStorage": "|i1", "torch.ShortStorage": "<i2", "torch.IntStorage": "<i4",
+    "torch.LongStorage": "<i8", "torch.ByteStorage": "|u1", "torch.BoolStorage": "|b1",
+    "torch.BFloat16Storage": "bfloat16", "torch.storage.UntypedStorage": "|u1",
 }  # fmt: skip
 TORCH_DTYPES = {
-    "torch.float16": "<f2", "torch.float32": "<f4", "torch.float64": "<f8", "torch.int8": "|i1", "torch.int16": "<i2",
-    "torch.int32": "<i4", "torch.int64": "<i8", "torch.uint8": "|u1", "torch.uint16": "<u2", "torch.uint32": "<u4",
-    "torch.uint64": "<u8", "torch.bool": "|b1", "torch.bfloat16": "bfloat16",
+    "torch.float16": "<f2", "torch.float32": "<f4", "torch.float64": "<f8", "torch.int8": "|i1",
+    "torch.int16": "<i2", "torch.int32": "<i4", "torch.int64": "<i8", "torch.uint8": "|u1",
+    "torch.uint16": "<u2", "torch.uint32": "<u4", "torch.uint64": "<u8", "torch.bool": "|b1",
+    "torch.bfloat16": "bfloat16",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Adapts a file's tensors to a model with another image size, patch size, or number of channels or
-classes.
+"""Adapts a file's tensors to a model of other sizes.
 
-The results agree with timm's (``weights.resize``). Tensors are in the model's layout here: a
-Linear's weight is [in, out].
+These are the size of images or patches, or the number of channels or classes. The results agree
+with timm's (``weights.resize``). Tensors are in the model's layout here: a Linear's weight is [in,
+out].
 """
 
 import math
@@ -54,8 +54,9 @@ def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list
 
 
 def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
-    """Returns those of ``names`` that belong to the model's classifiers, or to layers of another
-    kind in their place.
+    """Returns those of ``names`` that belong to the model's classifiers.
+
+    A file may have layers of another kind in the place of a classifier, which count, too.
     """
     prefixes = tuple(f"{name}." for name in model.classifier_names())
     return [name for name in names if name.startswith(prefixes)]
@@ -77,10 +78,12 @@ def blind_classifiers(model: Target, file: Path) -> str:
     biases = [linear.bias.numpy() for linear in linears if linear.bias is not None]
     if not weights:
         return ""
-    if model.num_classes > 1 and all(
-        (values == values[..., :1]).all() for values in [*weights, *biases]
-    ):
-        return f"{file}: its classifier's values are the same for all classes: each gets the same probability"
+    are_equal = all((values == values[..., :1]).all() for values in [*weights, *biases])
+    if model.num_classes > 1 and are_equal:
+        return (
+            f"{file}: its classifier's values are the same for all classes:"
+            " each gets the same probability"
+        )
     if not any(values.any() for values in weights):
         return f"{file}: its classifier's weights are 0: all images get the same probabilities"
     return ""
@@ -98,7 +101,9 @@ def fit_sizes(
     Returns:
         a line for each thing that was resized.
     """
-    shape = None if images in (None, getattr(model, "image_size", None)) else images[0] / images[1]
+    shape = None
+    if images is not None and images != getattr(model, "image_size", None):
+        shape = images[0] / images[1]
     lines = _fit_stem(model, state, arrays)
     lines += _fit_pos_embed(model, state, arrays, shape)
     lines += _fit_tables(model, state, arrays, shape)
@@ -123,7 +128,10 @@ def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int,
         grids, key=lambda grid: abs(math.log(grid[0] / grid[1] / shape)), default=(0, 1)
     )
     # A grid of windows may be closer to a square than the image, so the proportions have a range.
-    low, high = (1, 1) if shape == 1 else (min(shape, 1) / 2, max(shape, 1) * 2)
+    low = high = 1.0
+    if shape != 1:
+        low = min(shape, 1) / 2
+        high = max(shape, 1) * 2
     return (rows, columns) if low <= rows / columns <= high else None
 
 
@@ -159,9 +167,8 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     names = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
     if names and model.pos_embed_layout != "NLC":
-        return _fit_pos_map(
-            model.pos_embed_layout == "NCHW", tuple(state["pos_embed"].shape), arrays
-        )
+        channels_first = model.pos_embed_layout == "NCHW"
+        return _fit_pos_map(channels_first, tuple(state["pos_embed"].shape), arrays)
     return [
         line
         for name in names
@@ -197,7 +204,7 @@ def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) 
         array = array.transpose(0, 2, 3, 1)
         wanted = (wanted[0], wanted[2], wanted[3], wanted[1])
     one, *old, dim = array.shape
-    rows, columns = wanted[1], wanted[2]
+    rows, columns = wanted[1:3]
     if (one, dim) != (wanted[0], wanted[3]):
         return []
     resized = resize_pos_embed(array.reshape(1, -1, dim), 0, (rows, columns), (old[0], old[1]))
@@ -213,13 +220,14 @@ def _fit_tables(model: Target, state: Tensors, arrays: Arrays, shape: float | No
         window = sublayer(model, name.rpartition(".")[0]).window_size
         rows = len(arrays[name])
         wanted_rows, heads = state[name].shape
-        own = (2 * window[0] - 1, 2 * window[1] - 1)
+        model_offsets = (2 * window[0] - 1, 2 * window[1] - 1)
         # BEiT has three more rows, for the class token.
-        extra = wanted_rows - math.prod(own)
+        extra = wanted_rows - math.prod(model_offsets)
         # A square window may come from an image that isn't a square.
-        is_square = own[0] == own[1] == math.isqrt(max(rows - extra, 0))
-        offsets = grid_of(rows - extra, None if is_square else shape, own)
-        if offsets in (None, own) or arrays[name].shape != (rows, heads):
+        side = math.isqrt(max(rows - extra, 0))
+        is_square = model_offsets == (side, side)
+        offsets = grid_of(rows - extra, None if is_square else shape, model_offsets)
+        if offsets in (None, model_offsets) or arrays[name].shape != (rows, heads):
             continue
         # A window of n places along a side has 2n - 1 offsets.
         if not all(side % 2 for side in offsets):

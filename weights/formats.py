@@ -65,8 +65,9 @@ _INNER = re.compile(
 # The entry of a .safetensors file's metadata with this toolkit's description of the model, in JSON.
 METADATA = "paddle_vit_toolkit"
 SAFETENSORS_DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4",
+    "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
+    "BOOL": "|b1",
 }  # fmt: skip
 LONGEST_NAME = 256  # characters of a tensor's name
 # The first two pickles of a file by torch.save before PyTorch 1.6.

@@ -68,9 +68,9 @@ _FORM: Form = {
 _NEEDED = ("peft_type", "r", "lora_alpha", "target_modules")
 # Entries that don't change what a trained Linear computes.
 _IGNORED = {
-    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
-    "inference_mode", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
-    "runtime_config", "task_type",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+    "fan_in_fan_out", "inference_mode", "lora_dropout", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 
 

@@ -83,8 +83,9 @@ def resize_rel_pos_bias_table(
 def resize_attention_biases(
     biases: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]
 ) -> np.ndarray:
-    """Resizes a table of biases by distance bicubically, as timm's
-    ``resize_rel_pos_bias_table_levit`` does.
+    """Resizes a table of biases by distance bicubically.
+
+    timm's ``resize_rel_pos_bias_table_levit`` does the same.
 
     Args:
         biases: [heads, h w].
@@ -100,11 +101,11 @@ def resize_attention_biases(
 
 
 def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes the kernel that embeds patches, as timm's ``resample_patch_embed`` does (FlexiViT,
-    arXiv:2212.08013).
+    """Resizes the kernel that embeds patches, as timm's ``resample_patch_embed`` does.
 
-    The kernel is multiplied by the pseudo-inverse of bicubic resizing. So patches that are enlarged
-    together with their image have the same embedding as before.
+    The method is FlexiViT's (arXiv:2212.08013). The kernel is multiplied by the pseudo-inverse of
+    bicubic resizing. So patches that are enlarged together with their image have the same embedding
+    as before.
 
     Args:
         weight: [out, in, h, w].

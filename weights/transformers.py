@@ -1,5 +1,6 @@
-"""Reads the files that Hugging Face's transformers writes beside weights: config.json and
-preprocessor_config.json.
+"""Reads the files that Hugging Face's transformers writes beside weights.
+
+They are config.json and preprocessor_config.json.
 """
 
 import os

@@ -232,31 +232,28 @@ class DataUnpickler:
             raise Unreadable("its pickle sets the state of what has none")
 
     def _persistent(self) -> None:
+        problem = "its pickle refers to an object outside of it that is no tensor's storage"
         name = self.stack.pop()
-        if (
-            self.storage is None
-            or type(name) is not tuple
-            or len(name) not in (5, 6)
-            or name[5:] not in ((), (None,))
-        ):
-            raise Unreadable(
-                "its pickle refers to an object outside of it that is no tensor's storage"
-            )
+        is_tuple = type(name) is tuple and len(name) in (5, 6) and name[5:] in ((), (None,))
+        if self.storage is None or not is_tuple:
+            raise Unreadable(problem)
         kind, storage_type, key, _, count = name[:5]
         dtype = STORAGES.get(storage_type.label) if type(storage_type) is _Name else None
         if kind != "storage" or dtype is None or type(key) is not str or not is_count(count):
-            raise Unreadable(
-                "its pickle refers to an object outside of it that is no tensor's storage"
-            )
+            raise Unreadable(problem)
         self.stack.append(_Storage(dtype, self.storage(key, count * item_size(dtype))))
 
 
 # PROTO and FRAME, with the size of their arguments.
 _SKIPPED = {b"\x80": 1, b"\x95": 8}
+# The opcodes that call a name, or set the state of what a call returned.
 _CALLS = b"R\x81bQ"
+# The values of opcodes without arguments.
 _FIXED = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
-# The last one is EMPTY_SET. Its elements are listed, because hashing them could take forever.
+# The types of empty containers. The last opcode is EMPTY_SET. A set becomes a list, because hashing
+# its elements could take forever.
 _NEW = {b"]": list, b"}": dict, b"\x8f": list}
+# By opcode, the form of a number, and of the length of a text or of bytes, as of ``struct``.
 _NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
 _TEXTS = {
     b"\x8c": ("<B", "utf-8"), b"X": ("<I", "utf-8"), b"\x8d": ("<Q", "utf-8"),
@@ -264,7 +261,9 @@ _TEXTS = {
     b"U": ("<B", "latin-1"), b"T": ("<I", "latin-1"), b"C": ("<B", "latin-1"),
 }  # fmt: skip
 _BYTES = {b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
+# The sizes of tuples.
 _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+# The form of a place in the memo.
 _PUTS = {b"q": "<B", b"r": "<I"}
 _GETS = {b"h": "<B", b"j": "<I"}
 _ACTIONS: dict[bytes, Callable[[DataUnpickler], Any]] = {
@@ -289,16 +288,16 @@ _ACTIONS: dict[bytes, Callable[[DataUnpickler], Any]] = {
     b"Q": DataUnpickler._persistent,
 }
 
-# What a call of an admitted name means
-
+# The functions that stand for calls of admitted names
 
 # The prefix of the classes of a TorchScript program.
 _SCRIPTED = "__torch__."
 
 
 def _describe(function: Any, arguments: Any) -> Any:
+    """Returns what stands for a call of a name that the file gives."""
     if type(function) is _Name and function.label.startswith(_SCRIPTED):
-        # Either a module, or a member of an enumeration. The latter has a value as its arguments.
+        # It is a module, or a member of an enumeration, whose arguments are a value.
         return Script()
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Unreadable("its pickle calls what is no admitted name")
@@ -317,22 +316,18 @@ def _fill_array(array: Array, state: Any) -> None:
     if type(data) not in (Span, str):
         raise Unreadable("it holds an array without content")
     array.__init__(dtype.order + dtype.code, shape, contiguous(sizes(shape), fortran is True), data)
-    if (
-        type(data) is Span
-        and not data.is_text
-        and array.extent() * item_size(array.dtype) != data.length
-    ):
+    # The length of a text's content isn't known before it is read.
+    if type(data) is not Span or data.is_text:
+        return
+    if array.extent() * item_size(array.dtype) != data.length:
         raise Unreadable(f"it holds an array of shape {list(shape)} with {data.length} bytes")
 
 
 def _fill_dtype(dtype: _DType, state: Any) -> None:
-    if (
-        type(state) is not tuple
-        or type(state[1]) is not str
-        or state[1] not in ("<", ">", "|", "=")
-    ):
+    order = state[1] if type(state) is tuple else None
+    if type(order) is not str or order not in ("<", ">", "|", "="):
         raise Unreadable("it holds a dtype without a byte order")
-    dtype.order = state[1]
+    dtype.order = order
 
 
 def _dtype(code: Any, *_: Any) -> _DType:
@@ -372,15 +367,21 @@ def _dictionary(*arguments: Any) -> dict[str, Any]:
 
 
 def _first(first: Any = "", *_: Any) -> Any:
+    """Returns the first argument."""
     # The argument isn't copied: a list that is copied again and again would fill the memory.
     return first
 
 
 def _encode(text: Any, encoding: Any) -> Any:
-    """Returns the text of which protocol 2 makes bytes; ``Array`` takes it as its content."""
+    """Returns a text whose Latin-1 encoding protocol 2 means; ``Array`` takes it as its content."""
     if encoding not in ("latin1", "latin-1"):
         raise Unreadable("it holds bytes in an encoding other than Latin-1")
     return text
+
+
+def _from_type(function: Any, _: Any, arguments: Any, state: Any) -> Any:
+    """Returns what ``function`` returns. The type of the tensor, and its state, aren't needed."""
+    return _describe(function, arguments)
 
 
 def _blank(*_: Any) -> _Blank:
@@ -402,27 +403,30 @@ _SCRIPT_LISTS = (
     "restore_type_tag",
 )
 _PLAIN_DATA = (
-    "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime", "pathlib.Path",
-    "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
-    "numpy._core.multiarray.scalar", "torch.Size", "torch.device", "torch.serialization._get_layout",
-    "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode", "builtins.set", "builtins.frozenset",
-    "builtins.complex", "builtins.bytearray", *(f"torch.jit._pickle.{name}" for name in _SCRIPT_LISTS),
+    "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime",
+    "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath",
+    "pathlib.PureWindowsPath", "numpy._core.multiarray.scalar", "torch.Size", "torch.device",
+    "torch.serialization._get_layout", "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata", "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode", "builtins.set",
+    "builtins.frozenset", "builtins.complex", "builtins.bytearray",
+    *(f"torch.jit._pickle.{name}" for name in _SCRIPT_LISTS),
 )  # fmt: skip
 _LABELS = (
-    "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict", "builtins.list",
-    "builtins.int", "builtins.long", "builtins.float", "builtins.str", "builtins.bool", *STORAGES, *TORCH_DTYPES,
+    "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict",
+    "builtins.list", "builtins.int", "builtins.long", "builtins.float", "builtins.str",
+    "builtins.bool", *STORAGES, *TORCH_DTYPES,
 )  # fmt: skip
-# The names that a file may use. A function of this module computes what a call of the name returns;
-# names with None may not be called.
+# The names that a file may use. A call of a name returns what the function here returns. Names with
+# None may not be called.
 ADMITTED: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(_LABELS),
     **dict.fromkeys(_PLAIN_DATA, _blank),
     "collections.OrderedDict": _dictionary,
     "collections.defaultdict": _dictionary,
-    # Paddle's (name, array).
+    # (name, array), as Paddle pickles a tensor.
     "builtins.tuple": _first,
-    # Empty bytes, in protocol 2.
+    # In protocol 2, empty bytes.
     "builtins.bytes": _first,
     "_codecs.encode": _encode,
     "numpy.dtype": _dtype,
@@ -434,7 +438,5 @@ ADMITTED: dict[str, Callable[..., Any] | None] = {
     "torch._utils._rebuild_tensor_v3": _typed_tensor,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
-    "torch._tensor._rebuild_from_type_v2": lambda function, _, arguments, state: _describe(
-        function, arguments
-    ),
+    "torch._tensor._rebuild_from_type_v2": _from_type,
 }

@@ -1,4 +1,7 @@
-"""Findings of a check in words: errors, which end a run, and remarks, which spoil its numbers."""
+"""The findings of a check of data, in words.
+
+An error would end a run with this data. A remark tells what makes its numbers doubtful.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,9 +26,12 @@ _PAIRS = 8
 
 
 class Finding(NamedTuple):
-    """A line about a dataset, with some of the images that it concerns.
+    """A line about a dataset.
 
-    ``is_error`` says that a run with this data ends in an error.
+    Attributes:
+        text: the line.
+        examples: names of some of the images or classes that it concerns, or their messages.
+        is_error: whether a run with this data would end in an error.
     """
 
     text: str
@@ -61,12 +67,12 @@ class Duplicates(NamedTuple):
     Attributes:
         same: there is another one in its split.
         leaked: it is in the validation set, and another one is in the training set.
-        torn: another one has another label.
+        relabelled: another one of them has another label.
     """
 
     same: np.ndarray
     leaked: np.ndarray
-    torn: np.ndarray
+    relabelled: np.ndarray
 
 
 def images_of(splits: Mapping[str, CheckedImages]) -> ReadableImages:
@@ -98,16 +104,18 @@ def exact_duplicates(images: ReadableImages) -> Duplicates:
     return Duplicates(
         same=in_split > 1,
         leaked=is_val & (train[group] > 0),
-        torn=low[group] != high[group],
+        relabelled=low[group] != high[group],
     )
 
 
 def near_duplicates(images: ReadableImages) -> tuple[Duplicates, int]:
-    """Returns (which images look like another one of other bytes, how many comparisons were left
-    out).
+    """Finds the images that look like another one whose file has other bytes.
 
-    Blank images aren't compared. A validation image that is in the training set, too, isn't
-    reported again as leaked.
+    Blank images aren't compared. A validation image whose file is also in the training set isn't
+    leaked here: ``exact_duplicates`` reports it.
+
+    Returns:
+        (the duplicates, how many comparisons were left out).
     """
     # Files of the same bytes are compared once. So there are three levels: images, the files that
     # they are copies of (``group``), and the hashes of these files (``node``).
@@ -137,15 +145,17 @@ def near_duplicates(images: ReadableImages) -> tuple[Duplicates, int]:
     # of another label.
     like_train = np.zeros(len(first), bool)
     like_val = np.zeros(len(first), bool)
-    torn = np.zeros(len(first), bool)
+    relabelled = np.zeros(len(first), bool)
     like_train[compared] = (counts[0][node] > (train[compared] > 0)) | has_near[0][node]
     like_val[compared] = (counts[1][node] > (val[compared] > 0)) | has_near[1][node]
-    torn[compared] = (near_lowest[node] < low[compared]) | (near_highest[node] > high[compared])
+    relabelled[compared] = (near_lowest[node] < low[compared]) | (
+        near_highest[node] > high[compared]
+    )
     is_val = _is_val(images)
     duplicates = Duplicates(
         same=np.where(is_val, like_val[group], like_train[group]),
         leaked=is_val & like_train[group] & (train[group] == 0),
-        torn=torn[group],
+        relabelled=relabelled[group],
     )
     return duplicates, missed
 
@@ -157,8 +167,10 @@ def _is_val(images: ReadableImages) -> np.ndarray:
 def _counts(
     group: np.ndarray, images: ReadableImages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns for each group of images: (training images, validation images, the lowest label, the
-    highest label).
+    """Returns the numbers and the labels of the images in each group.
+
+    Returns:
+        (training images, validation images, the lowest label, the highest label), [groups] each.
     """
     is_val = _is_val(images)
     count = group.max(initial=-1) + 1
@@ -189,14 +201,14 @@ def duplicate_pairs(images: ReadableImages, alike: Duplicates) -> list[tuple[int
     """
     is_val = _is_val(images)
     pairs: list[tuple[int, int]] = []
-    for flagged in (alike.leaked, alike.torn, alike.same):
+    for flagged in (alike.leaked, alike.relabelled, alike.same):
         for index in np.flatnonzero(flagged)[: _PAIRS - len(pairs)].tolist():
             candidates = images.content != images.content[index]
             if flagged is alike.leaked:
                 candidates &= is_val != is_val[index]
             else:
                 candidates &= ~images.blank
-            if flagged is alike.torn:
+            if flagged is alike.relabelled:
                 candidates &= images.labels != images.labels[index]
             is_shown = any(index in pair for pair in pairs)
             if candidates.any() and not is_shown:
@@ -298,15 +310,10 @@ def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     widths = np.maximum(records["width"], 1).tolist()
     heights = np.maximum(records["height"], 1).tolist()
     to = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
-    resized = np.array(
-        [
-            math.prod(covering(width, height, to))
-            for width, height in zip(widths, heights, strict=True)
-        ],
-        np.int64,
-    )
+    sizes = zip(widths, heights, strict=True)
+    pixels = np.array([math.prod(covering(*size, to)) for size in sizes], np.int64)
     limit = max(most_resized(config), math.prod(to))
-    return (resized > limit) & (data.CROP_MODE != "squash") & records["readable"]
+    return (pixels > limit) & (data.CROP_MODE != "squash") & records["readable"]
 
 
 def _with_messages(split: CheckedImages, flagged: np.ndarray, text: str, is_error: bool) -> Finding:
@@ -319,8 +326,10 @@ def _with_messages(split: CheckedImages, flagged: np.ndarray, text: str, is_erro
 def _label_findings(
     config: Configuration, splits: Mapping[str, CheckedImages], listed: bool
 ) -> list[Finding]:
-    """Returns findings about classes that have no image in a split, and about folders of images that
-    may be several classes.
+    """Returns findings about classes.
+
+    They are about classes that have no image in a split, and about folders of images that may be
+    several classes.
     """
     result = []
     source = splits["train"].source
@@ -367,13 +376,14 @@ def _duplicate_findings(
 ) -> list[Finding]:
     leaked = f"validation images that {verb} a training image"
     result = _remarks(splits, images, alike.leaked, leaked)
-    result += _remarks(splits, images, alike.torn, f"images that {verb} one that has another label")
+    result += _remarks(
+        splits, images, alike.relabelled, f"images that {verb} one that has another label"
+    )
     for number, mode in enumerate(images.modes):
         name = NAMES[mode]
         flagged = alike.same & (images.mode == number)
-        result += _remarks(
-            splits, images, flagged, f"{name} images that {verb} another {name} image"
-        )
+        text = f"{name} images that {verb} another {name} image"
+        result += _remarks(splits, images, flagged, text)
     return result
 
 

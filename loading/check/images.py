@@ -1,5 +1,6 @@
-"""Decodes every image of a dataset in several processes, for a check. Each image's record takes 60
-bytes.
+"""Decodes every image of a dataset for a check, in several processes.
+
+The record of an image takes 60 bytes.
 """
 
 import functools
@@ -46,8 +47,9 @@ _BLANK = 1.0
 # A decoder's warning about data that a camera appended, which no pixel depends on.
 _HARMLESS = "extraneous bytes before marker 0xd9"
 _RECORD = np.dtype([
-    ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S8"), ("turn", "u1"),
-    ("content", "u8"), ("hash", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
+    ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S8"),
+    ("turn", "u1"), ("content", "u8"), ("hash", "u8"), ("blank", "?"), ("readable", "?"),
+    ("flawed", "?"),
 ])  # fmt: skip
 
 

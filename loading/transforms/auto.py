@@ -1,5 +1,6 @@
-"""Augmentation policies, named as in timm: RandAugment, AutoAugment, TrivialAugment, 3-Augment and
-AugMix.
+"""Augmentation policies, with timm's names of them.
+
+They are RandAugment, AutoAugment, TrivialAugment, 3-Augment and AugMix.
 """
 
 import re
@@ -30,59 +31,72 @@ from settings.registry import operations
 Policy = Callable[[Picture, np.random.Generator], Picture]
 
 FORMS = (
-    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original-mstd0.5 (or originalr, v0, v0r, 3a), "
-    "trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
+    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), "
+    "original-mstd0.5 (or originalr, v0, v0r, 3a), trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
 )
-# Settings that are whole numbers, and the ranges of settings; for others 0 to _BOUND.
-_WHOLE = ("n", "inc", "w", "d", "b")
+# A setting of a policy: its name and its value. That of "t" is a text, the others are numbers.
+_SETTING = re.compile(r"(?P<text_name>t)(?P<text>[\w+]+)|(?P<name>[a-z]+)(?P<number>\d+(?:\.\d+)?)")
+# The settings that are integers.
+_INTEGERS = ("n", "inc", "w", "d", "b")
+# The ranges of the numbers; otherwise 0 to _LARGEST.
 _LEAST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}
 _MOST = {"p": 1, "n": 100, "w": 100, "d": 100}
-_BOUND = 1000
+_LARGEST = 1000
 _RAND = (
-    "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
-    "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
+    "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd",
+    "Color", "Contrast", "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel",
+    "TranslateYRel",
 )  # fmt: skip
 _GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _RAND)
+_THREE_AUGMENT = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
 _WEIGHTED = {
     "weights": {
-        "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1, "ColorIncreasing": 0.25,
-        "SharpnessIncreasing": 0.25, "AutoContrast": 0.25, "SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05,
-        "ContrastIncreasing": 0.05, "BrightnessIncreasing": 0.05, "Equalize": 0.05, "PosterizeIncreasing": 0.05,
+        "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1,
+        "ColorIncreasing": 0.25, "SharpnessIncreasing": 0.25, "AutoContrast": 0.25,
+        "SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05, "ContrastIncreasing": 0.05,
+        "BrightnessIncreasing": 0.05, "Equalize": 0.05, "PosterizeIncreasing": 0.05,
         "Invert": 0.05,
     },
     "3aw": {
-        "SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2, "ShearY": 2,
-        "PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1, "SharpnessIncreasing": 1,
-        "ContrastIncreasing": 1, "BrightnessIncreasing": 1, "Equalize": 1, "Invert": 1,
+        "SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2,
+        "ShearY": 2, "PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1,
+        "SharpnessIncreasing": 1, "ContrastIncreasing": 1, "BrightnessIncreasing": 1,
+        "Equalize": 1, "Invert": 1,
     },
 }  # fmt: skip
 _AUGMIX = tuple(name for name in _INCREASING if name not in ("Invert", "SolarizeAdd"))
-# Pairs of (operation, probability in tenths, level), one pair to a line of the papers' tables.
+# The lines of the papers' tables, with commas between. A line has two operations, each with its
+# name, its probability in tenths and its level.
 _V0 = """
 Equalize 8 1 ShearY 8 4, Color 4 9 Equalize 6 3, Color 4 1 Rotate 6 8, Solarize 8 3 Equalize 4 7,
-Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3, ShearX 2 9 Rotate 6 8,
-Color 6 1 Equalize 10 2, Invert 4 9 Rotate 6 0, Equalize 10 9 ShearY 6 3, Color 4 7 Equalize 6 0,
-Posterize 4 6 AutoContrast 4 7, Solarize 6 8 Color 6 9, Solarize 2 4 Rotate 8 9, Rotate 10 7 TranslateYRel 8 9,
-ShearX 0 0 Solarize 8 4, ShearY 8 0 Color 6 4, Color 10 0 Rotate 6 2, Equalize 8 4 Equalize 0 8,
-Equalize 10 4 AutoContrast 6 2, ShearY 4 7 SolarizeAdd 6 7, Posterize 8 2 Solarize 6 10, Solarize 6 8 Equalize 6 1,
-Color 8 6 Rotate 4 5
+Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3,
+ShearX 2 9 Rotate 6 8, Color 6 1 Equalize 10 2, Invert 4 9 Rotate 6 0, Equalize 10 9 ShearY 6 3,
+Color 4 7 Equalize 6 0, Posterize 4 6 AutoContrast 4 7, Solarize 6 8 Color 6 9,
+Solarize 2 4 Rotate 8 9, Rotate 10 7 TranslateYRel 8 9, ShearX 0 0 Solarize 8 4,
+ShearY 8 0 Color 6 4, Color 10 0 Rotate 6 2, Equalize 8 4 Equalize 0 8,
+Equalize 10 4 AutoContrast 6 2, ShearY 4 7 SolarizeAdd 6 7, Posterize 8 2 Solarize 6 10,
+Solarize 6 8 Equalize 6 1, Color 8 6 Rotate 4 5
 """
 _ORIGINAL = """
 PosterizeOriginal 4 8 Rotate 6 9, Solarize 6 5 AutoContrast 6 5, Equalize 8 8 Equalize 6 3,
 PosterizeOriginal 6 7 PosterizeOriginal 6 6, Equalize 4 7 Solarize 2 4, Equalize 4 4 Rotate 8 8,
 Solarize 6 3 Equalize 6 7, PosterizeOriginal 8 5 Equalize 10 2, Rotate 2 3 Solarize 6 8,
-Equalize 6 8 PosterizeOriginal 4 6, Rotate 8 8 Color 4 0, Rotate 4 9 Equalize 6 2, Equalize 0 7 Equalize 8 8,
-Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Rotate 8 8 Color 10 2, Color 8 8 Solarize 8 7,
-Sharpness 4 7 Invert 6 8, ShearX 6 5 Equalize 10 9, Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4,
-Solarize 6 5 AutoContrast 6 5, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
+Equalize 6 8 PosterizeOriginal 4 6, Rotate 8 8 Color 4 0, Rotate 4 9 Equalize 6 2,
+Equalize 0 7 Equalize 8 8, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8,
+Rotate 8 8 Color 10 2, Color 8 8 Solarize 8 7, Sharpness 4 7 Invert 6 8, ShearX 6 5 Equalize 10 9,
+Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4, Solarize 6 5 AutoContrast 6 5,
+Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
 """
 _POLICIES = {
-    "v0": _V0,  # of TensorFlow's TPU EfficientNet
+    # of TensorFlow's TPU EfficientNet
+    "v0": _V0,
     "v0r": _V0.replace("Posterize ", "PosterizeIncreasing "),
-    "original": _ORIGINAL,  # Cubuk et al. 2018, arXiv:1805.09501
+    # Cubuk et al. 2018, arXiv:1805.09501
+    "original": _ORIGINAL,
     "originalr": _ORIGINAL.replace("PosterizeOriginal", "PosterizeIncreasing"),
-    "3a": "Solarize 10 5, Desaturate 10 10, GaussianBlurRand 10 10",  # DeiT-III
+    # DeiT-III
+    "3a": "Solarize 10 5, Desaturate 10 10, GaussianBlurRand 10 10",
 }
 
 
@@ -159,8 +173,8 @@ class TrivialAugmentWide:
     """Applies one operation, at one of 31 magnitudes."""
 
     _SPACE = (
-        "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
-        "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+        "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness",
+        "Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
     )  # fmt: skip
 
     def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
@@ -169,12 +183,16 @@ class TrivialAugmentWide:
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
     def apply(self, image: Picture, name: str, step: int, sign: int) -> Picture:
-        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of
-        ``sign``.
+        """Applies an operation at one of the 31 steps of its widest range.
 
         The magnitudes are exact, while torchvision's are float32. At step 15 an image is shifted by
         16 pixels here, and there by 15.99, which is cut to 15.
+
+        Args:
+            step: 0 to 30.
+            sign: 1 or -1, the direction.
         """
+        # The nearest pixel is taken, and black fills what lies outside.
         how = (Image.Resampling.NEAREST, 0)
         share = step / 30
         if name in ("ShearX", "ShearY"):
@@ -189,12 +207,15 @@ class TrivialAugmentWide:
             return posterize(image, 8 - round(share * 6))
         if name == "Solarize":
             return solarize(image, 255 - 8.5 * step)
-        return image if name == "Identity" else apply(name, image, 1 + sign * 0.99 * share, *how)
+        if name == "Identity":
+            return image
+        return apply(name, image, 1 + sign * 0.99 * share, *how)
 
 
 class AugMix:
-    """Mixes ``width`` chains of operations with the image (Hendrycks et al. 2020,
-    arXiv:1912.02781), as timm does.
+    """Mixes chains of operations with the image, as timm does.
+
+    The method is that of Hendrycks et al. 2020 (arXiv:1912.02781).
 
     Args:
         width: number of chains.
@@ -241,19 +262,25 @@ class AugMix:
 
 
 def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
-    increasing = int(given.get("inc", 0))
-    kind = given.get("t")
-    sets = {
-        None: _INCREASING if increasing else _RAND,
-        "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur"),
-    }
-    names = (sets | _WEIGHTED).get(kind) or str(kind).split("+")
-    if other := [name for name in names if name not in operations.names()]:
-        raise _unknown(text, f"t{kind}", nearest(other[0], [*operations.names(), *_WEIGHTED]))
+    chosen = given.get("t")
+    weights = None
+    if chosen is None:
+        names = _INCREASING if int(given.get("inc", 0)) else _RAND
+    elif chosen == "3a":
+        names = _THREE_AUGMENT
+    elif chosen in _WEIGHTED:
+        names = tuple(_WEIGHTED[chosen])
+        weights = tuple(_WEIGHTED[chosen].values())
+    else:
+        names = chosen.split("+")
+    if unknown := [name for name in names if name not in operations.names()]:
+        hint = nearest(unknown[0], [*operations.names(), *_WEIGHTED])
+        raise _unknown(text, f"t{chosen}", hint)
     n = int(given.get("n", 2))
-    std = float(given.get("mstd", 0))
-    if isinstance(names, dict) and n > len(names):  # each is taken once
+    # An operation with a weight is applied once at most.
+    if weights and n > len(names):
         raise _unknown(text, f"n{n}")
+    std = float(given.get("mstd", 0))
     augments = [
         Augment(
             name,
@@ -267,23 +294,38 @@ def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> Ra
         )
         for name in names
     ]
-    return RandAugment(augments, n, list(names.values()) if isinstance(names, dict) else None)
+    return RandAugment(augments, n, weights)
 
 
 def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
-    std = float(given.get("mstd", "inf"))
-    level = float(given.get("m", 3))
     augments = [
-        Augment(name, 1.0, level, std, 10.0, resampling, fill, translate=0.3) for name in _AUGMIX
+        Augment(
+            name,
+            probability=1.0,
+            level=float(given.get("m", 3)),
+            level_std=float(given.get("mstd", "inf")),
+            level_max=10.0,
+            resampling=resampling,
+            fill=fill,
+            translate=0.3,
+        )
+        for name in _AUGMIX
     ]
-    depth = int(given.get("d", 0))
-    alpha = float(given.get("a", 1))
     return AugMix(
-        augments, int(given.get("w", 3)), depth, alpha, blended=bool(int(given.get("b", 0)))
+        augments,
+        width=int(given.get("w", 3)),
+        depth=int(given.get("d", 0)),
+        alpha=float(given.get("a", 1)),
+        blended=bool(int(given.get("b", 0))),
     )
 
 
 def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
+    """Returns the operations of a line of AutoAugment's tables.
+
+    Args:
+        augment: (name, probability, level) -> an operation.
+    """
     words = line.split()
     return [
         augment(name, probability=int(tenths) / 10, level=float(level))
@@ -292,18 +334,27 @@ def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
 
 
 def _settings(text: str, words: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of a policy by name: ``["m9", "mstd0.5"]`` is ``{"m": "9", "mstd":
-    "0.5"}``.
+    """Returns the settings of a policy by name.
+
+    ["m9", "mstd0.5"] becomes {"m": "9", "mstd": "0.5"}.
+
+    Args:
+        text: the whole policy, for the error.
+        words: its settings.
+        known: the names of the settings that it may have.
     """
     settings = {}
     for word in words:
-        match = re.fullmatch(r"(t)([\w+]+)|([a-z]+)(\d+(?:\.\d+)?)", word)
-        key, value = [group for group in match.groups() if group] if match else ("", "")
-        if key not in known or key in settings or (key in _WHOLE and not value.isdigit()):
+        match = _SETTING.fullmatch(word)
+        if not match:
             raise _unknown(text, word)
-        if key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, _BOUND):
+        name = match["text_name"] or match["name"]
+        value = match["text"] or match["number"]
+        if name not in known or name in settings or (name in _INTEGERS and not value.isdigit()):
             raise _unknown(text, word)
-        settings[key] = value
+        if name != "t" and not _LEAST.get(name, 0) <= float(value) <= _MOST.get(name, _LARGEST):
+            raise _unknown(text, word)
+        settings[name] = value
     return settings
 
 

@@ -1,8 +1,9 @@
-"""Files of any number of channels in full depth: TIFF, NumPy's arrays, and what Pillow reads.
+"""Reads images of any number of channels in full depth.
 
-Pillow can't open a TIFF of many channels. But it can open the same data with other tags. They say
-one channel that is as wide as all channels of a row together, or one plane after the other. So
-libtiff decodes it, within Pillow's bounds.
+The files are TIFF, .npy, and what Pillow reads in full depth. Pillow can't open a TIFF of many
+channels. But it opens the same data under other tags, as images of one channel: either the channels
+of a row side by side, or one plane after the other. So libtiff decodes the data, within Pillow's
+limits.
 """
 
 import math
@@ -27,29 +28,41 @@ from loading.transforms.formats import (
 from loading.transforms.orientation import TURNS, orientation_of
 from loading.transforms.tiff import Directory, Tag
 
-# By TIFF's bits and format of a sample.
-_KINDS = {(8, 1): np.dtype(np.uint8), (16, 1): np.dtype(np.uint16), (32, 3): np.dtype(np.float32)}
-# Pillow's, as which others are taken; of the rest these:
-_MODES = {"1": "L", "P": "RGB", "PA": "RGB"}
-_TAKEN = ("L", "LA", "RGB", "RGBA", "I", "I;16", "I;16B")
-# TIFF's compressions that work on bytes, whatever the channels; of those that Pillow reads the
-# predictor too.
-_PLAIN = (1, 32773)
-_PREDICTED = (5, 8, 32946, 34925, 50000)
-_INTEGERS = 2  # the predictor of whole numbers
-_MEANINGS = (0, 1, 2, 5)  # photometric interpretations: grey from white or black on, colours, inks
-_LONGEST_HEADER = 10_000  # bytes; Python 2 wrote 3L for 3
-_NPY_HEADER = re.compile(
-    rb"\{ *'descr': *'([<>|=]?[?biufcOSUVMm][0-9]{0,4})', *'fortran_order': *(True|False),"
-    rb" *'shape': *\(((?:[0-9]{1,18}L?(?:, *|(?=\)))){0,32})\),? *\}\s*"
-)
 Encoded = EncodedImage | Bands
+# The type of a TIFF's values, by (bits, format) of a sample.
+_DTYPES = {(8, 1): np.dtype(np.uint8), (16, 1): np.dtype(np.uint16), (32, 3): np.dtype(np.float32)}
+# Pillow's modes that are read, and those that are converted to one of them.
+_MODES = ("L", "LA", "RGB", "RGBA", "I", "I;16", "I;16B")
+_CONVERTED = {"1": "L", "P": "RGB", "PA": "RGB"}
+# TIFF's compressions of bytes, which don't depend on the channels and have no predictor.
+_WITHOUT_PREDICTOR = (1, 32773)
+# The compressions for which Pillow also reads a predictor.
+_WITH_PREDICTOR = (5, 8, 32946, 34925, 50000)
+# The predictor of integers: each value is stored as its difference from the one to its left.
+_DIFFERENCES = 2
+# TIFF's photometric interpretations that are read: grey from white or from black on, RGB, inks.
+_WHITE_IS_ZERO = 0
+_INTERPRETATIONS = (_WHITE_IS_ZERO, 1, 2, 5)
+_LONGEST_HEADER = 10_000  # bytes of a .npy file
+# The header that NumPy writes: a dictionary as Python prints it. Python 2 wrote 3L for 3.
+_NPY_HEADER = re.compile(
+    rb"\{ *'descr': *'(?P<dtype>[<>|=]?[?biufcOSUVMm][0-9]{0,4})',"
+    rb" *'fortran_order': *(?P<fortran>True|False),"
+    rb" *'shape': *\((?P<shape>(?:[0-9]{1,18}L?(?:, *|(?=\)))){0,32})\),? *\}\s*"
+)
 
 
 def encoded_image(
     data: bytes, mode: str | int, name: str, most: int, oriented: bool = False, exact: bool = False
 ) -> Encoded:
-    """Returns the image in a file: of ``pixel_mode``; else as ``EncodedImage`` and ``bands_of``.
+    """Returns the image in a file, as ``EncodedImage`` or as ``Bands``.
+
+    Args:
+        data: the file.
+        mode: as of ``pixel_mode``: Pillow's mode for ``EncodedImage``, the number of channels for
+            ``Bands``.
+        name, most, oriented: as of ``EncodedImage`` and of ``bands_of``.
+        exact: as of ``EncodedImage``; ``Bands`` are exact always.
 
     Raises:
         RunError: it can't be read.
@@ -60,189 +73,220 @@ def encoded_image(
 
 
 def bands_of(data: bytes, channels: int, name: str, most: int, oriented: bool = False) -> Bands:
-    """Returns the image in a file.
+    """Returns the image in a file, with its values as they are stored.
 
     Args:
         data: the file.
-        channels: that it has to have (DATA.IMAGE_CHANNELS).
-        name: what a person calls it.
-        most: pixels that it may have (DATA.MAX_PIXELS), and eight times as many bytes.
-        oriented: it is turned as its EXIF says (DATA.EXIF_ORIENTATION); a TIFF is turned always.
+        channels: the number that it must have (DATA.IMAGE_CHANNELS).
+        name: of the file, for messages.
+        most: pixels that it may have (DATA.MAX_PIXELS). It may have eight times as many bytes.
+        oriented: turn it as its EXIF says (DATA.EXIF_ORIENTATION). A TIFF is always turned.
 
     Raises:
-        RunError: it can't be read, or has other channels.
+        RunError: it can't be read, or has another number of channels.
     """
     with readable(name):
         kind = kind_of(data)
         turn = orientation_of(data) if oriented else 1
         if kind == NPY:
-            values = _array(data, channels, most)
+            values = _read_npy(data, channels, most)
         elif kind == "TIFF":
-            values, turn = _tiff(Directory(data), channels, most)
+            values, turn = _read_tiff(Directory(data), channels, most)
         else:
-            values = _picture(data, channels, most)
+            values = _read_with_pillow(data, channels, most)
         return bands_of_array(TURNS[turn].pixels(values), channels)
 
 
 def _check_bytes(width: int, height: int, depth: int, most: int) -> None:
-    """Raises Unreadable where an image, of ``depth`` bytes a pixel, is too large."""
+    """Raises Unreadable if an image of ``depth`` bytes a pixel has more pixels or bytes than it may."""
     check_size((width, height), most)
     if width * height * depth > BYTES_PER_PIXEL * most:
         raise Unreadable(
-            f"it has {width} x {height} pixels of {depth} bytes: more than {BYTES_PER_PIXEL} of DATA.MAX_PIXELS {most}"
+            f"it has {width} x {height} pixels of {depth} bytes: more than {BYTES_PER_PIXEL} of"
+            f" DATA.MAX_PIXELS {most}"
         )
 
 
-def _array(data: bytes, channels: int, most: int) -> np.ndarray:
-    """The array of a .npy file, without a copy."""
+def _read_npy(data: bytes, channels: int, most: int) -> np.ndarray:
+    """Returns the array of a .npy file, without a copy."""
     shape, fortran, dtype, start = _npy_header(data)
     if dtype.hasobject or dtype.newbyteorder("=") not in UNITS:
         raise Unreadable(f"its values are {str(dtype)[:40]}, expected uint8, uint16 or float32")
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise Unreadable(f"it is an array {list(shape)[:4]}, expected [H, W] or [H, W, C]")
-    found = shape[2] if len(shape) == 3 else 1
-    check_channels(found, channels)
-    _check_bytes(shape[1], shape[0], found * dtype.itemsize, most)
+    height, width = shape[:2]
+    count = shape[2] if len(shape) == 3 else 1
+    check_channels(count, channels)
+    _check_bytes(width, height, count * dtype.itemsize, most)
     if math.prod(shape) * dtype.itemsize != len(data) - start:
         raise Unreadable(f"it claims the shape {list(shape)}, which isn't its size")
     return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if fortran else "C")
 
 
 def _npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Returns (the shape, whether it is in Fortran's order, the type, where the values begin) of a
-    .npy file.
+    """Reads the header of a .npy file.
 
-    NumPy parses it as Python does, which takes half a minute for 10 kB of spaces, and prints
-    warnings.
+    NumPy would parse it as Python code, which takes half a minute for 10 kB of spaces, and may
+    print warnings.
+
+    Returns:
+        (shape, whether it is in Fortran's order, type, place of the first value).
     """
-    width = {b"\1\0": 2, b"\2\0": 4}.get(data[6:8])
-    if width is None:
+    length_bytes = {b"\1\0": 2, b"\2\0": 4}.get(data[6:8])
+    if length_bytes is None:
         raise Unreadable("it is of another version than NumPy writes for numbers")
-    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
-    if start > _LONGEST_HEADER or not (found := _NPY_HEADER.fullmatch(data, 8 + width, start)):
+    first = 8 + length_bytes
+    start = first + int.from_bytes(data[8:first], "little")
+    header = None
+    if start <= _LONGEST_HEADER:
+        header = _NPY_HEADER.fullmatch(data, first, start)
+    if not header:
         raise Unreadable("its header isn't one that NumPy writes for an array of numbers")
-    shape = tuple(int(side) for side in re.findall(rb"[0-9]+", found[3]))
-    return shape, found[2] == b"True", np.dtype(found[1].decode()), start
+    shape = tuple(int(side) for side in re.findall(rb"[0-9]+", header["shape"]))
+    return shape, header["fortran"] == b"True", np.dtype(header["dtype"].decode()), start
 
 
-def _picture(data: bytes, channels: int, most: int) -> np.ndarray:
-    """What Pillow reads in full depth."""
+def _read_with_pillow(data: bytes, channels: int, most: int) -> np.ndarray:
+    """Returns the values of a file that Pillow reads in full depth."""
     image: Any
     image, data = opened_image(data, most)
-    mode = _MODES.get(image.mode, image.mode)
-    if mode not in _TAKEN:
+    mode = _CONVERTED.get(image.mode, image.mode)
+    if mode not in _MODES:
         raise Unreadable(f"its pixels are Pillow's {mode}, expected grey, RGB, or these with alpha")
-    check_channels(1 if mode.startswith("I") else len(mode), channels)
-    deep = (image.format == "PNG" and data[24] == 16) or (
-        image.format == "PPM" and image.tile[0][0] != "raw"
-    )
-    if deep and not mode.startswith("I"):
+    is_16_bit = mode.startswith("I")
+    check_channels(1 if is_16_bit else len(mode), channels)
+    # Of 16-bit colours Pillow keeps the high byte alone.
+    is_deep_png = image.format == "PNG" and data[24] == 16
+    is_deep_ppm = image.format == "PPM" and image.tile[0][0] != "raw"
+    if (is_deep_png or is_deep_ppm) and not is_16_bit:
         raise Unreadable("Pillow keeps 8 bits of its colours; save it as TIFF")
+    # Pillow warns where it can't keep the transparency.
     image.info.pop("transparency", None)
     image = decoded(image)
-    return np.asarray(image if mode == image.mode else image.convert(mode)).astype(
-        np.uint16 if mode.startswith("I") else np.uint8, copy=False
-    )
+    if mode != image.mode:
+        image = image.convert(mode)
+    return np.asarray(image).astype(np.uint16 if is_16_bit else np.uint8, copy=False)
 
 
-def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, int]:
-    """The first image of a TIFF file, and how it is to be turned."""
+def _read_tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, int]:
+    """Reads the first image of a TIFF file.
 
-    tiff.check_parts(directory)
+    Returns:
+        (values [H, W, C], EXIF's number of its orientation).
+    """
 
     def number(tag: int, default: int = 0) -> int:
         return directory.numbers(tag, default)[0]
 
+    tiff.check_parts(directory)
+    count = number(tiff.SAMPLES, 1)
+    check_channels(count, channels)
+    interpretation = number(tiff.PHOTOMETRIC, -1)
+    dtype = _tiff_dtype(directory, interpretation)
+    compression = number(tiff.COMPRESSION, 1)
+    predictor = 1 if compression in _WITHOUT_PREDICTOR else number(tiff.PREDICTOR, 1)
+    has_planes = count > 1 and number(tiff.PLANAR, 1) == 2
+    # The channels of a pixel that stand side by side in a row.
+    joined = 1 if has_planes else count
+    # A predictor works channel by channel, so libtiff can't undo it in an image of joined channels.
+    # That of integers is undone here.
+    highest_predictor = 1 if dtype.kind == "f" else _DIFFERENCES
+    is_known = compression in (*_WITHOUT_PREDICTOR, *_WITH_PREDICTOR)
+    if not is_known or (joined > 1 and predictor > highest_predictor):
+        raise Unreadable(
+            f"it is packed by TIFF's compression {compression}, predictor {predictor}; save it with"
+            " LZW or deflate, without a predictor"
+        )
     width = number(tiff.WIDTH)
     height = number(tiff.HEIGHT)
-    found = number(tiff.SAMPLES, 1)
-    check_channels(found, channels)
-    forms = {
-        (bits, form)
-        for bits in directory.numbers(tiff.BITS, 1)
-        for form in directory.numbers(tiff.FORMAT, 1)
-    }
-    kind = _KINDS.get(next(iter(forms))) if len(forms) == 1 else None
-    meaning = number(tiff.PHOTOMETRIC, -1)
-    if kind is None or meaning not in _MEANINGS or (meaning == 0 and kind.kind == "f"):
-        bits = "channels of {} bits".format(
-            " and ".join(sorted({str(bits) for bits, _ in forms})[:4])
-        )
+    tile_width = number(tiff.TILE_WIDTH)
+    for sides in ((width, height), (tile_width, number(tiff.TILE_HEIGHT))):
+        _check_bytes(*sides, count * dtype.itemsize, most)
+    tags = _one_channel_tags(directory, dtype, joined)
+    if has_planes:
+        planes = [_decode(directory, tags | own) for own in _planes(directory, count)]
+        values = np.stack(planes, 2)
+    else:
+        values = _decode(directory, tags).reshape(height, width, count)
+        if joined > 1 and predictor == _DIFFERENCES:
+            values = _undo_differencing(values, tile_width or width)
+    if interpretation == _WHITE_IS_ZERO:
+        values = np.iinfo(dtype).max - values
+    turn = number(tiff.ORIENTATION, 1)
+    return values, turn if turn in TURNS else 1
+
+
+def _tiff_dtype(directory: Directory, interpretation: int) -> np.dtype:
+    """Returns the type of a TIFF's values; raises Unreadable if they aren't of a type that is read."""
+    # The number of bits and the format of each channel. A hostile file may have many of both.
+    bits = set(directory.numbers(tiff.BITS, 1))
+    forms = set(directory.numbers(tiff.FORMAT, 1))
+    dtype = None
+    if len(bits) == 1 and len(forms) == 1:
+        dtype = _DTYPES.get((min(bits), min(forms)))
+    is_read = interpretation in _INTERPRETATIONS
+    if dtype is None or not is_read or (interpretation == _WHITE_IS_ZERO and dtype.kind == "f"):
+        shown = " and ".join(sorted(str(number) for number in bits)[:4])
         raise Unreadable(
-            f"it has {bits}, kind {meaning}; expected plain ones of uint8, uint16 or float32"
+            f"it has channels of {shown} bits and the photometric interpretation {interpretation};"
+            " expected uint8, uint16 or float32 channels that are grey, RGB or inks"
         )
-    compression = number(tiff.COMPRESSION, 1)
-    predictor = number(tiff.PREDICTOR, 1)
-    planes = found > 1 and number(tiff.PLANAR, 1) == 2
-    joined = found if found > 1 and not planes else 1  # channels in a row
-    if compression in _PLAIN:
-        predictor = 1
-    elif compression not in _PREDICTED or (
-        joined > 1 and predictor > (1 if kind.kind == "f" else _INTEGERS)
-    ):
-        how = f"compression {compression}, predictor {predictor}"
-        raise Unreadable(
-            f"it is packed by TIFF's {how}; save it with LZW or deflate, without a predictor"
-        )
-    tile = number(tiff.TILE_WIDTH), number(tiff.TILE_HEIGHT)
-    for sides in ((width, height), tile):
-        _check_bytes(*sides, found * kind.itemsize, most)
-    tags = {
-        tag: own
-        for tag, own in directory.tags.items()
-        if tag not in (tiff.EXTRA, tiff.ORIENTATION, tiff.PLANAR)
-    }
-    ours = {
-        tiff.WIDTH: width * joined,
-        tiff.TILE_WIDTH: tile[0] * joined,
+    return dtype
+
+
+def _one_channel_tags(directory: Directory, dtype: np.dtype, joined: int) -> dict[int, Tag]:
+    """Returns a file's tags, changed so that it is an image of one channel.
+
+    Args:
+        dtype: of its values.
+        joined: channels that stand side by side in a row. The image is so many times as wide.
+    """
+    dropped = {tiff.EXTRA, tiff.ORIENTATION, tiff.PLANAR}
+    if joined > 1:
+        dropped.add(tiff.PREDICTOR)
+    tags = {tag: value for tag, value in directory.tags.items() if tag not in dropped}
+    changed = {
+        tiff.WIDTH: directory.numbers(tiff.WIDTH)[0] * joined,
+        tiff.TILE_WIDTH: directory.numbers(tiff.TILE_WIDTH)[0] * joined,
         tiff.SAMPLES: 1,
         tiff.PHOTOMETRIC: 1,
+        tiff.BITS: 8 * dtype.itemsize,
+        tiff.FORMAT: 3 if dtype.kind == "f" else 1,
     }
-    ours |= {tiff.BITS: 8 * kind.itemsize, tiff.FORMAT: 3 if kind.kind == "f" else 1}
-    if joined > 1:
-        tags.pop(tiff.PREDICTOR, None)
-    tags |= {tag: directory.long(value) for tag, value in ours.items() if tag in tags}
-    if planes:
-        values = np.stack(
-            [_decode(directory, tags | part) for part in _planes(directory, found)], 2
-        )
-    else:
-        values = _decode(directory, tags).reshape(height, width, found)
-        if joined > 1 and predictor == _INTEGERS:
-            values = _undo_differencing(values, tile[0] or width)
-    turn = number(tiff.ORIENTATION, 1)
-    return (np.iinfo(kind).max - values if meaning == 0 else values), turn if turn in TURNS else 1
+    return tags | {tag: directory.long(value) for tag, value in changed.items() if tag in tags}
 
 
 def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
-    """The tags in which each plane differs: where its strips or tiles are."""
-    found = [tag for tag in tiff.PLACES if tag in directory.tags]
-    if any(directory.tags[tag].count % count for tag in found):
+    """Returns for each of ``count`` planes the tags of its own strips or tiles."""
+    tags = [tag for tag in tiff.PLACES if tag in directory.tags]
+    if any(directory.tags[tag].count % count for tag in tags):
         raise Unreadable(f"its strips or tiles aren't {count} times as many")
-    each = {tag: directory.tags[tag].count // count for tag in found}
+    lengths = {tag: directory.tags[tag].count // count for tag in tags}
     return [
-        {tag: directory.part(tag, plane * each[tag], each[tag]) for tag in found}
+        {tag: directory.part(tag, plane * length, length) for tag, length in lengths.items()}
         for plane in range(count)
     ]
 
 
 def _decode(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
-    """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
+    """Returns the pixels [H, W] of the file with these tags, in the machine's order of bytes."""
     pixels = np.asarray(decoded(opened_plain(directory.to_bytes(tags), "TIFF")))
-    if (
-        pixels.dtype.kind == "f"
-        and directory.order == ">"
-        and directory.numbers(tiff.COMPRESSION, 1) != (1,)
-    ):
-        # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
+    is_compressed = directory.numbers(tiff.COMPRESSION, 1) != (1,)
+    if pixels.dtype.kind == "f" and directory.order == ">" and is_compressed:
+        # libtiff returns values in the machine's order. Pillow knows that only of integers.
         return pixels.byteswap()
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def _undo_differencing(values: np.ndarray, tile: int) -> np.ndarray:
-    """Undoes horizontal differencing, which begins anew in each tile: modulo the type's range."""
+    """Undoes horizontal differencing, modulo the type's range.
+
+    Args:
+        values: [H, W, C].
+        tile: the width of a tile; the differences begin anew in each.
+    """
     starts = range(0, values.shape[1], tile)
-    parts = [
+    tiles = [
         np.add.accumulate(values[:, start : start + tile], 1, values.dtype) for start in starts
     ]
-    return np.concatenate(parts, 1)
+    return np.concatenate(tiles, 1)

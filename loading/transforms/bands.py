@@ -60,8 +60,9 @@ class Bands:
 
 
 def pixel_mode(config: Configuration) -> str | int:
-    """Returns what images are read as: Pillow's mode "RGB" or "L", or the number of channels of
-    ``Bands``.
+    """Returns what images are read as: a mode of Pillow's, or the number of channels of ``Bands``.
+
+    The mode is "RGB" or "L".
     """
     channels = config.DATA.IMAGE_CHANNELS
     if float_pixels(config.DATA):

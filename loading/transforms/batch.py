@@ -83,8 +83,10 @@ class BatchTransform:
     def __call__(
         self, batch: dict[str, paddle.Tensor], epoch: int
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns images [B, C, H, W] float32 and targets, which are labels [B], or [B, K] float32
-        where ``gives_distributions(config)``.
+        """Returns the images and the targets of a batch.
+
+        The images are [B, C, H, W] float32. The targets are labels [B], or [B, K] float32 if
+        ``gives_distributions(config)``.
 
         Args:
             batch: the loader's columns by name:
@@ -110,8 +112,10 @@ class BatchTransform:
 
 
 class Mixup:
-    """Mixup (Zhang et al. 2017, arXiv:1710.09412) and CutMix (Yun et al. 2019, arXiv:1905.04899),
-    with the options and distributions of timm's ``Mixup``.
+    """Mixup and CutMix, with the options and distributions of timm's ``Mixup``.
+
+    The methods are those of Zhang et al. 2017 (arXiv:1710.09412) and Yun et al. 2019
+    (arXiv:1905.04899).
 
     The share of a CutMix is that of its box after this is clipped at the image's border. Two
     differences from timm are deliberate:
@@ -202,8 +206,9 @@ class Mixup:
         return rows
 
     def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns drawn shares lam [count], and boxes [count, 4], which are empty unless CutMix was
-        drawn.
+        """Returns drawn shares lam [count], and boxes [count, 4].
+
+        The boxes are empty unless CutMix was drawn.
         """
         mixed = rng.random(count) < self.prob
         cut = rng.random(count) < self.switch_prob

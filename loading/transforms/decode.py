@@ -2,8 +2,8 @@
 
 A plain JPEG is decoded by libjpeg-turbo (simplejpeg), without the rows below the crop. If the crop
 is much larger than its result, it is decoded at 1/2, 1/4 or 1/8 of the size. Then it is resized by
-cykooz_resizer, which has Pillow's filters in SIMD. Both work in the calling thread. Other images are
-decoded, or refused, by Pillow.
+cykooz_resizer, which has Pillow's filters in SIMD. Both work in the calling thread. Other images
+are decoded, or refused, by Pillow.
 
 Where Pillow's exact pixels are needed, libjpeg-turbo decodes the whole JPEG, as it does for Pillow,
 and ``ops.images`` resizes it by Pillow's arithmetic.
@@ -205,8 +205,9 @@ def scaling_problem(image: Image.Image) -> str | None:
 
 
 def _lost_channels(image: Any) -> str | None:
-    """Returns the problem of a TIFF with more channels than colours and alpha, of which Pillow reads
-    only these; None for any other image.
+    """Returns the problem of a TIFF with more channels than colours and alpha; otherwise None.
+
+    Of such a TIFF, Pillow only reads the colours and alpha.
     """
     if image.format != "TIFF":
         return None
@@ -246,8 +247,10 @@ def convert(image: Image.Image, mode: str) -> Image.Image:
 
 
 def readable(name: str, kind: type[RunError] = Broken) -> AbstractContextManager[None]:
-    """Turns any error of a ``with`` statement that reads an image into one of ``kind``, which names
-    the image.
+    """Turns any error of a ``with`` statement that reads an image into one that names it.
+
+    Args:
+        kind: of the error.
     """
     return reading(name, "an image", "; repair or remove it", kind)
 

@@ -1,5 +1,6 @@
-"""Random erasing. Boxes are drawn on the host with each sample, and filled on the device for a whole
-batch.
+"""Random erasing.
+
+Boxes are drawn on the host with each sample, and filled on the device for a whole batch.
 """
 
 import copy
@@ -23,8 +24,10 @@ _TABLE_TAG = 0x6E6F697365
 
 
 class RandomErasing:
-    """Erases up to RANDOM_ERASE_COUNT boxes of an image, with probability RANDOM_ERASE_PROB (Zhong
-    et al. 2017, arXiv:1708.04896), in the manner of timm's ``RandomErasing``.
+    """Erases boxes of an image at random, in the manner of timm's ``RandomErasing``.
+
+    The method is that of Zhong et al. 2017 (arXiv:1708.04896). An image is erased with probability
+    RANDOM_ERASE_PROB.
 
     An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely. The boxes share
     the erased area. Ten attempts are made at a box that is smaller than the image in both

@@ -1,8 +1,8 @@
 """Transforms of one image, for training and for evaluation.
 
 They take a Pillow image, an encoded image or ``Bands``, and return pixels [H, W, C], uint8 or
-float32. Pixels of 8 bits stay uint8 until they are on the device, because they take a quarter of the
-memory then.
+float32. Pixels of 8 bits stay uint8 until they are on the device, because they take a quarter of
+the memory then.
 """
 
 import copy
@@ -193,12 +193,11 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """The evaluation transform: resizes to IMAGE_SIZE / CROP_PCT and crops the centre, as timm and
-    torchvision do.
+    """The evaluation transform: resizes an image and crops its centre, as timm and torchvision do.
 
-    DATA.CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides, so at
-    CROP_PCT 1.0 nothing of the image is cropped (the evaluation of Swin and ConvNeXt at 384). Only
-    DATA.CORRUPTION draws from the generator.
+    The image is resized to IMAGE_SIZE / CROP_PCT. DATA.CROP_MODE "center" keeps the ratio
+    (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
+    (the evaluation of Swin and ConvNeXt at 384). Only DATA.CORRUPTION draws from the generator.
 
     Raises:
         InputError: a package that DATA.CORRUPTION needs isn't installed.

@@ -1,10 +1,10 @@
-"""Decoders that have no limit of their own, in a process of their own, where the kernel limits
-their time and memory.
+"""Decodes images in a process of its own, where the kernel limits their time and memory.
 
-libtiff inflates, allocates and prints as much as a file tells it to. Pillow's decoder of BMP's run
-lengths allocates up to 255 rows for two bytes of a file. libwebp makes tables for each block of
-lossless pixels. Nothing in this process can stop them while they work. In another process the
-kernel does, what they print is dropped, and their crash ends nothing else.
+It is for decoders without a limit of their own. libtiff inflates, allocates and prints as much as a
+file says. Pillow's decoder of BMP's run lengths allocates up to 255 rows for two bytes of a file.
+libwebp makes tables for each block of lossless pixels. While they work, nothing in their own
+process can stop them, but the kernel can stop another process. What that process prints is dropped,
+and a crash ends nothing else.
 """
 
 import atexit
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from PIL import Image
 
@@ -24,13 +24,16 @@ from errors import RunError, Unreadable, printable
 from loading.transforms import isolated_process
 from loading.transforms.isolated_process import ANSWER, FAILED, REQUEST, TOO_MUCH_MEMORY
 
-# What decoding may take: of memory for each pixel four channels of 32 bits, twice.
+# The memory that decoding may take, besides the file: for each pixel four channels of 32 bits,
+# twice.
 _BYTES = 64 << 20
 _BYTES_PER_PIXEL = 32
+# The CPU time that it may take.
 _SECONDS = 4
 _FILE_PER_SECOND = 100_000_000
 _PIXELS_PER_SECOND = 10_000_000
-_WALL_CLOCK_FACTOR = 20  # a busy machine takes longer than the CPU time that is allowed
+# On a busy machine the CPU time takes longer by the clock, up to this factor.
+_WALL_CLOCK_FACTOR = 20
 
 
 def decode_isolated(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
@@ -39,7 +42,7 @@ def decode_isolated(data: bytes, kind: str, size: tuple[int, int]) -> Image.Imag
     Args:
         data: the file.
         kind: its format, as Pillow names it.
-        size: (width, height) in pixels that its header tells.
+        size: (width, height) in pixels, as its header says.
 
     Raises:
         Unreadable: it can't be decoded, that takes too much time or memory, or the decoder crashed.
@@ -51,39 +54,50 @@ def decode_isolated(data: bytes, kind: str, size: tuple[int, int]) -> Image.Imag
     with _lock:
         try:
             answer = _own_process().answer(kind, seconds, memory, data)
-        except _Killed:  # by whoever kills processes; it isn't asked a third time
+        except _Killed:
+            # The file may not be the reason, so it is tried once more.
             answer = _own_process().answer(kind, seconds, memory, data)
-    what, mode, shown, content = answer
-    if what == TOO_MUCH_MEMORY:
+    if answer.outcome == TOO_MUCH_MEMORY:
         raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
-    if what == FAILED:
-        raise Unreadable(f"can't be read as an image ({printable(content.decode())})")
-    return Image.frombytes(mode, shown, content)
+    if answer.outcome == FAILED:
+        raise Unreadable(f"can't be read as an image ({printable(answer.content.decode())})")
+    return Image.frombytes(answer.mode, answer.size, answer.content)
+
+
+class _Answer(NamedTuple):
+    """The process's answer to a file.
+
+    Attributes:
+        outcome: DECODED, FAILED or TOO_MUCH_MEMORY of ``isolated_process``.
+        mode: Pillow's mode of the image.
+        size: its (width, height) in pixels.
+        content: its pixels, or the text of the error.
+    """
+
+    outcome: int
+    mode: str
+    size: tuple[int, int]
+    content: bytes
 
 
 class _Killed(RunError):
-    """Something else than a limit or a crash has ended the process."""
+    """The process was ended by something other than its limits or a crash."""
 
 
 class _Process:
     """A process that decodes one file after the other. It ends with the process that started it."""
 
     def __init__(self) -> None:
-        command = [
-            sys.executable,
-            "-IS",
-            isolated_process.__file__,
-            str(os.getpid()),
-            *filter(None, sys.path),
-        ]
+        program = isolated_process.__file__
+        folders = filter(None, sys.path)
         try:
-            # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is
-            # saved.
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-IS", program, str(os.getpid()), *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                # Ctrl-C stops the run, which still reads images until its state is saved. In a
+                # session of its own, this process doesn't get the signal.
                 start_new_session=True,
             )
         except (OSError, TypeError, ValueError) as error:  # there may be no sys.executable
@@ -93,13 +107,17 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def answer(
-        self, kind: str, seconds: int, memory: int, data: bytes
-    ) -> tuple[int, str, tuple[int, int], bytes]:
-        """Returns (what it is, its mode, its size, its content), of ``isolated_process``.
+    def answer(self, kind: str, seconds: int, memory: int, data: bytes) -> _Answer:
+        """Sends a file, and returns the process's answer.
+
+        Args:
+            kind: the file's format, as Pillow names it.
+            seconds: of CPU time that decoding may take.
+            memory: bytes that it may take.
+            data: the file.
 
         Raises:
-            Unreadable: the process ended before by its limit or a crash, or takes too long.
+            Unreadable: the process reached a limit, crashed, or takes too long.
             _Killed: something else killed it.
         """
         requests: Any = self._process.stdin
@@ -109,39 +127,41 @@ class _Process:
                 requests.write(REQUEST.pack(kind.encode(), seconds, memory, len(data)))
                 requests.write(data)
                 requests.flush()
-            until = time.monotonic() + _WALL_CLOCK_FACTOR * seconds
-            what, mode, *shown, length = ANSWER.unpack(_read(answers, ANSWER.size, until))
-            content = _read(answers, length, until)
-            return what, mode.rstrip(b"\0").decode(), (shown[0], shown[1]), content
+            deadline = time.monotonic() + _WALL_CLOCK_FACTOR * seconds
+            head = _read(answers, ANSWER.size, deadline)
+            outcome, mode, width, height, length = ANSWER.unpack(head)
+            content = _read(answers, length, deadline)
+            return _Answer(outcome, mode.rstrip(b"\0").decode(), (width, height), content)
         except EOFError:
-            ended = self._process.wait()
+            status = self._process.wait()
         except TimeoutError:
-            ended = -signal.SIGXCPU
+            status = -signal.SIGXCPU
         except BaseException:
-            # The answer that is still to come would be taken for the next one's.
+            # Otherwise the answer that is still to come would be taken for the next file's.
             self.end()
             raise
         self.end()
-        if ended == -signal.SIGXCPU:
+        if status == -signal.SIGXCPU:
             raise Unreadable(f"decoding it takes longer than {seconds} s")
-        if ended in (-signal.SIGKILL, -signal.SIGTERM):
-            how = signal.Signals(-ended).name
-            raise _Killed(f"the process that decodes images was killed by {how}; is memory short?")
-        raise Unreadable(f"its decoder crashed (exit status {ended})")
+        if status in (-signal.SIGKILL, -signal.SIGTERM):
+            name = signal.Signals(-status).name
+            raise _Killed(f"the process that decodes images was killed by {name}; is memory short?")
+        raise Unreadable(f"its decoder crashed (exit status {status})")
 
     def end(self) -> None:
-        """Kills it, unless it has ended, and closes its pipes."""
+        """Kills the process, unless it has ended, and closes its pipes."""
         self._process.kill()
         self._process.communicate()
 
 
-# By the process that started it: a forked process inherits an entry that isn't its own.
+# By the id of the process that started it. A forked process inherits its parent's entry, which
+# isn't its own.
 _processes: dict[int, _Process] = {}
 _lock = threading.Lock()
 
 
 def _new_lock() -> None:
-    """In a forked process: a thread that isn't there may have held the lock."""
+    """Replaces the lock in a forked process. A thread that isn't there may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -150,7 +170,7 @@ os.register_at_fork(after_in_child=_new_lock)
 
 
 def _own_process() -> _Process:
-    """Returns this process's process; a new one if there is none, or it has ended."""
+    """Returns the decoding process of this process. It is started if there is none that lives."""
     process = _processes.get(os.getpid())
     if process and process.alive:
         return process
@@ -166,18 +186,21 @@ def _end_own_process() -> None:
         process.end()
 
 
-def _read(file: IO[bytes], size: int, until: float) -> bytes:
+def _read(file: IO[bytes], size: int, deadline: float) -> bytes:
     """Returns ``size`` bytes of a pipe.
 
+    Args:
+        deadline: the time by which they must have come, as of ``time.monotonic``.
+
     Raises:
-        EOFError: it ends before.
-        TimeoutError: they didn't come until then, by ``time.monotonic``.
+        EOFError: the pipe ends before.
+        TimeoutError: they didn't come in time.
     """
     ready = select.poll()  # select takes no descriptor from 1,024 on
     ready.register(file, select.POLLIN)
     parts = []
     while size:
-        if not ready.poll(max(0.0, 1000 * (until - time.monotonic()))):
+        if not ready.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
             raise TimeoutError
         part = os.read(file.fileno(), min(size, 1 << 20))
         if not part:

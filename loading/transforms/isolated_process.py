@@ -1,7 +1,7 @@
-"""The process of ``loading/transforms/isolated.py``: reads image files from stdin, and writes their
-pixels to stdout.
+"""The program of the process that ``loading/transforms/isolated.py`` starts.
 
-It is started by its path and imports Pillow alone, so it takes 20 MB and a tenth of a second.
+It reads image files from stdin and writes their pixels to stdout. It is started by its path and
+imports Pillow alone, so it takes 20 MB and a tenth of a second.
 """
 
 import io
@@ -13,21 +13,29 @@ import struct
 import sys
 import time
 
-# format, seconds, bytes of memory, bytes of the file, which follows
+# A request: format, seconds, bytes of memory, bytes of the file. The file follows.
 REQUEST = struct.Struct("<8sQQQ")
-ANSWER = struct.Struct("<B8sIIQ")  # one of these, mode, width, height, bytes of what follows
-DECODED, FAILED, TOO_MUCH_MEMORY = range(3)  # pixels, or the error's text, or nothing follows
-_LOOK = 2.0  # seconds between two looks at whether the parent lives
-_AT_START = {
-    what: resource.getrlimit(what)[0] for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)
+# An answer: outcome, mode, width, height, bytes of the content. The content follows.
+ANSWER = struct.Struct("<B8sIIQ")
+# The outcomes. Their content: the pixels, the text of the error, nothing.
+DECODED = 0
+FAILED = 1
+TOO_MUCH_MEMORY = 2
+
+# Seconds between two looks at whether the parent process lives.
+_PARENT_INTERVAL = 2.0
+# The soft limits of this process at its start.
+_INITIAL_LIMITS = {
+    kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS)
 }
 _PAGE = resource.getpagesize()
 
 
 def _main() -> None:
-    parent, sys.path[:] = int(sys.argv[1]), sys.argv[2:]
-    # A loader's worker ignores the signal of the limit on CPU time, a server's blocks it: both are
-    # inherited.
+    parent = int(sys.argv[1])
+    sys.path[:] = sys.argv[2:]
+    # The limit on CPU time ends a process by SIGXCPU. A loader's worker ignores this signal, a
+    # server's blocks it, and both states are inherited.
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -41,57 +49,64 @@ def _main() -> None:
 
     Image.MAX_IMAGE_PIXELS = None
     while True:
-        # Another process that was forked meanwhile may hold the pipe open after its end.
-        while not select.select([0], [], [], _LOOK)[0]:
+        # The pipe doesn't always end with the parent: another process that was forked from it may
+        # hold it open.
+        while not select.select([0], [], [], _PARENT_INTERVAL)[0]:
             if os.getppid() != parent:
                 return
         head = sys.stdin.buffer.read(REQUEST.size)
         if len(head) < REQUEST.size:
             return
-        kind, seconds, memory, size = REQUEST.unpack(head)
-        data = sys.stdin.buffer.read(size)
+        kind, seconds, memory, length = REQUEST.unpack(head)
+        data = sys.stdin.buffer.read(length)
         mode = ""
-        shown = (0, 0)
+        size = (0, 0)
         try:
             _limit(seconds, memory)
             image = Image.open(io.BytesIO(data), formats=[kind.rstrip(b"\0").decode()])
             image.load()
             if image.mode in ("P", "PA"):
                 image = image.convert("RGB")
-            what = DECODED
             content = image.tobytes()
+            outcome = DECODED
             mode = image.mode
-            shown = image.size
+            size = image.size
         except MemoryError:
-            what = TOO_MUCH_MEMORY
+            outcome = TOO_MUCH_MEMORY
             content = b""
         except Exception as error:
-            what = FAILED
+            outcome = FAILED
             content = f"{type(error).__name__}: {error}"[:200].encode(errors="replace")
         _limit(None, None)
-        answers.write(ANSWER.pack(what, mode.encode(), *shown, len(content)))
+        answers.write(ANSWER.pack(outcome, mode.encode(), *size, len(content)))
         answers.write(content)
         answers.flush()
+        # The memory is free before the next file comes.
         image = data = content = None
 
 
 def _limit(seconds: int | None, memory: int | None) -> None:
-    """Limits what this process may use from now on; None: no more than at its start."""
-    most = dict(_AT_START)
+    """Limits the CPU time and the memory that this process may use from now on.
+
+    Args:
+        seconds, memory: how much more; None: as much as at the start of the process.
+    """
+    limits = dict(_INITIAL_LIMITS)
     if seconds is not None:
-        most[resource.RLIMIT_CPU] = _least(
-            _AT_START[resource.RLIMIT_CPU], int(time.process_time()) + 1 + seconds
-        )
+        total = int(time.process_time()) + 1 + seconds
+        limits[resource.RLIMIT_CPU] = _lower(limits[resource.RLIMIT_CPU], total)
+    # Elsewhere than in Linux there is no /proc, and memory isn't limited.
     if memory is not None and sys.platform == "linux":
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * _PAGE
-        most[resource.RLIMIT_AS] = _least(_AT_START[resource.RLIMIT_AS], used + memory)
-    for what, soft in most.items():
-        resource.setrlimit(what, (soft, resource.getrlimit(what)[1]))
+        limits[resource.RLIMIT_AS] = _lower(limits[resource.RLIMIT_AS], used + memory)
+    for kind, soft in limits.items():
+        resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
 
 
-def _least(limit: int, own: int) -> int:
-    return own if limit == resource.RLIM_INFINITY else min(limit, own)
+def _lower(initial: int, wanted: int) -> int:
+    """Returns the lower one of two limits, of which the first may be infinite."""
+    return wanted if initial == resource.RLIM_INFINITY else min(initial, wanted)
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ class Turn(NamedTuple):
 
 TURNS = {  # by EXIF's number
     1: Turn(), 2: Turn(across=True), 3: Turn(across=True, down=True), 4: Turn(down=True),
-    5: Turn(swapped=True), 6: Turn(swapped=True, across=True), 7: Turn(True, True, True),
-    8: Turn(swapped=True, down=True),
+    5: Turn(swapped=True), 6: Turn(swapped=True, across=True),
+    7: Turn(swapped=True, across=True, down=True), 8: Turn(swapped=True, down=True),
 }  # fmt: skip
 _METHODS = {
     TURNS[2]: Image.Transpose.FLIP_LEFT_RIGHT, TURNS[3]: Image.Transpose.ROTATE_180,

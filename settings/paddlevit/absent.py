@@ -1,74 +1,112 @@
-"""What PaddleViT has and this toolkit doesn't: 16 families of its models, and its other tasks."""
+"""The families of models, and the tasks, that PaddleViT has and this toolkit doesn't.
+
+Their files are refused by a line that names the family or the task, before their keys are read.
+"""
 
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
-# The family, what MODEL.TYPE is in its files of any year, and what the names of its models begin
-# with.
+
+class _Family(NamedTuple):
+    """A family of PaddleViT's models that isn't here.
+
+    Attributes:
+        name: what PaddleViT calls it.
+        types: a pattern of MODEL.TYPE in its files of any year, in lower case.
+        models: a pattern of the beginnings of its models' names, in lower case.
+    """
+
+    name: str
+    types: str
+    models: str
+
+
+class _Task(NamedTuple):
+    """A task of PaddleViT's that isn't here.
+
+    Attributes:
+        name: what it is called in messages.
+        keys: keys that only its files have. One that ends with a dot is a section.
+        types: a pattern of MODEL.TYPE in its files, in lower case; None: it is no sign of the task.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    types: str | None = None
+
+    def is_sign(self, key: str) -> bool:
+        """Returns whether only files of this task have a dotted key."""
+        return any(key == own or (own.endswith(".") and key.startswith(own)) for own in self.keys)
+
+
 _FAMILIES = (
-    ("BoTNet", "botnet", "botnet50"),
-    ("ConvMLP", "convmlp", "convmlp_"),
-    ("CSwin", "cswin", "cswin_"),
-    ("CvT", "cvt", "cvt[-_]"),
-    ("CycleMLP", "cyclemlp", "cyclemlp_"),
-    ("FF_Only", "ff_only|ffonly", "ff_(only_|base|tiny)"),
-    ("Focal Transformer", "focal", "focal_"),
-    ("HVT", "hvt", "(scale_)?hvt_"),
-    ("MobileFormer", "mobileformer", "mobileformer_"),
-    ("RepLKNet", "replknet", "replknet_"),
-    ("RepMLP", "repmlp|repmlp_resnet", "repmlp_"),
-    ("ResT", "rest|rest_v2", "rest(v2)?_"),
-    ("Shuffle Transformer", "shuffle|shuffle_transformer", "shuffle_vit_"),
-    ("T2T-ViT", "t2t-vit|t2t_vit", "t2t[-_]vit[-_]"),
-    ("TopFormer", "topformer", "topformer_"),
-    ("ViP", "vip", "vip_"),
+    _Family("BoTNet", types="botnet", models="botnet50"),
+    _Family("ConvMLP", types="convmlp", models="convmlp_"),
+    _Family("CSwin", types="cswin", models="cswin_"),
+    _Family("CvT", types="cvt", models="cvt[-_]"),
+    _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
+    _Family("FF_Only", types="ff_only|ffonly", models="ff_(only_|base|tiny)"),
+    _Family("Focal Transformer", types="focal", models="focal_"),
+    _Family("HVT", types="hvt", models="(scale_)?hvt_"),
+    _Family("MobileFormer", types="mobileformer", models="mobileformer_"),
+    _Family("RepLKNet", types="replknet", models="replknet_"),
+    _Family("RepMLP", types="repmlp|repmlp_resnet", models="repmlp_"),
+    _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
+    _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
+    _Family("T2T-ViT", types="t2t-vit|t2t_vit", models="t2t[-_]vit[-_]"),
+    _Family("TopFormer", types="topformer", models="topformer_"),
+    _Family("ViP", types="vip", models="vip_"),
 )
-# The task, and what only PaddleViT's files for it have: values of MODEL.TYPE (a pattern), and keys
-# or sections.
+_DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")
 _TASKS = (
-    ("GANs", "transgan|styleformer", ("DATA.MAX_GEN_NUM",)),
-    ("object detection", "detr|pvtv2_det", ("FPN.", "MODEL.NUM_QUERIES")),
-    ("semantic segmentation", "", ("VAL.MULTI_SCALES_VAL",)),
-    ("DINO's pre-training", "dino_vit", ("DATA.LOCAL_CROPS_NUMBER",)),
+    _Task("GANs", keys=("DATA.MAX_GEN_NUM",), types="transgan|styleformer"),
+    _DETECTION,
+    _Task("semantic segmentation", keys=("VAL.MULTI_SCALES_VAL",)),
+    _Task("DINO's pre-training", keys=("DATA.LOCAL_CROPS_NUMBER",), types="dino_vit"),
 )
-FAMILIES = tuple(family for family, *_ in _FAMILIES)
-_SEE = "; docs/paddlevit.md lists what is"
+FAMILIES = tuple(family.name for family in _FAMILIES)
+_ADVICE = "; docs/paddlevit.md lists what is"
 
 
 def absent_type(model_type: str) -> str:
-    """Returns the line for a MODEL.TYPE that only PaddleViT has, or ""."""
-    kind = model_type.strip().lower()
-    for family, types, _ in _FAMILIES:
-        if re.fullmatch(types, kind):
-            return f"PaddleViT's {family} isn't here{_SEE}"
-    task = next((task for task, types, _ in _TASKS if types and re.fullmatch(types, kind)), None)
-    return _task_line(task) if task else ""
+    """Returns the error's line for a MODEL.TYPE that only PaddleViT has; "" for any other."""
+    lowered = model_type.strip().lower()
+    for family in _FAMILIES:
+        if re.fullmatch(family.types, lowered):
+            return _family_line(family)
+    for task in _TASKS:
+        if task.types is not None and re.fullmatch(task.types, lowered):
+            return _task_line(task)
+    return ""
 
 
 def absent_name(name: str) -> str:
-    """Returns the line for the name of a model that only PaddleViT has, or ""."""
-    found = next((family for family, _, names in _FAMILIES if re.match(names, name.lower())), None)
-    return f"PaddleViT's {found} isn't here{_SEE}" if found else ""
+    """Returns the error's line for a model's name that only PaddleViT has; "" for any other."""
+    for family in _FAMILIES:
+        if re.match(family.models, name.lower()):
+            return _family_line(family)
+    return ""
 
 
 def absent_task(keys: Collection[str]) -> str:
-    """Returns the line for a file of PaddleViT's for a task that isn't here, or "".
+    """Returns the error's line for a file of PaddleViT's whose task isn't here; "" for any other.
 
     Args:
         keys: the dotted keys that the file sets.
     """
-    for task, _, marks in _TASKS:
-        if any(
-            key == mark or (mark[-1] == "." and key.startswith(mark))
-            for key in keys
-            for mark in marks
-        ):
+    for task in _TASKS:
+        if any(map(task.is_sign, keys)):
             return _task_line(task)
-    # Its files for classification all have a TYPE; those for detection with Swin have none.
+    # PaddleViT's files for classification all have a TYPE. Those for detection with Swin have none.
     if "MODEL.TRANS.WINDOW_SIZE" in keys and "MODEL.TYPE" not in keys:
-        return _task_line("object detection")
+        return _task_line(_DETECTION)
     return ""
 
 
-def _task_line(task: str) -> str:
-    return f"it is PaddleViT's for {task}, a task that isn't here{_SEE}"
+def _family_line(family: _Family) -> str:
+    return f"PaddleViT's {family.name} isn't here{_ADVICE}"
+
+
+def _task_line(task: _Task) -> str:
+    return f"it is PaddleViT's for {task.name}, a task that isn't here{_ADVICE}"

@@ -1,5 +1,6 @@
-"""Small parts of PaddleViT's ``utils`` that programs take from there; this toolkit itself uses none
-of them.
+"""Small parts of PaddleViT's ``utils``, for programs that were written for PaddleViT.
+
+This toolkit itself uses none of them.
 """
 
 import math
@@ -12,17 +13,18 @@ __all__ = ["WarmupCosineScheduler", "get_exclude_from_weight_decay_fn", "skip_we
 
 
 class WarmupCosineScheduler(LRScheduler):
-    """A rate for each epoch: linear from ``warmup_start_lr`` to ``start_lr``, then along a cosine
-    to ``end_lr``.
+    """A schedule that sets a rate for each epoch.
 
-    Runs of this toolkit have ``training.optim.build_schedule``, whose rate is a function of the
-    update.
+    The rate is linear from ``warmup_start_lr`` to ``start_lr``, and then follows a cosine to
+    ``end_lr``. Runs of this toolkit have ``training.optim.build_schedule``, whose rate is a
+    function of the update.
 
     Args:
-        learning_rate: of no effect, as in PaddleViT.
-        warmup_epochs, total_epochs: the cosine has ``total_epochs - warmup_epochs``.
-        cycles: waves of the cosine; 0.5 ends at ``end_lr``.
-        last_epoch: the last one that is done; -1: none.
+        learning_rate: has no effect, as in PaddleViT.
+        warmup_epochs: number of epochs of the linear part.
+        total_epochs: number of epochs of both parts.
+        cycles: number of waves of the cosine. With 0.5, it ends at ``end_lr``.
+        last_epoch: the last epoch that is done; -1: none.
     """
 
     def __init__(
@@ -50,9 +52,8 @@ class WarmupCosineScheduler(LRScheduler):
         if self.last_epoch < self.warmup_epochs:
             share = self.last_epoch / self.warmup_epochs
             return self.warmup_start_lr + share * (self.start_lr - self.warmup_start_lr)
-        share = (self.last_epoch - self.warmup_epochs) / max(
-            1, self.total_epochs - self.warmup_epochs
-        )
+        epochs = max(1, self.total_epochs - self.warmup_epochs)
+        share = (self.last_epoch - self.warmup_epochs) / epochs
         height = 0.5 * (1 + math.cos(2 * math.pi * self.cycles * share))
         return max(0.0, self.end_lr + height * (self.start_lr - self.end_lr))
 
@@ -60,12 +61,14 @@ class WarmupCosineScheduler(LRScheduler):
 def get_exclude_from_weight_decay_fn(
     exclude_list: Sequence[str] = (),
 ) -> Callable[[str], bool] | None:
-    """Returns a function that tells from a parameter's name whether it decays; None for an empty
-    list.
+    """Returns a function that says by a parameter's name whether it decays.
 
     A parameter doesn't decay if its name ends with an entry of the list. The names are those of
-    ``named_parameters``. AdamW asks with other names (``linear_0.b_0``). ``skip_weight_decay_fn``
-    knows both.
+    ``named_parameters``. AdamW itself asks for other names (``linear_0.b_0``), which only
+    ``skip_weight_decay_fn`` knows.
+
+    Returns:
+        the function, or None for an empty list.
     """
     endings = tuple(exclude_list)
     if not endings:
@@ -76,15 +79,17 @@ def get_exclude_from_weight_decay_fn(
 def skip_weight_decay_fn(
     model: nn.Layer, skip_list: Sequence[str] = (), filter_bias_and_bn: bool = True
 ) -> Callable[[str], bool] | None:
-    """Returns AdamW's ``apply_decay_param_fun``, which tells whether a parameter decays; None if
-    all do.
+    """Returns AdamW's ``apply_decay_param_fun``, which says whether a parameter decays.
 
-    PaddleViT's function compares names of two kinds, so that it excludes no parameter. This one
-    knows both kinds.
+    PaddleViT's function compares names of ``named_parameters`` with Paddle's own
+    (``linear_0.b_0``), so that it excludes no parameter. This one knows both.
 
     Args:
-        skip_list: names of parameters, as ``model.named_parameters()`` has them, that don't decay.
-        filter_bias_and_bn: biases and parameters of one dimension don't decay either.
+        skip_list: names of parameters that don't decay, as of ``model.named_parameters()``.
+        filter_bias_and_bn: whether biases and parameters of one dimension don't decay, either.
+
+    Returns:
+        the function, or None if all parameters decay.
     """
     if not skip_list and not filter_bias_and_bn:
         return None

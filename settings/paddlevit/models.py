@@ -1,6 +1,4 @@
-"""Translates models of PaddleViT whose keys have no one-to-one counterpart: several keys together
-give one of this toolkit's.
-"""
+"""Translates models of PaddleViT where several of its keys together give one of this toolkit's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,40 +13,40 @@ def of_models(settings: _Settings, own: _Settings, path: Path) -> _Settings:
     """Removes such keys of MODEL from ``settings``, and returns this toolkit's keys for them.
 
     Args:
-        own: the keys that the file itself sets; empty: ``settings`` are the family's defaults.
+        settings: PaddleViT's keys and values.
+        own: those that the file itself sets; empty: ``settings`` are the family's defaults.
+        path: the file, for errors.
 
     Raises:
-        InputError: values that no model here has.
+        InputError: no model here has such values.
     """
     if own and settings.get("MODEL.ACT", "") is None:
         raise InputError(
             f"{path}: MODEL.ACT is None, which is no activation there; give relu or silu"
         )
-    return next(
-        (come_to(settings, path) for key, come_to in _BY_KEY.items() if f"MODEL.{key}" in settings),
-        {},
-    )
+    for key, translate in _BY_KEY.items():
+        if f"MODEL.{key}" in settings:
+            return translate(settings, path)
+    return {}
 
 
 def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
     """Translates MobileOne. In PaddleViT, its first stage is the stem."""
-    blocks, channels, factors, branches = (
-        settings.pop(f"MODEL.{name}")
-        for name in ("NUM_BLOCKS", "CHANNELS", "EXPANSIONS", "NUM_BRANCHES")
-    )
-    numbers = all(
-        len(one) == 5
-        and all(isinstance(number, int | float) and abs(number) < 1e6 for number in one)
-        for one in (blocks, channels, factors, branches)
-    )
+    blocks = settings.pop("MODEL.NUM_BLOCKS")
+    channels = settings.pop("MODEL.CHANNELS")
+    factors = settings.pop("MODEL.EXPANSIONS")
+    branches = settings.pop("MODEL.NUM_BRANCHES")
     dims = []
-    if numbers:
+    if all(map(_are_five_numbers, (blocks, channels, factors, branches))):
         dims = [int(number * factor) for number, factor in zip(channels, factors, strict=True)]
-    if not numbers or blocks[0] != 1 or dims[0] != min(64, dims[1]) or len(set(branches[1:])) > 1:
-        found = f"NUM_BLOCKS {blocks}, CHANNELS {channels} x EXPANSIONS {factors}, NUM_BRANCHES {branches}"
+    if not dims or blocks[0] != 1 or dims[0] != min(64, dims[1]) or len(set(branches[1:])) > 1:
+        found = (
+            f"NUM_BLOCKS {blocks}, CHANNELS {channels} x EXPANSIONS {factors},"
+            f" NUM_BRANCHES {branches}"
+        )
         raise InputError(
-            f"{path}: {printable(found, 200)}: expected five numbers each: a stem of one block with the next stage's"
-            " channels (at most 64), then four stages with as many branches each"
+            f"{path}: {printable(found, 200)}: expected five numbers each: a stem of one block with"
+            " the next stage's channels (at most 64), then four stages with as many branches each"
         )
     return {
         "MODEL.STAGE_DEPTHS": blocks[1:],
@@ -57,59 +55,76 @@ def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
     }
 
 
+def _are_five_numbers(values: list[Any]) -> bool:
+    return len(values) == 5 and all(
+        isinstance(value, int | float) and abs(value) < 1e6 for value in values
+    )
+
+
 def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
-    """Translates CrossViT. Its blocks are given by stage, and its images' sizes in pixels, whatever
-    the image that comes in.
+    """Translates CrossViT.
+
+    PaddleViT gives its blocks by stage, and the sizes of its images in pixels, whatever the size
+    of the image that comes in.
     """
     group = "MODEL.TRANS" if "MODEL.TRANS.IMG_SIZE" in settings else "MODEL"
-    sizes, depth, ratios = (
-        settings.pop(f"{group}.{name}") for name in ("IMG_SIZE", "DEPTH", "MLP_RATIO")
-    )
-    lists = all(isinstance(one, list) and one for one in (sizes, depth, ratios))
+    sizes = settings.pop(f"{group}.IMG_SIZE")
+    stages = settings.pop(f"{group}.DEPTH")
+    ratios = settings.pop(f"{group}.MLP_RATIO")
     pixels = settings["DATA.IMAGE_SIZE"]
-    counts = depth[0] if lists and isinstance(depth[0], list) else []
-    numbers = lists and all(type(one) is int for one in (*counts, *sizes, pixels))
-    if not numbers or counts[2:] != [0] or any(one != counts for one in depth) or pixels < 1:
-        found = f"DEPTH {depth}, IMG_SIZE {sizes}, IMAGE_SIZE {pixels}"
+    are_lists = all(isinstance(values, list) and values for values in (sizes, stages, ratios))
+    # The first stage's blocks of both branches, and of both together.
+    blocks = stages[0] if are_lists and isinstance(stages[0], list) else []
+    are_numbers = are_lists and all(type(value) is int for value in (*blocks, *sizes, pixels))
+    are_equal = blocks[2:] == [0] and all(stage == blocks for stage in stages)
+    if not are_numbers or not are_equal or pixels < 1:
+        found = f"DEPTH {stages}, IMG_SIZE {sizes}, IMAGE_SIZE {pixels}"
         raise InputError(
-            f"{path}: {printable(found, 200)}: expected sizes in pixels, and equal stages: blocks of both branches,"
-            " then 0"
+            f"{path}: {printable(found, 200)}: expected sizes in pixels, and equal stages: blocks of"
+            " both branches, then 0"
         )
-    scales = {"MODEL.IMAGE_SCALES": [size / pixels for size in sizes]}
-    return scales | {
-        "MODEL.DEPTH": len(depth),
-        "MODEL.BRANCH_DEPTHS": counts[:2],
+    return {
+        "MODEL.IMAGE_SCALES": [size / pixels for size in sizes],
+        "MODEL.DEPTH": len(stages),
+        "MODEL.BRANCH_DEPTHS": blocks[:2],
         "MODEL.MLP_RATIO": ratios[:2],
     }
 
 
 def _of_halonet(settings: _Settings, path: Path) -> _Settings:
-    """Translates HaloNet. Its blocks are listed. HIDDEN_CHANNEL is what a stage's first block
-    reads, where that attends.
+    """Translates HaloNet.
+
+    PaddleViT lists its blocks. HIDDEN_CHANNEL is the number of channels that the first block of a
+    stage reads, if this block attends; None: as many as the stage has.
     """
     stages = [settings.pop(f"MODEL.STAGE{stage}_BLOCK") for stage in (1, 2, 3, 4)]
-    depths, channels, heads, hidden = (
-        settings.pop(f"MODEL.{name}") for name in ("DEPTH", "CHANNEL", "NUM_HEAD", "HIDDEN_CHANNEL")
-    )
-    every = [_every(stage) for stage in stages if isinstance(stage, list)]
-    known = (
-        all(isinstance(one, list) for one in (channels, heads))
+    depths = settings.pop("MODEL.DEPTH")
+    channels = settings.pop("MODEL.CHANNEL")
+    heads = settings.pop("MODEL.NUM_HEAD")
+    hidden = settings.pop("MODEL.HIDDEN_CHANNEL")
+    listed = [stage for stage in stages if isinstance(stage, list)]
+    every = [_every(stage) for stage in listed]
+    is_known = (
+        isinstance(channels, list)
+        and isinstance(heads, list)
         and len(channels) == 5
         and channels[0] == 64
-    )
-    known = (
-        known
         and None not in every
-        and depths == [len(stage) for stage in stages if isinstance(stage, list)]
+        and depths == [len(stage) for stage in listed]
     )
-    if known:
-        begins = [i for i, count in enumerate(every) if count == 1]
-        known = all((channels[i + 1] if hidden is None else hidden) == channels[i] for i in begins)
-    if not known:
-        found = f"STAGE1_BLOCK to 4 {stages}, DEPTH {depths}, CHANNEL {channels}, HIDDEN_CHANNEL {hidden}"
+    if is_known:
+        for stage, count in enumerate(every):
+            read = channels[stage + 1] if hidden is None else hidden
+            if count == 1 and read != channels[stage]:
+                is_known = False
+    if not is_known:
+        found = (
+            f"STAGE1_BLOCK to 4 {stages}, DEPTH {depths}, CHANNEL {channels},"
+            f" HIDDEN_CHANNEL {hidden}"
+        )
         raise InputError(
-            f"{path}: {printable(found, 300)}: expected a stem of 64 channels, and four stages in which every so"
-            " many-th block attends (attn)"
+            f"{path}: {printable(found, 300)}: expected a stem of 64 channels, and four stages in"
+            " which every so many-th block attends (attn)"
         )
     return {
         "MODEL.STAGE_DEPTHS": depths,
@@ -120,15 +135,16 @@ def _of_halonet(settings: _Settings, path: Path) -> _Settings:
 
 
 def _every(blocks: list[Any]) -> int | None:
-    """Returns n where each n-th block attends, and no other; 0: none does; None: there is no such
-    n.
-    """
+    """Returns n if each n-th block attends and no other does; 0 if none does; otherwise None."""
     attends = [block == "attn" for block in blocks]
     count = attends.index(True) + 1 if True in attends else 0
-    same = attends == [count > 0 and (i + 1) % count == 0 for i in range(len(blocks))]
-    return count if same and all(block in ("attn", "bottle") for block in blocks) else None
+    expected = [count > 0 and number % count == 0 for number in range(1, len(blocks) + 1)]
+    if attends != expected or any(block not in ("attn", "bottle") for block in blocks):
+        return None
+    return count
 
 
+# By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
     "IMG_SIZE": _of_crossvit,

@@ -1,5 +1,4 @@
-"""For programs that were written for PaddleViT: the names that its ``config``, ``datasets`` and
-``utils`` have.
+"""Helps programs that were written for PaddleViT's ``config``, ``datasets`` and ``utils``.
 
 Names that have a counterpart here work. For the others, the error says what to write instead.
 """
@@ -14,7 +13,7 @@ from yacs.config import CfgNode
 from settings.options import Option, leaves, nearest_key
 from settings.paddlevit import reading
 
-# Attributes of a program's parsed flags, and the key that each sets.
+# The keys that a program's parsed flags set, by attribute.
 _ARGUMENTS = {
     "dataset": "DATA.DATASET",
     "data_path": "DATA.DATA_PATH",
@@ -31,7 +30,7 @@ _ARGUMENTS = {
     "eval": "EVAL",
     "amp": "AMP",
 }
-# Names that PaddleViT's modules have and ours of the same name don't, and what to write instead.
+# By module, the names that PaddleViT's has and this toolkit's doesn't, and what to write instead.
 _INSTEAD = {
     "datasets": {
         "ImageNet2012Dataset": "datasets.get_dataset(config, mode), with DATA.DATASET imagenet2012",
@@ -59,36 +58,46 @@ _MODULES = {
     "random_erasing": "write from loading.transforms import RandomErasing",
     "transforms": "write from loading.transforms import EvalTransform, TrainTransform",
 }
-_MODELS = "beit cait coat convmixer convnext crossvit deit gmlp halonet levit mlp_mixer mobileone mobilevit pit"
-_MODELS += " poolformer pvtv2 regnet resmlp swin transformer vit volo xcit"
+# PaddleViT's modules of models that this toolkit builds from a configuration.
+_MODELS = {
+    "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "deit", "gmlp", "halonet",
+    "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
+    "resmlp", "swin", "transformer", "vit", "volo", "xcit",
+}  # fmt: skip
 
 
 def instead(module: str, name: str) -> NoReturn:
-    """Raises AttributeError for a name that ``module`` doesn't have, and ImportError for one of
-    PaddleViT's.
+    """Raises the error for a name that ``module`` doesn't have, with advice for PaddleViT's names.
 
-    ``from module import name`` would replace the text of an AttributeError.
+    Raises:
+        ImportError: the name is PaddleViT's. ``from module import name`` would replace the text of
+            an AttributeError.
+        AttributeError: the name isn't PaddleViT's.
     """
-    for theirs, ours in _INSTEAD.get(module, {}).items():
-        if name == theirs or name.startswith(f"{theirs}_"):
+    for paddlevits, advice in _INSTEAD.get(module, {}).items():
+        if name == paddlevits or name.startswith(f"{paddlevits}_"):
             raise ImportError(
-                f"{module} has no {name}; for PaddleViT's, write {ours}: docs/paddlevit.md",
+                f"{module} has no {name}; for PaddleViT's, write {advice}: docs/paddlevit.md",
                 name=module,
             )
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 class ModuleFinder(importlib.abc.MetaPathFinder):
-    """Finds no module: for one of PaddleViT's that isn't here, it raises an error that says what to
-    write.
+    """A finder that finds no module, but raises an error for PaddleViT's modules.
+
+    The error says what to write instead.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        hint = _MODULES.get(fullname)
-        if fullname in _MODELS.split():
-            hint = "write from models import build_model, for the model of a configuration, or create_model"
-        if hint:
-            line = f"No module named {fullname!r}; for PaddleViT's, {hint}: docs/paddlevit.md"
+        advice = _MODULES.get(fullname)
+        if fullname in _MODELS:
+            advice = (
+                "write from models import build_model, for the model of a configuration,"
+                " or create_model"
+            )
+        if advice:
+            line = f"No module named {fullname!r}; for PaddleViT's, {advice}: docs/paddlevit.md"
             raise ModuleNotFoundError(line, name=fullname)
 
 
@@ -105,22 +114,22 @@ def options_of(arguments: Any, evaluates: bool) -> Iterator[Option]:
 
     Args:
         arguments: the flags as attributes.
-        evaluates: whether the configuration, before the flags, is one for an evaluation.
+        evaluates: whether the configuration is one for an evaluation, before the flags count.
     """
-    given = {name: getattr(arguments, name, None) for name in _ARGUMENTS}
-    evaluates = evaluates or bool(given["eval"])
+    flags = {name: getattr(arguments, name, None) for name in _ARGUMENTS}
     # With -eval, PaddleViT's -batch_size is the evaluation's, and its -amp has no effect.
-    if evaluates:
-        given["batch_size_eval"] = given["batch_size_eval"] or given["batch_size"]
-        given["amp"] = None
-    for name, value in given.items():
+    if evaluates or flags["eval"]:
+        flags["batch_size_eval"] = flags["batch_size_eval"] or flags["batch_size"]
+        flags["amp"] = None
+    for name, value in flags.items():
         if value:
             yield Option(_ARGUMENTS[name], value, f"flag -{name}")
 
 
 class Section(CfgNode):
-    """A section of the configuration's tree, whose keys can be read by PaddleViT's names, too:
-    MODEL.TRANS.DEPTH.
+    """A section of the configuration's tree.
+
+    Its keys can also be read by PaddleViT's names, such as MODEL.TRANS.DEPTH.
     """
 
     def __init__(self, name: str) -> None:
@@ -130,7 +139,8 @@ class Section(CfgNode):
     def __getattr__(self, key: str) -> Any:
         if key in self:
             return self[key]
-        if not key.isupper():  # Python's own look-ups
+        # Python itself looks for names in lower case.
+        if not key.isupper():
             raise AttributeError(key)
         name = self.__dict__["name"]
         if name == "MODEL" and f"{key}." in reading.GROUPS:
@@ -139,8 +149,9 @@ class Section(CfgNode):
 
 
 class _Group:
-    """A group of keys that PaddleViT has within MODEL, such as MODEL.TRANS. Its keys can only be
-    read.
+    """A group of keys that PaddleViT has within MODEL, such as MODEL.TRANS.
+
+    Its keys can only be read.
     """
 
     def __init__(self, model: Section, prefix: str) -> None:
@@ -159,21 +170,22 @@ class _Group:
         )
 
 
-def _own_value(section: Section, theirs: str) -> Any:
+def _own_value(section: Section, paddlevits: str) -> Any:
     """Returns the value of a key by PaddleViT's name.
 
     Raises:
-        AttributeError: the section has no such key; the line says where the value is here.
+        AttributeError: the section has no such key. The line says where the value is here.
     """
-    names = [reading.own_key(theirs), reading.own_key(theirs, [])]
-    top = section.__dict__["name"] + "."
+    # A key may have one name here for a number, and another one for a list.
+    names = (reading.own_key(paddlevits), reading.own_key(paddlevits, []))
+    prefix = section.__dict__["name"] + "."
     for name in names:
-        if name.startswith(top) and name.removeprefix(top) in section:
-            return section[name.removeprefix(top)]
-    if names[0] != theirs and not names[0].startswith(top):
-        hint = f"; it is {names[0]} here"
-    elif reading.has_key(theirs):
-        hint = "; docs/paddlevit.md says what PaddleViT's key is here"
+        if name.startswith(prefix) and name.removeprefix(prefix) in section:
+            return section[name.removeprefix(prefix)]
+    if names[0] != paddlevits and not names[0].startswith(prefix):
+        advice = f"; it is {names[0]} here"
+    elif reading.has_key(paddlevits):
+        advice = "; docs/paddlevit.md says what PaddleViT's key is here"
     else:
-        hint = nearest_key(theirs, [f"{top}{key}" for key, _ in leaves(section)])
-    raise AttributeError(f"no key {theirs}{hint}")
+        advice = nearest_key(paddlevits, [f"{prefix}{key}" for key, _ in leaves(section)])
+    raise AttributeError(f"no key {paddlevits}{advice}")

@@ -1,19 +1,20 @@
-"""PaddleViT's YAML files, read with the meaning that they have there.
+"""Reads PaddleViT's YAML files, with the meaning that they have in PaddleViT.
 
-A file of PaddleViT's is a difference to its family's ``config.py``. The YAML files in
-configs/paddlevit are data:
+A file of PaddleViT's only holds what differs from its family's ``config.py``. Those defaults, and
+what else the family's code decides, are in the YAML files of configs/paddlevit. Their parts are:
 
-LIKE      another of them, whose parts this one adds to
-TYPES     the MODEL.TYPE of its files, in lower case; without it, a file only serves others
-DEFAULTS  what the family's config.py sets, in PaddleViT's keys
-IGNORED   keys (patterns) that PaddleViT's code doesn't read, or that mean nothing here
-ONLY      keys that have one value here, and this value
-AUGMENT   switches under TRAIN, the first that is on counts, and the policy (AUTO_AUGMENT here) that each stands for
-HERE      what PaddleViT's code does and none of its keys says, in this toolkit's keys
-DIFFERS   where its training differs from this toolkit's (``difference_lines``)
+- LIKE: another of these files, whose parts this one adds to.
+- TYPES: the MODEL.TYPE of the family's files, in lower case. Without it, a file only serves others.
+- DEFAULTS: what the family's config.py sets, in PaddleViT's keys.
+- IGNORED: keys (patterns) that PaddleViT's code doesn't read, or that mean nothing here.
+- ONLY: keys that may only have the value given here.
+- AUGMENT: switches under TRAIN, and the policy (AUTO_AUGMENT here) that each stands for. The first
+  switch that is on counts.
+- HERE: what PaddleViT's code does without a key, in this toolkit's keys.
+- DIFFERS: in what PaddleViT's training differs from this toolkit's (``difference_lines``).
 
-``NAME_2021.yaml`` holds the keys as they were named in 2021. Of a family's files, the newest whose
-keys include all of a file's keys is the one that it is a difference to.
+``NAME_2021.yaml`` has the keys by their names of 2021. A model's file belongs to the newest of its
+family's files that has all of its keys.
 """
 
 import functools
@@ -29,43 +30,26 @@ from settings.paddlevit.models import of_models
 from settings.values import parse_value, quoted
 
 FOLDER = CONFIG_DIR / "paddlevit"
-# PaddleViT's groups in MODEL, and its keys that have another name here.
+# The groups of keys that PaddleViT has within MODEL, and this toolkit hasn't.
 GROUPS = ("TRANS.", "MIXER.", "CNN.", "ENCODER.")
+# This toolkit's names of keys of MODEL, by PaddleViT's.
 _ALIASES = {
     "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
-    "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS",
-    "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO", "LAYER_SCALE_INIT_VALUE": "INIT_VALUES",
-    "ACTIVATION": "ACT", "HEADS": "NUM_HEADS", "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY",
+    "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS",
+    "LAYERS": "STAGE_DEPTHS", "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO",
+    "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
+    "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY",
 }  # fmt: skip
-PLACE = "it is PaddleViT's, for files with its keys alone and no BASE: docs/paddlevit.md names the key for others"
-# what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its
-# way)
-_OTHERWISE = {
-    "rate": (
-        lambda train: not train.LR_SCHEDULER.PER_EPOCH,
-        "changes the rate once an epoch (TRAIN.LR_SCHEDULER.PER_EPOCH True does so here)",
-    ),
-    "decay": (
-        lambda train: not train.DECAY_ALL,
-        "decays biases, norms and tokens too (TRAIN.DECAY_ALL True)",
-    ),
-    "average": (
-        lambda train: train.MODEL_EMA and train.MODEL_EMA_WARMUP,
-        "has no warm-up of the average (TRAIN.MODEL_EMA_WARMUP False)",
-    ),
-    "policy": (
-        lambda train: (train.AUTO_AUGMENT or "").startswith("rand"),
-        "moves images by up to 100 pixels in its policies, here as timm by up to 45 % of a side (no key)",
-    ),
-    "sum": (
-        lambda train: train.ACCUM_ITER > 1,
-        "adds the gradients of ACCUM_ITER steps, here they are averaged as its later code does (no key)",
-    ),
-}
+# What an error says of a key that only PaddleViT has, in a file that isn't read as PaddleViT's.
+PLACE = (
+    "it is PaddleViT's, for files with its keys alone and no BASE:"
+    " docs/paddlevit.md names the key for others"
+)
 
 
 class Family(NamedTuple):
-    """A family of PaddleViT's models: a file of configs/paddlevit, merged with the file that it is LIKE.
+    """A family of PaddleViT's models: a file of configs/paddlevit, with the parts of its LIKE.
+
     The module's docstring explains the parts.
     """
 
@@ -80,54 +64,58 @@ class Family(NamedTuple):
 
 
 @functools.cache
-def family(name: str) -> Family:
-    """Returns the family file ``NAME.yaml``."""
+def _read_family(name: str) -> Family:
+    """Returns the family in the file ``NAME.yaml``."""
     content = read_yaml(FOLDER / f"{name}.yaml")
-    like = Family(name, (), {}, (), {}, {}, {}, ())
     if "LIKE" in content:
-        like = family(content["LIKE"])
+        like = _read_family(content["LIKE"])
+    else:
+        like = Family(
+            name, types=(), defaults={}, ignored=(), only={}, augment={}, here={}, differs=()
+        )
     return Family(
-        name,
-        tuple(content.get("TYPES", ())),
-        like.defaults | dict(leaves(content["DEFAULTS"])),
-        (*like.ignored, *content.get("IGNORED", ())),
-        like.only | content.get("ONLY", {}),
-        content.get("AUGMENT", like.augment),
-        like.here | dict(leaves(content.get("HERE", {}))),
-        tuple(content.get("DIFFERS", like.differs)),
+        name=name,
+        types=tuple(content.get("TYPES", ())),
+        defaults=like.defaults | dict(leaves(content["DEFAULTS"])),
+        ignored=(*like.ignored, *content.get("IGNORED", ())),
+        only=like.only | content.get("ONLY", {}),
+        augment=content.get("AUGMENT", like.augment),
+        here=like.here | dict(leaves(content.get("HERE", {}))),
+        differs=tuple(content.get("DIFFERS", like.differs)),
     )
 
 
-def families(model_type: str) -> list[Family]:
-    """Returns the families with files of this MODEL.TYPE, the newest first."""
-    return [one for one in _all() if model_type.lower() in one.types]
-
-
 def is_family(path: Path, content: dict[str, Any]) -> bool:
-    """Returns whether a YAML file is a family's; a model's own file may lie beside those."""
+    """Returns whether a YAML file is a family's. A model's own file may lie beside those."""
     return path.parent == FOLDER and "DEFAULTS" in content
 
 
 @functools.cache
+def _all_families() -> tuple[Family, ...]:
+    """Returns all families. Of one family's files, the newest comes first."""
+    files = sorted(FOLDER.glob("*.yaml"), key=lambda file: len(file.stem))
+    return tuple(_read_family(file.stem) for file in files if is_family(file, read_yaml(file)))
+
+
+def families(model_type: str) -> list[Family]:
+    """Returns the families whose files have this MODEL.TYPE, the newest first."""
+    return [family for family in _all_families() if model_type.lower() in family.types]
+
+
+@functools.cache
 def sections() -> frozenset[str]:
-    """Returns the dotted names of all sections in PaddleViT's files: they may be empty there."""
-    keys = {key for one in _all() for key in one.defaults}
+    """Returns the dotted names of all sections in PaddleViT's files, where they may be empty."""
+    keys = {key for family in _all_families() for key in family.defaults}
     return frozenset(key[:dot] for key in keys for dot, letter in enumerate(key) if letter == ".")
 
 
 def has_key(key: str) -> bool:
-    """Returns whether a family of PaddleViT's has this dotted key."""
-    return any(key in one.defaults for one in _all())
-
-
-@functools.cache
-def _all() -> tuple[Family, ...]:
-    files = sorted(FOLDER.glob("*.yaml"), key=lambda file: len(file.stem))
-    return tuple(family(file.stem) for file in files if is_family(file, read_yaml(file)))
+    """Returns whether any family of PaddleViT's has this dotted key."""
+    return any(key in family.defaults for family in _all_families())
 
 
 class Reading(NamedTuple):
-    """A file of PaddleViT's, in this toolkit's keys.
+    """A file of PaddleViT's in this toolkit's keys.
 
     Attributes:
         family: the name of its family.
@@ -143,143 +131,168 @@ class Reading(NamedTuple):
 def read(
     path: Path, content: dict[str, Any], own: dict[str, Any], others: dict[str, Any]
 ) -> tuple[Reading | None, str]:
-    """Returns (the file in this toolkit's keys, a line for the log), or (None, "") if it isn't a file
-    of PaddleViT's.
+    """Reads a YAML file, if it is one of PaddleViT's.
 
     Args:
-        path, content: of the file, which names no BASE. It may be a family's own.
-        own: its dotted keys and values.
+        path: of the file.
+        content: of the file, which names no BASE; or of a family's file.
+        own: the dotted keys and values that the file sets.
         others: config.py's defaults by dotted key.
 
+    Returns:
+        (the file in this toolkit's keys, a line for the log), or (None, "") if the file isn't
+        PaddleViT's.
+
     Raises:
-        InputError: it has a value that isn't here, or it may be meant in two ways that differ.
+        InputError: the file has a value that isn't here, or has a different meaning as PaddleViT's
+            and as this toolkit's.
     """
     if is_family(path, content):
-        one = family(path.stem)
-        own = {}
-        return Reading(one.name, translate(one, own, path)[0]), ""
-    one, foreign = family_of(content, own)
-    if one is None:
-        # The caller reports keys of neither toolkit as unknown.
+        family = _read_family(path.stem)
+        values, _ = _translate(family, {}, path)
+        return Reading(family.name, values), ""
+    family, foreign = _family_of(content, own)
+    if family is None:
+        # If a key is neither toolkit's, the caller reports it as unknown.
         has_unknown = any(key not in others and not has_key(key) for key in own)
-        if not foreign or has_unknown:
-            return None, ""
-        newest = families(content["MODEL"]["TYPE"])[0]
-        if _is_ambiguous(newest, own, others):
-            raise InputError(
-                f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has {foreign}; say"
-                f" which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
-            )
+        if foreign and not has_unknown:
+            newest = families(content["MODEL"]["TYPE"])[0]
+            _check_unambiguous(newest, foreign, path, own, others)
         return None, ""
-    values, ignored = translate(one, own, path)
-    remark = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
-    unsaid = translate(one, {}, path)[0]
-    said = {own_key(key, value) for key, value in own.items()}
+    values, ignored = _translate(family, own, path)
+    family_values, _ = _translate(family, {}, path)
+    own_keys = {own_key(key, value) for key, value in own.items()}
     defaults = frozenset(
-        key for key, value in values.items() if key not in said and unsaid.get(key) == value
+        key
+        for key, value in values.items()
+        if key not in own_keys and family_values.get(key) == value
     )
-    return Reading(one.name, values, defaults), (
-        f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{remark}"
+    note = (
+        f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{family.name}.yaml"
     )
+    if ignored:
+        note += f"; of no effect there, and ignored: {', '.join(ignored)}"
+    return Reading(family.name, values, defaults), note
 
 
-def _is_ambiguous(newest: Family, own: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Returns whether a file that also has keys of this toolkit would give another configuration with
-    PaddleViT's defaults than with config.py's (``others``).
+def _check_unambiguous(
+    newest: Family, foreign: str, path: Path, own: dict[str, Any], others: dict[str, Any]
+) -> None:
+    """Checks a file that is almost one of PaddleViT's, but has keys that only this toolkit has.
 
-    For ViT both are the same, unless the file has keys that only PaddleViT has.
+    Raises:
+        InputError: with PaddleViT's defaults the configuration would be another one than with
+            config.py's (``others``). For ViT both are the same, unless the file has keys that only
+            PaddleViT has.
     """
-    if any(key not in others for key in own):
-        return True
-    values, _ = translate(newest, {}, FOLDER)
-    compared = ("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT")
-    return any(key.startswith(compared) and values[key] != others[key] for key in values)
+    differ = any(key not in others for key in own)
+    if not differ:
+        values, _ = _translate(newest, {}, FOLDER)
+        compared = ("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT")
+        differ = any(key.startswith(compared) and values[key] != others[key] for key in values)
+    if differ:
+        raise InputError(
+            f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has"
+            f" {foreign}; say which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's)"
+            " or BASE: '' (config.py's)"
+        )
 
 
-def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str | None]:
-    """Returns the family that a YAML file is a difference to: (the family, None).
+def _family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str]:
+    """Returns the family to which a YAML file belongs.
 
     A file is PaddleViT's if it names no BASE, its MODEL.TYPE is one of PaddleViT's, and PaddleViT
-    has all its keys. If only the last doesn't hold, (None, what PaddleViT doesn't have, in words)
-    is returned; else (None, None).
+    has all of its keys.
 
     Args:
         content: of the file.
         keys: the dotted keys that it sets.
+
+    Returns:
+        (the family, ""); or (None, text) if only the last condition doesn't hold, where the text
+        says what PaddleViT lacks; otherwise (None, "").
     """
     model = content.get("MODEL")
-    kind = model.get("TYPE") if isinstance(model, dict) else None
-    candidates = families(kind) if isinstance(kind, str) and "BASE" not in content else []
-    for one in candidates:
-        if all(key in one.defaults for key in keys):
-            return one, None
+    model_type = model.get("TYPE") if isinstance(model, dict) else None
+    if not isinstance(model_type, str) or "BASE" in content:
+        return None, ""
+    candidates = families(model_type)
     if not candidates:
-        return None, None
-    foreign = [key for key in keys if not any(key in one.defaults for one in candidates)]
-    if foreign:
-        return None, f"no {foreign[0]}"
-    # Each key is of one format, but none has them all: one key that the newest lacks, one that the
-    # others lack.
-    lacking = [next(key for key in keys if key not in one.defaults) for one in candidates]
+        return None, ""
+    for family in candidates:
+        if all(key in family.defaults for key in keys):
+            return family, ""
+    for key in keys:
+        if not any(key in family.defaults for family in candidates):
+            return None, f"no {key}"
+    # Each key is in some format, but none has them all. So there is one key that the newest lacks,
+    # and another one that an older one lacks.
+    lacking = [next(key for key in keys if key not in family.defaults) for family in candidates]
     return None, f"no format with both {' and '.join(dict.fromkeys(reversed(lacking)))}"
 
 
-def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Returns (this toolkit's keys and values, the file's own keys that do nothing).
+def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns (this toolkit's keys and values, the file's own keys that have no effect).
 
     Args:
-        one: the family whose defaults hold where ``own`` says nothing.
+        family: whose defaults hold for the keys that ``own`` doesn't set.
         own: the file's dotted keys and values.
-        path: the file, named in errors.
+        path: of the file, for errors.
 
     Raises:
-        InputError: a value that PaddleViT takes and this toolkit doesn't have.
+        InputError: PaddleViT takes a value that this toolkit doesn't have.
     """
     settings = {
-        key: parse_value(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()
+        key: parse_value(value) if isinstance(value, str) else value
+        for key, value in (family.defaults | own).items()
     }
     for key in own:
-        _check_kind(key, settings[key], one.defaults[key], path)
+        _check_kind(key, settings[key], family.defaults[key], path)
     if settings.get("MODEL.MAE_PRETRAIN") and "MODEL.MAE_PRETRAIN" in own:
         raise InputError(
-            f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here; give a fine-tuning's file"
+            f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here;"
+            " give a fine-tuning's file"
         )
-    idle = {key for key in settings if any(fnmatchcase(key, pattern) for pattern in one.ignored)}
+    idle = {key for key in settings if any(fnmatchcase(key, name) for name in family.ignored)}
     settings = {key: value for key, value in settings.items() if key not in idle}
-    for key in settings.keys() & one.only.keys():
-        if settings.pop(key) != one.only[key]:
+    for key, only_value in family.only.items():
+        if key in settings and settings.pop(key) != only_value:
             raise InputError(
-                f"{path}: {key} is {own[key]}, expected {one.only[key]}, the only value that this toolkit has"
+                f"{path}: {key} is {own[key]}, expected {only_value}, the only value that this"
+                " toolkit has"
             )
-    values, unused = _of_training(one, settings)
+    values, unused = _of_training(family, settings)
     values |= of_models(settings, own, path)
     for key, value in settings.items():
-        values.setdefault(
-            own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value
-        )
+        if value and key == "MODEL.CNN.ACTIVATION":
+            value = value.lower()
+        values.setdefault(own_key(key, value), value)
     # Without a value, PaddleViT takes -batch_size.
     if values["DATA.BATCH_SIZE_EVAL"] is None:
         del values["DATA.BATCH_SIZE_EVAL"]
-    return values | one.here, sorted((idle | unused) & own.keys())
+    return values | family.here, sorted((idle | unused) & own.keys())
 
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
-    """Checks that a value is of its default's kind, as PaddleViT does. "auto" is this toolkit's own.
+    """Checks that a value is of the same kind as the family's default, as PaddleViT does.
+
+    The value "auto" is this toolkit's own, and fits every key.
 
     Raises:
-        InputError: it isn't.
+        InputError: it is of another kind.
     """
     found = _kind(value)
     expected = _kind(parse_value(default) if isinstance(default, str) else default)
     if None in (value, default) or value == "auto" or found == expected:
         return
     raise InputError(
-        f"{path}: {key} takes {expected} in PaddleViT's files, found {quoted(value)}; a file with BASE is your own,"
-        " and has this toolkit's keys and values"
+        f"{path}: {key} takes {expected} in PaddleViT's files, found {quoted(value)};"
+        " a file with BASE is your own, and has this toolkit's keys and values"
     )
 
 
 def _kind(value: Any) -> str:
+    """Returns the kind of a value in words."""
     kinds = {
         bool: "True or False",
         int: "a number",
@@ -291,7 +304,11 @@ def _kind(value: Any) -> str:
 
 
 def own_key(key: str, value: Any = None) -> str:
-    """Returns this toolkit's name of a key of PaddleViT's, or the name as it is."""
+    """Returns this toolkit's name of a key of PaddleViT's; any other key as it is.
+
+    Args:
+        value: of the key. A list may have another key than a number.
+    """
     if not key.startswith("MODEL."):
         return key
     name = key.removeprefix("MODEL.")
@@ -307,21 +324,45 @@ def own_key(key: str, value: Any = None) -> str:
 
 
 def difference_lines(name: str, config: Configuration) -> list[str]:
-    """Returns one line, or none: where PaddleViT's training of a family differs, with the keys for
-    its way.
+    """Returns a line about where PaddleViT's own training of a family differs, or none.
+
+    The line names the key for PaddleViT's way, if there is one.
+
+    Args:
+        name: of the family.
+        config: of a training.
     """
-    told = [*family(name).differs, "average", "policy"]
-    lines = [
-        line
-        for what, (matters, line) in _OTHERWISE.items()
-        if what in told and matters(config.TRAIN)
-    ]
-    return [f"PaddleViT itself {'; '.join(lines)}: docs/paddlevit.md"] if lines else []
+    differs = _read_family(name).differs
+    train = config.TRAIN
+    differences = []
+    if "rate" in differs and not train.LR_SCHEDULER.PER_EPOCH:
+        differences.append(
+            "changes the rate once an epoch (TRAIN.LR_SCHEDULER.PER_EPOCH True does so here)"
+        )
+    if "decay" in differs and not train.DECAY_ALL:
+        differences.append("decays biases, norms and tokens too (TRAIN.DECAY_ALL True)")
+    if train.MODEL_EMA and train.MODEL_EMA_WARMUP:
+        differences.append("has no warm-up of the average (TRAIN.MODEL_EMA_WARMUP False)")
+    if (train.AUTO_AUGMENT or "").startswith("rand"):
+        differences.append(
+            "moves images by up to 100 pixels in its policies,"
+            " here as timm by up to 45 % of a side (no key)"
+        )
+    if "sum" in differs and train.ACCUM_ITER > 1:
+        differences.append(
+            "adds the gradients of ACCUM_ITER steps,"
+            " here they are averaged as its later code does (no key)"
+        )
+    if not differences:
+        return []
+    return [f"PaddleViT itself {'; '.join(differences)}: docs/paddlevit.md"]
 
 
-def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Takes out of ``settings`` what has no key of its own here; returns what that comes to, and
-    what is unused.
+def _of_training(family: Family, settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Removes the keys of a training from ``settings`` that have no counterpart of their own here.
+
+    Returns:
+        (this toolkit's keys and values for them, PaddleViT's keys that have no effect).
     """
     values: dict[str, Any] = {}
     train = {
@@ -329,38 +370,46 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         for key, value in settings.items()
         if key.startswith("TRAIN.")
     }
-    if train.get("OPTIMIZER.NAME") == "AdamWDL":  # AdamW with rates by layer
+    # AdamWDL is AdamW with a rate for each layer, which is a key here.
+    if train.get("OPTIMIZER.NAME") == "AdamWDL":
         values["TRAIN.OPTIMIZER.NAME"] = "AdamW"
-    # the others take neither key there
+    # PaddleViT's other schedules read neither of these keys.
     if train.get("LR_SCHEDULER.NAME", "warmupcosine") != "warmupcosine":
-        values |= {"TRAIN.WARMUP_EPOCHS": 0, "TRAIN.END_LR": 0.0}
-    policy = next((policy for switch, policy in one.augment.items() if train.get(switch)), "")
+        values["TRAIN.WARMUP_EPOCHS"] = 0
+        values["TRAIN.END_LR"] = 0.0
+
+    policy = ""
+    for switch, switched in family.augment.items():
+        if train.get(switch):
+            policy = switched
+            break
     values["TRAIN.AUTO_AUGMENT"] = policy.format(**train) or None
-    numbers = {name for name in train if name.startswith("RAND_AUGMENT_")}
-    unused = {f"TRAIN.{name}" for name in numbers if f"{{{name}}}" not in policy}
+    policy_keys = {name for name in train if name.startswith("RAND_AUGMENT_")}
+    unused = {f"TRAIN.{name}" for name in policy_keys if f"{{{name}}}" not in policy}
     if policy:
         values["TRAIN.COLOR_JITTER"] = 0.0
         unused.add("TRAIN.COLOR_JITTER")
-    if "DISTILLATION_TYPE" in train:  # TEACHER_MODEL is the teacher's weights there
-        distils = settings.pop("MODEL.DISTILL", True) and train["DISTILLATION_TYPE"] not in (
-            None,
-            "none",
-        )
+
+    if "DISTILLATION_TYPE" in train:
+        kind = train["DISTILLATION_TYPE"]
+        distils = settings.pop("MODEL.DISTILL", True) and kind not in (None, "none")
+        # TEACHER_MODEL is the file of the teacher's weights there, also without its ending.
         file = train["TEACHER_MODEL"]
-        weights = file and f"{file.removesuffix('.pdparams')}.pdparams"
-        if "MODEL.DISTILLED" not in one.ignored:
+        if file:
+            file = f"{file.removesuffix('.pdparams')}.pdparams"
+        if "MODEL.DISTILLED" not in family.ignored:
             values["MODEL.DISTILLED"] = distils
-        values["TRAIN.DISTILLATION_TYPE"] = train["DISTILLATION_TYPE"] if distils else None
+        values["TRAIN.DISTILLATION_TYPE"] = kind if distils else None
         values["TRAIN.TEACHER_MODEL"] = "regnety_160" if distils else None
-        values["TRAIN.TEACHER_PATH"] = weights if distils else None
-    # five sizes, from half of the images' to half more
+        values["TRAIN.TEACHER_PATH"] = file if distils else None
+
+    # Five sizes, from half of IMAGE_SIZE to one and a half times as much.
     if settings.pop("TRAIN.MULTI_SCALE_SAMPLER_DDP", False):
-        sides = (
-            int(settings["DATA.IMAGE_SIZE"] * quarters / 4) // 32 * 32
-            for quarters in (2, 3, 4, 5, 6)
-        )
+        quarters = (2, 3, 4, 5, 6)
+        sides = (int(settings["DATA.IMAGE_SIZE"] * count / 4) // 32 * 32 for count in quarters)
         values["DATA.MULTI_SCALE"] = list(dict.fromkeys(sides))
-    for name in numbers | one.augment.keys():
+
+    for name in policy_keys | family.augment.keys():
         settings.pop(f"TRAIN.{name}", None)
     settings.pop("MODEL.MAE_PRETRAIN", None)
     return values, unused

@@ -86,6 +86,16 @@ def packed_tiff(width, height, strip, **lies):
     return b"II*\0" + struct.pack("<I", 8 + len(strip)) + strip + forged_images.directory(entries)
 
 
+def tiff_of_many_kinds(count):
+    """A TIFF whose tags give its five channels ``count`` sizes and as many formats."""
+    numbers = struct.pack(f"<{count}H", *range(count))
+    entries = [(256, 4, 1, 4), (257, 4, 1, 4), (258, 3, count, 8), (262, 3, 1, 1), (273, 4, 1, 8),
+               (277, 3, 1, 5), (278, 4, 1, 4), (279, 4, 1, 10), (339, 3, count, 8)]  # fmt: skip
+    return (
+        b"II*\0" + struct.pack("<I", 8 + len(numbers)) + numbers + forged_images.directory(entries)
+    )
+
+
 ZEROS = zlib.compress(bytes(1 << 28), 1)  # 256 MiB
 COSTLY = {
     "a strip of 256 MiB": (lambda: packed_tiff(100, 100, ZEROS), ""),
@@ -104,6 +114,10 @@ COSTLY = {
     "tags that overlap": (
         lambda: forged_images.tags_that_overlap(300_000),
         "it has 1 channel, DATA.IMAGE_CHANNELS is 5",
+    ),
+    "kinds of values": (
+        lambda: tiff_of_many_kinds(20_000),
+        "it has channels of 0 and 1 and 10 and 100 bits and the photometric interpretation 1",
     ),
     "a shape beyond numbers": (
         lambda: npy((1 << 70, 1 << 70, 5)),

@@ -34,7 +34,7 @@ REFUSED = {
     "deep colours": (lambda: png(WIDE, 2), 3, "Pillow keeps 8 bits of its colours; save it as TIFF"),
     "doubles": (lambda: npy(bands().astype(float)), 5, "its values are float64, expected uint8, uint16 or float32"),
     "objects": (object_array, 1, "its values are object, expected"),
-    "integers": (lambda: tiff(bands().astype(np.int32)), 5, "it has channels of 32 bits, kind 1; expected plain ones"),
+    "integers": (lambda: tiff(bands().astype(np.int32)), 5, "it has channels of 32 bits and the photometric interp"),
     "one axis": (lambda: npy(np.zeros(4, np.uint8)), 1, r"it is an array \[4\], expected \[H, W\] or \[H, W, C\]"),
     "nothing": (lambda: npy(np.zeros((0, 4), np.uint8)), 1, r"it is an array \[0, 4\], expected"),
     "cut short": (lambda: npy(bands())[:-1], 5, r"it claims the shape \[60, 80, 5\], which isn't its size"),

@@ -155,7 +155,7 @@ def test_the_image_tower_of_a_clip_and_a_pre_trainings_norm_are_taken():
 
 def test_names_tell_how_the_model_computes():
     told = {
-        name: eva.computes(small_eva(name).state_dict())
+        name: eva.model_keys(small_eva(name).state_dict())
         for name in ("eva", "eva_subln", "eva_dinov3")
     }
     subln = {"SCALE_MLP": True, "SCALE_ATTN_INNER": True, "QKV_FUSED": False, "FC_NORM": False}
@@ -166,4 +166,4 @@ def test_names_tell_how_the_model_computes():
     }  # fmt: skip
     assert told["eva_subln"] == told["eva"] | subln
     assert told["eva_dinov3"] == told["eva"] | dinov3
-    assert eva.computes({"cls_token"}) == {}
+    assert eva.model_keys({"cls_token"}) == {}

@@ -136,12 +136,12 @@ def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(
 
 
 def test_names_and_shapes_tell_a_norm_before_the_attention_and_the_channels_between():
-    assert mobilevit.computes(small_mobilevit().state_dict()) == {
+    assert mobilevit.model_keys(small_mobilevit().state_dict()) == {
         "HIDDEN_NORM": False,
         "EXPAND_RATIO": 4.0,
     }
     changed = small_mobilevit(hidden_norm=True, expand_ratio=2.0)
-    assert mobilevit.computes(changed.state_dict()) == {"HIDDEN_NORM": True, "EXPAND_RATIO": 2.0}
+    assert mobilevit.model_keys(changed.state_dict()) == {"HIDDEN_NORM": True, "EXPAND_RATIO": 2.0}
     for shape in ((), (3,), (8, 0, 1, 1)):
-        assert mobilevit.computes({"stages.0.0.conv1_1x1.conv.weight": np.ones(shape)}) == {}
+        assert mobilevit.model_keys({"stages.0.0.conv1_1x1.conv.weight": np.ones(shape)}) == {}
     assert mobilevit.switches({"stem.conv.weight"}) == {}

@@ -84,9 +84,9 @@ def test_positions_that_make_a_square_without_the_class_token_are_of_patches_alo
         "cls_token": np.ones((1, 1, 8)),
         "pos_embed": np.ones((1, length, 8)),
     }
-    assert vit.computes(arrays)["NO_EMBED_CLASS"] is alone
+    assert vit.model_keys(arrays)["NO_EMBED_CLASS"] is alone
     del arrays["cls_token"]
-    assert vit.computes(arrays)["NO_EMBED_CLASS"] is False
+    assert vit.model_keys(arrays)["NO_EMBED_CLASS"] is False
 
 
 def test_queries_keys_and_values_are_joined_in_this_order():

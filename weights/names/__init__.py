@@ -1,14 +1,16 @@
-"""Renames the tensors of other toolkits' weight files to timm's names. There is a module per family of
-architectures, which a model's class refers to as ``ImageModel.weight_names``.
+"""The names of tensors in other toolkits' weight files, and how they become timm's.
 
-Names also tell how the model computes. Besides ``timm_names``, a family may have:
+Each family of architectures has a module here, to which a model's class refers as
+``ImageModel.weight_names``. Its function ``timm_names`` renames a file's tensors. Names also tell
+how a file's model computes, so a module may have further functions:
 
-- ``computes(arrays)``: keys of MODEL that can be told from timm's names, because other tensors come
-  with them. A distillation token means DISTILLED. If file and model differ in such a key, the error
-  says which keys to set.
-- ``switches(arrays)``: keys of MODEL that change no tensors, told from the file's own names.
-- ``unstored_arrays``: arrays that the file's toolkit computes instead of storing them.
-- ``repeated_names``: names under which timm's files store a shared tensor again.
+- ``model_keys(arrays)``: keys of MODEL that change the model's tensors, found by timm's names. A
+  distillation token, for example, means DISTILLED. If file and model differ in such a key, the
+  error says which keys to set.
+- ``switches(arrays)``: keys of MODEL that change no tensors, found by the file's own names.
+- ``unstored_arrays(arrays, state)``: arrays that the file's toolkit computes instead of storing
+  them.
+- ``repeated_names(names)``: names under which timm's files store a shared tensor again.
 """
 
 import re
@@ -22,8 +24,8 @@ from weights.layout import Target
 from weights.names import mixer, transformers, vit
 from weights.names.rules import Arrays, rename
 
-# Paddle's names of batch norm's statistics; PyTorch's count of batches, which only an average over
-# all of them needs.
+# Paddle's names of batch norm's statistics become PyTorch's. PyTorch's count of batches is dropped:
+# only an average over all batches needs it.
 _BATCH_NORM = (
     (r"\._mean$", ".running_mean"),
     (r"\._variance$", ".running_var"),
@@ -36,23 +38,23 @@ def timm_names(
 ) -> Arrays:
     """Returns a file's arrays under timm 1.0.31's names.
 
-    Arrays under timm's names pass untouched. Names that the family doesn't know are left as they
-    are. What only serves other programs is dropped: a decoder, derived buffers, batch norm's count
-    of batches. The family's docstring says which. Batch norm's statistics have PyTorch's names
-    before the family sees them.
+    Arrays that have timm's names, or names that the family doesn't know, stay as they are. Arrays
+    that only other programs need are dropped, such as a decoder or derived buffers; the family's
+    docstring says which.
 
     Args:
-        family: the model's ``weight_names``.
-        arrays: by name; wrappers and "module." are removed already.
-        layout: of the Linear weights: "torch": [out, in], "paddle": [in, out], "jax": Flax's
-            kernels.
-        wanted: the model's own names, which decide where a file may be meant in two ways.
+        family: the model's ``weight_names``; None: only the names of batch norm and of transformers
+            are changed.
+        arrays: by name. Wrappers and "module." are removed already.
+        layout: of the Linear weights: [out, in] for "torch", [in, out] for "paddle", Flax's kernels
+            for "jax".
+        wanted: the model's own names. They decide where a file may be read in two ways.
 
     Returns:
         arrays in the same layout; "jax" becomes "torch".
 
     Raises:
-        InputError: two arrays come to the same name.
+        InputError: two arrays get the same name.
     """
     arrays = transformers.timm_names(rename(arrays, _BATCH_NORM))
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
@@ -61,26 +63,26 @@ def timm_names(
 def differences(
     family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]
 ) -> dict[str, Any]:
-    """Returns MODEL's keys, with the file's values, that the names tell to be otherwise in the file
-    than in the model.
+    """Returns the keys of MODEL in which a file differs from the model, with the file's values.
 
     Args:
         family: the model's ``weight_names``.
-        arrays, state: the file's and the model's, both by timm's names.
+        arrays: the file's, by timm's names.
+        state: the model's tensors, by timm's names.
     """
-    computes = getattr(family, "computes", None)
-    if computes is None:
+    model_keys = getattr(family, "model_keys", None)
+    if model_keys is None:
         return {}
-    ours = computes(state)
+    of_model = model_keys(state)
     return {
         key: value
-        for key, value in computes(arrays).items()
-        if key not in ours or ours[key] != value
+        for key, value in model_keys(arrays).items()
+        if key not in of_model or of_model[key] != value
     }
 
 
 def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
-    """Returns MODEL's keys that a file's own names tell, and that need no other tensors.
+    """Returns the keys of MODEL that change no tensors, with the values of a file's model.
 
     Args:
         family: the model's ``weight_names``.
@@ -90,10 +92,10 @@ def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
 
 
 def unread_classifier(arrays: Collection[str]) -> str:
-    """Returns why a file's classifier isn't read, in words; "" if it is read, or there is none.
+    """Returns the reason why a file's classifier isn't read; "" if it is read, or there is none.
 
     Args:
-        arrays: the file's names, untranslated.
+        arrays: the file's own names.
     """
     if any(re.match(r"(opt/target/)?pre_logits\b", name) for name in arrays):
         return "its classifier reads a layer pre_logits, which no model here has"
@@ -101,43 +103,46 @@ def unread_classifier(arrays: Collection[str]) -> str:
 
 
 def has_switches(family: ModuleType | None) -> bool:
-    """Returns whether a file's names can tell ``switches`` of models of this family."""
+    """Returns whether files of this family's models may tell ``switches``."""
     return hasattr(family, "switches")
 
 
 def unstored_arrays(
     family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]
 ) -> Arrays:
-    """Returns arrays, by timm's names, that the file's toolkit computes instead of storing, for the
-    model's size.
+    """Returns the arrays that a file's toolkit computes instead of storing them, by timm's names.
 
     Args:
         family: the model's ``weight_names``.
         arrays: by the file's names.
-        state: the model's, by timm's names.
+        state: the model's tensors, by timm's names. The arrays have their sizes.
     """
-    return (
-        family.unstored_arrays(arrays, state)
-        if family and hasattr(family, "unstored_arrays")
-        else {}
-    )
+    if family and hasattr(family, "unstored_arrays"):
+        return family.unstored_arrays(arrays, state)
+    return {}
 
 
 def repeated_names(family: ModuleType | None, names: Collection[str]) -> dict[str, str]:
-    """Returns {timm's other name: the model's} of tensors that timm's files hold more than once.
+    """Returns {other name: the model's name} of the tensors that timm's files hold more than once.
 
     Args:
         family: the model's ``weight_names``.
-        names: the model's, by timm's names.
+        names: of the model's tensors.
     """
-    return family.repeated_names(names) if family and hasattr(family, "repeated_names") else {}
+    if family and hasattr(family, "repeated_names"):
+        return family.repeated_names(names)
+    return {}
 
 
 def google_names(model: Target, arrays: Arrays) -> Arrays:
-    """Returns a model's arrays (timm's names, torch's layout) as Google's .npz files have them.
+    """Returns a model's arrays as Google's .npz files have them.
+
+    Args:
+        model: a plain ViT or an MLP-Mixer.
+        arrays: by timm's names, in torch's layout.
 
     Raises:
-        InputError: it is neither a plain ViT nor an MLP-Mixer.
+        InputError: the model has an array that has no place in these files.
     """
     if model.weight_names is vit:
         return vit.google_names(arrays, model.blocks[0].attn.num_heads)

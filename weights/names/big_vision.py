@@ -1,5 +1,6 @@
-"""ViTs of google-research/big_vision, SigLIP's among them: their names in the .npz files of
-Google's ViT.
+"""The names of tensors in files of google-research/big_vision: ViTs, also SigLIP's.
+
+They become the names in the .npz files of Google's ViT.
 """
 
 import numpy as np
@@ -16,21 +17,25 @@ _RULES = (
 
 
 def google_layers(arrays: Arrays) -> Arrays:
-    """Returns arrays by the names of Google's ViT; where there is a tower for texts, those of the
-    images' tower.
+    """Returns arrays by the names of Google's ViT. Other files' arrays stay as they are.
 
-    Blocks that were stacked along a first axis are taken apart.
+    Of a model for images and texts, only the images' tower is returned. Blocks that are stacked
+    along a first axis are taken apart.
     """
-    prefixes = ("params/img/", "params/")
-    prefix = next((one for one in prefixes if any(name.startswith(one) for name in arrays)), None)
-    if prefix is None:
+    for prefix in ("params/img/", "params/"):
+        if any(name.startswith(prefix) for name in arrays):
+            break
+    else:
         return arrays
-    found = {}
+    tower = {}
     for name, array in arrays.items():
-        if name.startswith(prefix):
-            name = name.removeprefix(prefix)
-            stacked = name.startswith("Transformer/encoderblock/")
-            # A lazy stack would be read once for each of its blocks.
-            for i, one in enumerate(np.asarray(array)) if stacked else ((0, array),):
-                found[name.replace("encoderblock/", f"encoderblock_{i}/")] = one
-    return rename(found, _RULES)
+        if not name.startswith(prefix):
+            continue
+        name = name.removeprefix(prefix)
+        if name.startswith("Transformer/encoderblock/"):
+            # Read at once: a lazy stack would be read again for each of its blocks.
+            for number, block in enumerate(np.asarray(array)):
+                tower[name.replace("encoderblock/", f"encoderblock_{number}/")] = block
+        else:
+            tower[name] = array
+    return rename(tower, _RULES)

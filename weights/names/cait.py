@@ -1,4 +1,4 @@
-"""CaiT."""
+"""The names of tensors in files of CaiT."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ _RULES = ((r"^patch_embed\.patch_embed\.", "patch_embed.proj."),)
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Cait``.
 
-    Sources: PaddleViT; the files of facebookresearch/deit have timm's names.
+    Sources: the files of PaddleViT. Those of facebookresearch/deit have timm's names.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

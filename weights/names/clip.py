@@ -1,4 +1,4 @@
-"""The image towers of CLIP as OpenAI and OpenCLIP store them, and of SigLIP as OpenCLIP does."""
+"""The names of tensors in files of OpenAI and OpenCLIP: the image towers of CLIP and SigLIP."""
 
 from collections.abc import Collection
 
@@ -6,10 +6,13 @@ import numpy as np
 
 from weights.names.rules import Arrays, rename
 
-_TIMMS = "visual.trunk."  # OpenCLIP, where timm makes the tower
-_TOWER = "visual.class_embedding"
+# The prefix of towers that OpenCLIP takes from timm.
+_TIMM_TOWER = "visual.trunk."
+# A name that all other towers have.
+_CLASS_TOKEN = "visual.class_embedding"
 _RULES = (
-    (r"^(?!visual\.)", None),  # the text's tower, and the temperature
+    # the text's tower, and the temperature
+    (r"^(?!visual\.)", None),
     (r"^visual\.class_embedding$", "cls_token"),
     (r"^visual\.positional_embedding$", "pos_embed"),
     (r"^visual\.conv1\.", "patch_embed.proj."),
@@ -26,32 +29,31 @@ _RULES = (
 
 
 def from_clip(arrays: Arrays) -> Arrays:
-    """Returns the image tower's arrays by timm's names; other arrays as they are.
+    """Returns the arrays of an image tower by timm's names. Other files' arrays stay as they are.
 
-    The projection into the space of images and texts is the classifier's weight; its bias is zero,
-    as in timm.
+    The projection into the space of images and texts becomes the classifier's weight. The
+    classifier's bias is zero then, as in timm.
     """
-    if any(name.startswith(_TIMMS) for name in arrays):
+    if any(name.startswith(_TIMM_TOWER) for name in arrays):
         return {
-            name.removeprefix(_TIMMS): array
+            name.removeprefix(_TIMM_TOWER): array
             for name, array in arrays.items()
-            if name.startswith(_TIMMS)
+            if name.startswith(_TIMM_TOWER)
         }
-    if _TOWER not in arrays:
+    if _CLASS_TOKEN not in arrays:
         return arrays
-    found = rename(arrays, _RULES)
-    found["cls_token"], found["pos_embed"] = (
-        found["cls_token"][None, None],
-        found["pos_embed"][None],
-    )
-    if "head.weight" in found:
-        found["head.weight"] = found["head.weight"].T
-        found["head.bias"] = np.zeros(len(found["head.weight"]), np.float32)
-    return found
+    named = rename(arrays, _RULES)
+    named["cls_token"] = named["cls_token"][None, None]
+    named["pos_embed"] = named["pos_embed"][None]
+    if "head.weight" in named:
+        named["head.weight"] = named["head.weight"].T
+        named["head.bias"] = np.zeros(len(named["head.weight"]), np.float32)
+    return named
 
 
 def is_openais(names: Collection[str]) -> bool:
-    """Returns whether these are OpenAI's own weights: only they hold the vocabulary's size. They
-    need ``QuickGELU``.
+    """Returns whether weights are OpenAI's own, whose model has ``QuickGELU``.
+
+    Only their files hold the size of the vocabulary.
     """
-    return {_TOWER, "vocab_size"} <= set(names)
+    return {_CLASS_TOKEN, "vocab_size"} <= set(names)

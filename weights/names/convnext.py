@@ -1,4 +1,4 @@
-"""ConvNeXt and ConvNeXt V2."""
+"""The names of tensors in files of ConvNeXt and ConvNeXt V2."""
 
 import math
 import re
@@ -11,12 +11,12 @@ import paddle
 from weights.names.rules import Arrays, dense_of, rename
 
 _RULES = (
-    # FCMAE's: the encoder's names of MinkowskiEngine, without the decoder.
+    # FCMAE: its encoder, by MinkowskiEngine's names. The decoder is dropped.
     (r"^(decoder\.|mask_token$|proj\.|pred\.)", None),
     (r"^encoder\.(?=downsample_layers|stages\.\d+\.\d+\.)", ""),
     (r"\.(ln|linear)\.(weight|bias)$", r".\2"),
     (r"\.kernel$", ".weight"),
-    # transformers'
+    # transformers
     (r"^convnext(v2)?\.", ""),
     (r"^embeddings\.patch_embeddings\.", "stem.0."),
     (r"^embeddings\.layernorm\.", "stem.1."),
@@ -26,7 +26,7 @@ _RULES = (
     (r"\.layernorm\.", ".norm."),
     (r"^layernorm\.", "norm."),
     (r"^classifier\.", "head."),
-    # The authors'
+    # The authors
     (r"^downsample_layers\.0\.", "stem."),
     (r"^downsample_layers\.(\d+)\.", r"stages.\1.downsample."),
     (r"^stages\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2."),
@@ -43,72 +43,68 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``ConvNeXt``.
 
-    Sources: the files of facebookresearch/ConvNeXt and ConvNeXt-V2, those of its pre-training too,
-    of transformers and of PaddleClas; PaddleViT uses timm's names. Weights of a 1 x 1 convolution
-    become a Linear's, and the other way round, as the model wants them.
+    Sources: the files of facebookresearch/ConvNeXt and ConvNeXt-V2 (also of its pre-training), of
+    transformers and of PaddleClas. PaddleViT uses timm's names. The weights of an MLP get the form
+    that the model has: Linears or 1 x 1 convolutions.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    kernels = {name for name in arrays if name.endswith(".kernel")}
-    arrays = {name: _dense(array) if name in kernels else array for name, array in arrays.items()}
-    shapes = wanted if isinstance(wanted, Mapping) else {}
+    arrays = {
+        name: _torch_kernel(array) if name.endswith(".kernel") else array
+        for name, array in arrays.items()
+    }
+    tensors = wanted if isinstance(wanted, Mapping) else {}
+    named = rename(arrays, _RULES)
+    for name, array in named.items():
+        if ".grn." in name or (name.endswith(".bias") and array.ndim == 2):
+            named[name] = array.reshape(-1)
+        elif name in tensors and name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight")):
+            named[name] = dense_of(array, layout, len(tensors[name].shape))
+    return named
+
+
+def _torch_kernel(kernel: np.ndarray) -> np.ndarray:
+    """Returns MinkowskiEngine's kernel of a convolution in PyTorch's layout.
+
+    Args:
+        kernel: [places, in, out], or [places, channels] of a depthwise convolution.
+    """
+    side = math.isqrt(len(kernel))
+    flat = kernel.transpose(2, 1, 0) if kernel.ndim == 3 else kernel.T[:, None]
+    # MinkowskiEngine counts the places column by column.
+    return flat.reshape(*flat.shape[:2], side, side).swapaxes(2, 3)
+
+
+def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
+    """Returns the keys of layer scale, the global response norm and the stem."""
+    if "stages.0.blocks.0.conv_dw.weight" not in arrays:
+        return {}
+    stem = "patch"
+    if "stem.2.weight" in arrays:
+        is_equal = arrays["stem.0.weight"].shape[0] == arrays["stem.1.weight"].shape[0]
+        stem = "overlap" if is_equal else "overlap_tiered"
     return {
-        name: _reshape(
-            name, array, layout, len(shapes[name].shape) if name in shapes else array.ndim
-        )
-        for name, array in rename(arrays, _RULES).items()
+        "INIT_VALUES": 1e-6 if "stages.0.blocks.0.gamma" in arrays else 0.0,
+        "USE_GRN": "stages.0.blocks.0.mlp.grn.weight" in arrays,
+        "STEM_TYPE": stem,
     }
 
 
-def _dense(kernel: np.ndarray) -> np.ndarray:
-    """MinkowskiEngine's kernel [places, in, out], of a depthwise convolution [places, channels], as
-    a dense one's.
-    """
-    side = math.isqrt(len(kernel))
-    out_in = kernel.transpose(2, 1, 0) if kernel.ndim == 3 else kernel.T[:, None]
-    # its places go column by column
-    return out_in.reshape(*out_in.shape[:2], side, side).swapaxes(2, 3)
-
-
-def _reshape(name: str, array: np.ndarray, layout: str, axes: int) -> np.ndarray:
-    if ".grn." in name or (name.endswith(".bias") and array.ndim == 2):
-        return array.reshape(-1)
-    return (
-        dense_of(array, layout, axes)
-        if name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight"))
-        else array
-    )
-
-
-def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells layer scale, the global response norm and the stem."""
-    if "stages.0.blocks.0.conv_dw.weight" not in arrays:
-        return {}
-    told: dict[str, Any] = {"INIT_VALUES": 1e-6 if "stages.0.blocks.0.gamma" in arrays else 0.0}
-    told["USE_GRN"] = "stages.0.blocks.0.mlp.grn.weight" in arrays
-    if "stem.2.weight" in arrays:
-        equal = arrays["stem.0.weight"].shape[0] == arrays["stem.1.weight"].shape[0]
-        return told | {"STEM_TYPE": "overlap" if equal else "overlap_tiered"}
-    return told | {"STEM_TYPE": "patch"}
-
-
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns HEAD_NORM_EPS 1e-12 for transformers' files: its last norm has that epsilon."""
-    theirs = any(name.endswith("embeddings.patch_embeddings.weight") for name in arrays)
-    return {"HEAD_NORM_EPS": 1e-12} if theirs else {}
+    """Returns the epsilon of the last norm in transformers' files, 1e-12."""
+    is_transformers = any(name.endswith("embeddings.patch_embeddings.weight") for name in arrays)
+    return {"HEAD_NORM_EPS": 1e-12} if is_transformers else {}
 
 
 def unstored_arrays(arrays: Arrays, state: Mapping[str, paddle.Tensor]) -> Arrays:
-    """Returns the last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and
-    0.
+    """Returns the last norm, which FCMAE's pre-training doesn't have.
+
+    As in the authors' fine-tuning, it starts with weights of 1 and biases of 0.
     """
     last = re.compile(r"^(convnextv2\.)?(norm|head|layernorm|classifier)\.")
-    if (
-        not any(".grn." in name for name in arrays)
-        or any(map(last.match, arrays))
-        or "head.norm.weight" not in state
-    ):
+    is_v2 = any(".grn." in name for name in arrays)
+    if not is_v2 or any(map(last.match, arrays)) or "head.norm.weight" not in state:
         return {}
     channels = state["head.norm.weight"].shape
     return {

@@ -1,4 +1,4 @@
-"""CrossViT."""
+"""The names of tensors in files of CrossViT."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,8 @@ from weights.names.rules import Arrays, rename
 
 _RULES = (
     (r"^(pos_embed|cls_token)\.(\d)$", r"\1_\2"),
-    (r"\.attn\.out\.", ".attn.proj."),  # PaddleViT's
+    # PaddleViT
+    (r"\.attn\.out\.", ".attn.proj."),
 )
 
 

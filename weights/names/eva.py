@@ -1,4 +1,4 @@
-"""EVA-02 and DINOv3."""
+"""The names of tensors in files of EVA-02 and DINOv3."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -13,14 +13,18 @@ from weights.names.rules import Arrays, drop_key_biases, join_qkv, rename, same_
 _RULES = (
     (r"(^|\.)rope\.freqs_(cos|sin)$", None),
     (r"(^|\.)rope_embed\.periods$", None),
-    (r"^rope\.(bands|periods|pos_embed)$", None),  # of timm's traced programs
-    (r"^(mask_token|embeddings\.mask_token)$|^lm_head\.", None),  # of the pre-training
-    (r"^local_cls_norm\.", None),  # of DINOv3's training on small crops
+    # timm's traced programs
+    (r"^rope\.(bands|periods|pos_embed)$", None),
+    # the pre-training
+    (r"^(mask_token|embeddings\.mask_token)$|^lm_head\.", None),
+    # DINOv3's training on small crops
+    (r"^local_cls_norm\.", None),
     # EVA-02
     (r"\.attn\.inner_attn_ln\.", ".attn.norm."),
     (r"\.mlp\.ffn_ln\.", ".mlp.norm."),
     (r"\.mlp\.w12\.", ".mlp.fc1."),
-    (r"\.mlp\.w1\.", ".mlp.fc1_g."),  # DINOv3's, too
+    # EVA-02 and DINOv3
+    (r"\.mlp\.w1\.", ".mlp.fc1_g."),
     (r"\.mlp\.w2\.", ".mlp.fc1_x."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
     # DINOv3
@@ -37,19 +41,20 @@ _RULES = (
     (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
     (r"\.mlp\.down_proj\.", ".mlp.fc2."),
 )
-_BASE = 100.0  # of DINOv3's periods
+# DINOv3's periods are powers of this number.
+_BASE = 100.0
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Eva``.
 
     Sources: EVA-02/ of baaivision/EVA, facebookresearch/dinov3, transformers' DINOv3, and the image
-    towers of EVA-CLIP. Dropped: mask tokens, the pre-training's head, tables of angles, a CLIP's
-    text tower, DINOv3's norm of small crops.
+    towers of EVA-CLIP. Mask tokens, the pre-training's head, tables of angles, the text tower of a
+    CLIP, and DINOv3's norm of small crops are dropped.
 
-    DINOv3's biases of the queries and values are 0 in most files. Where the model has none, such
-    zeros are dropped. So is the keys' bias, which its authors mask. EVA-02's pre-training has a
-    ``norm`` where the model may want an ``fc_norm``, which starts from it.
+    DINOv3's biases of queries and values are 0 in most files. If the model has no such biases, the
+    zeros are dropped. So is the bias of the keys, which DINOv3's authors mask. EVA-02's
+    pre-training has a ``norm``. If the model wants an ``fc_norm`` instead, that starts from it.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -61,12 +66,11 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
             for name, array in arrays.items()
             if name.startswith(towers[0])
         }
-    gated = any(name.endswith(".mlp.gate_proj.weight") for name in arrays)
-    arrays = rename(
-        arrays, [*_RULES, (r"\.mlp\.up_proj\.", ".mlp.fc1_x." if gated else ".mlp.fc1.")]
-    )
-    arrays = _biases(join_qkv(drop_key_biases(arrays)), wanted)
-    # transformers stores that there are none
+    is_gated = any(name.endswith(".mlp.gate_proj.weight") for name in arrays)
+    up_projection = ".mlp.fc1_x." if is_gated else ".mlp.fc1."
+    arrays = rename(arrays, [*_RULES, (r"\.mlp\.up_proj\.", up_projection)])
+    arrays = _place_biases(join_qkv(drop_key_biases(arrays)), wanted)
+    # Of a model without register tokens, transformers stores an empty tensor.
     if "reg_token" in arrays and not arrays["reg_token"].size:
         del arrays["reg_token"]
     if "head.weight" not in arrays and "fc_norm.weight" in wanted and "norm.weight" not in wanted:
@@ -74,80 +78,88 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return arrays
 
 
-def computes(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells the MLP, norms, biases, positions, registers, layer scale, and whether a norm comes
-    after the pooling.
-    """
-    if "blocks.0.norm1.weight" not in arrays:  # another family's
+def model_keys(arrays: Collection[str]) -> dict[str, Any]:
+    """Returns the keys of norms, biases, positions, layer scale, and the norm after the pooling."""
+    # The file may be of another family.
+    if "blocks.0.norm1.weight" not in arrays:
         return {}
-    fused = "blocks.0.attn.qkv.weight" in arrays
-    told: dict[str, Any] = {
+    is_fused = "blocks.0.attn.qkv.weight" in arrays
+    bias = "blocks.0.attn.q_bias" if is_fused else "blocks.0.attn.q_proj.bias"
+    keys: dict[str, Any] = {
         "SCALE_MLP": "blocks.0.mlp.norm.weight" in arrays,
         "SCALE_ATTN_INNER": "blocks.0.attn.norm.weight" in arrays,
-        "QKV_FUSED": fused,
-        "QKV_BIAS": f"blocks.0.attn.{'q_bias' if fused else 'q_proj.bias'}" in arrays,
+        "QKV_FUSED": is_fused,
+        "QKV_BIAS": bias in arrays,
         "INIT_VALUES": 1e-5 if "blocks.0.gamma_1" in arrays else None,
         "USE_ABS_POS_EMB": "pos_embed" in arrays,
     }
     if {"norm.weight", "fc_norm.weight"} & set(arrays):
-        told["FC_NORM"] = "fc_norm.weight" in arrays
-    return told
+        keys["FC_NORM"] = "fc_norm.weight" in arrays
+    return keys
 
 
 def switches(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Tells from the angles in the authors' files how they were made; timm's and transformers'
-    files have none.
+    """Returns the keys of rotary positions, from the angles in the authors' files.
+
+    The files of timm and of transformers have none.
 
     Raises:
-        InputError: periods that no model here has.
+        InputError: the file has periods that no model here has.
     """
-    told: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
+    # DINOv3
     periods = arrays.get("rope_embed.periods", arrays.get("rope.periods"))
     if periods is not None:
         count = max(periods.size, 1)
         exact = np.float32(_BASE) ** (np.arange(count, dtype=np.float32) / np.float32(count))
-        close = [
-            np.allclose(periods, one, rtol=1e-4, atol=0) for one in (exact, to_bfloat16(exact))
-        ]
-        if periods.shape != exact.shape or not any(close):
+        is_exact = np.allclose(periods, exact, rtol=1e-4, atol=0)
+        is_rounded = np.allclose(periods, to_bfloat16(exact), rtol=1e-4, atol=0)
+        if periods.shape != exact.shape or not (is_exact or is_rounded):
             raise InputError(
                 f"rope_embed.periods aren't powers of {_BASE:g}, which DINOv3's are here"
             )
-        told["ROPE_BFLOAT16"] = not close[0]
-    cosines = next(
-        (array for name, array in arrays.items() if re.search(r"(^|\.)rope\.freqs_cos$", name)),
-        None,
-    )
-    if cosines is not None and cosines.ndim >= 2 and cosines.size:
-        cosines = cosines.reshape(-1, cosines.shape[-1])
+        keys["ROPE_BFLOAT16"] = not is_exact
+    # EVA-02
+    tables = [array for name, array in arrays.items() if re.search(r"(^|\.)rope\.freqs_cos$", name)]
+    if tables and tables[0].ndim >= 2 and tables[0].size:
+        cosines = tables[0].reshape(-1, tables[0].shape[-1])
         side = int(len(cosines) ** 0.5)
-        first = cosines[min(side, len(cosines) - 1), 0]  # of the second row: its frequency is 1
-        reference = side * np.arccos(np.clip(np.float64(first), -1, 1))
-        told["REF_FEAT_SHAPE"] = max(1, round(float(reference))) if np.isfinite(reference) else None
-    return told
+        # The first channel's frequency is 1, so in the second row its angle is reference / side.
+        angle = np.arccos(np.clip(np.float64(cosines[min(side, len(cosines) - 1), 0]), -1, 1))
+        reference = None
+        if np.isfinite(side * angle):
+            reference = max(1, round(float(side * angle)))
+        keys["REF_FEAT_SHAPE"] = reference
+    return keys
 
 
-def _biases(arrays: Arrays, wanted: Collection[str]) -> Arrays:
-    """Gives the biases of queries and values their places, in a fused projection or beside it."""
-    found: Arrays = {}
+def _place_biases(arrays: Arrays, wanted: Collection[str]) -> Arrays:
+    """Returns arrays in which the biases of queries and values have the model's names.
+
+    Those of a fused projection stand apart from its weight, because keys have no bias.
+    """
+    placed: Arrays = {}
     for name, array in arrays.items():
         block, _, last = name.rpartition("attn.")
         if last == "qkv.bias" and array.ndim == 1 and len(array) % 3 == 0:
             mask = arrays.get(f"{name}_mask", np.ones_like(array))
-            q, k, v = np.split(np.multiply(*same_shape(array, mask, f"{name} and its mask")), 3)
-            found |= {f"{block}attn.q_bias": q, f"{block}attn.v_bias": v}
-            found |= {f"{block}attn.k_bias": k} if k.any() else {}
+            bias, mask = same_shape(array, mask, f"{name} and its mask")
+            q, k, v = np.split(np.multiply(bias, mask), 3)
+            placed[f"{block}attn.q_bias"] = q
+            placed[f"{block}attn.v_bias"] = v
+            if k.any():
+                placed[f"{block}attn.k_bias"] = k
         elif last == "qkv.bias_mask":
             continue
         elif last in ("q.bias", "v.bias"):
-            found[f"{block}attn.{last[0]}_bias"] = array
+            placed[f"{block}attn.{last[0]}_bias"] = array
         elif last in ("q_bias", "v_bias") and f"{block}attn.q_proj.weight" in arrays:
-            found[f"{block}attn.{last[0]}_proj.bias"] = array
+            placed[f"{block}attn.{last[0]}_proj.bias"] = array
         else:
-            found[name] = array
+            placed[name] = array
     unwanted = [
-        name for name in found if re.search(r"\.attn\.[qv]_bias$", name) and name not in wanted
+        name for name in placed if re.search(r"\.attn\.[qv]_bias$", name) and name not in wanted
     ]
-    if not any(found[name].any() for name in unwanted):
-        found = {name: array for name, array in found.items() if name not in unwanted}
-    return found
+    if not any(placed[name].any() for name in unwanted):
+        placed = {name: array for name, array in placed.items() if name not in unwanted}
+    return placed

@@ -1,11 +1,11 @@
-"""Which architecture the names of weights look like: a name for each, by timm, that no other
-architecture has.
-"""
+"""Guesses the architecture of a weight file by the names of its tensors."""
 
 import re
 from collections.abc import Collection
 
-_NAMES = {  # in this order: an architecture whose names others have, too, comes after them
+# For each architecture, a pattern of timm's names that no other one has. The order counts: an
+# architecture whose names others have, too, comes after these.
+_NAMES = {
     "beit": r"blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.relative_position_bias_table",
     "cait": r"blocks_token_only\.\d+\.norm1\.weight",
     "coat": r"crpe\d\.conv_list\.0\.weight",
@@ -38,14 +38,15 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
 
 
 def guess_type(names: Collection[str]) -> str | None:
-    """Returns MODEL.TYPE, in lower case, of the architecture that has such names; None: none that
-    is here.
+    """Returns the MODEL.TYPE, in lower case, of the architecture that has such names.
+
+    Args:
+        names: timm's names of a file's tensors.
+
+    Returns:
+        the type, or None if no architecture here has such names.
     """
-    return next(
-        (
-            kind
-            for kind, found in _NAMES.items()
-            if any(re.fullmatch(found, name) for name in names)
-        ),
-        None,
-    )
+    for model_type, pattern in _NAMES.items():
+        if any(re.fullmatch(pattern, name) for name in names):
+            return model_type
+    return None

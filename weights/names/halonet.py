@@ -1,11 +1,11 @@
-"""HaloNet."""
+"""The names of tensors in files of HaloNet."""
 
 from collections.abc import Collection
 
 from weights.names.rules import Arrays, rename
 
 _RULES = (
-    (r"^stage(\d)\.blocks\.", lambda found: f"stages.{int(found[1]) - 1}."),
+    (r"^stage(\d)\.blocks\.", lambda match: f"stages.{int(match[1]) - 1}."),
     (r"\.creat_shortcut\.", ".shortcut."),
     (r"\.pos_embed\.rel_(height|width)$", r".pos_embed.\1_rel"),
     (r"\.post_attn\.bn\.", ".post_attn."),

@@ -1,11 +1,12 @@
-"""Hiera."""
+"""The names of tensors in files of Hiera."""
 
 from collections.abc import Collection
 
 from weights.names.rules import Arrays, rename
 
 _RULES = (
-    (r"^(decoder_|mask_token$|multi_scale_fusion_heads\.)", None),  # of masked pre-training
+    # masked pre-training
+    (r"^(decoder_|mask_token$|multi_scale_fusion_heads\.)", None),
     (r"^(encoder_norm|norm)\.", "head.norm."),
     (r"^head\.projection\.", "head.fc."),
     (r"^pos_embed_abs$", "pos_embed"),
@@ -13,10 +14,9 @@ _RULES = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``Hiera``; a masked pre-training's decoder is
-    dropped.
+    """Returns arrays under the names of timm 1.0.31's ``Hiera``.
 
-    Source: facebookresearch/hiera, its ``mae_hiera_*.pth`` too.
+    Source: facebookresearch/hiera, also its ``mae_hiera_*.pth``. Their decoder is dropped.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

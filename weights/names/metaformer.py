@@ -1,4 +1,4 @@
-"""CAFormer and ConvFormer."""
+"""The names of tensors in files of CAFormer and ConvFormer."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -20,28 +20,28 @@ _DENSE = (".pwconv1.weight", ".pwconv2.weight", ".mlp.fc1.weight", ".mlp.fc2.wei
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``MetaFormer``.
 
-    Source: the files of sail-sg/metaformer. Its Linears within stages of convolutions are timm's 1
-    x 1 convolutions.
+    Source: the files of sail-sg/metaformer. In stages of convolutions they have Linears where timm
+    has 1 x 1 convolutions. The weights get the form that the model has.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    arrays = rename(arrays, _RULES) if _authors(arrays) else arrays
-    shapes = wanted if isinstance(wanted, Mapping) else {}
-    return {
-        name: dense_of(array, layout, len(shapes[name].shape))
-        if name in shapes and name.endswith(_DENSE)
-        else array
-        for name, array in arrays.items()
-    }
+    if _is_authors(arrays):
+        arrays = rename(arrays, _RULES)
+    tensors = wanted if isinstance(wanted, Mapping) else {}
+    named = {}
+    for name, array in arrays.items():
+        if name in tensors and name.endswith(_DENSE):
+            array = dense_of(array, layout, len(tensors[name].shape))
+        named[name] = array
+    return named
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns HEAD_NORM_EPS 1e-5 for the authors' files: their classifier's norm has PyTorch's
-    default epsilon.
-    """
-    return {"HEAD_NORM_EPS": 1e-5} if _authors(arrays) else {}
+    """Returns the epsilon of the classifier's norm: PyTorch's default in the authors' files."""
+    return {"HEAD_NORM_EPS": 1e-5} if _is_authors(arrays) else {}
 
 
-def _authors(arrays: Collection[str]) -> bool:
+def _is_authors(arrays: Collection[str]) -> bool:
+    """Returns whether a file is the authors'."""
     return any(name.startswith("downsample_layers.") for name in arrays)

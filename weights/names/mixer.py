@@ -1,4 +1,4 @@
-"""MLP-Mixer, gMLP and ResMLP."""
+"""The names of tensors in files of MLP-Mixer, gMLP and ResMLP."""
 
 from collections.abc import Collection
 from typing import Any
@@ -13,7 +13,7 @@ _RULES = (
     (r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2"),
 )
 
-# timm's layers, and Google's; <i> is a block's number.
+# timm's and Google's names of layers. <i> is the number of a block.
 _GOOGLE = (
     ("stem.proj", "stem"),
     ("blocks.<i>.norm1", "MixerBlock_<i>/LayerNorm_0"),
@@ -30,31 +30,42 @@ _GOOGLE = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``MlpMixer``.
 
-    Sources: Google's Mixer (.npz), facebookresearch/deit's ResMLP, PaddleViT's three.
+    Sources: the files of Google's Mixer (.npz), of facebookresearch/deit's ResMLP, and of
+    PaddleViT's Mixer, gMLP and ResMLP.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
     if layout == "jax":
         named = from_flax(arrays, _GOOGLE)
-        return {
-            name: torch_kernel(a) if name.endswith(".weight") else a for name, a in named.items()
-        }
+        for name, array in named.items():
+            if name.endswith(".weight"):
+                named[name] = torch_kernel(array)
+        return named
     named = rename(arrays, _RULES)
-    affine = (".alpha", ".beta")  # [D] in facebookresearch/deit
-    return {name: a.reshape(1, 1, -1) if name.endswith(affine) else a for name, a in named.items()}
+    for name, array in named.items():
+        # They are [D] in facebookresearch/deit.
+        if name.endswith((".alpha", ".beta")):
+            named[name] = array.reshape(1, 1, -1)
+    return named
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """PaddleViT's gates (of gMLP) have an epsilon of 1e-6, as its other norms; timm's have 1e-5."""
+    """Returns the epsilon of the norms in the gates of PaddleViT's gMLP: 1e-6. timm's have 1e-5."""
     return {"NORM_EPS": 1e-6} if "mixer_layers.0.mlp_channels.gate.norm.weight" in arrays else {}
 
 
 def google_names(arrays: Arrays) -> Arrays:
-    """Returns MLP-Mixer's arrays (timm's names, torch's layout) as Google's .npz files have them.
+    """Returns an MLP-Mixer's arrays as Google's .npz files have them.
+
+    Args:
+        arrays: by timm's names, in torch's layout.
 
     Raises:
-        InputError: an array that Google's Mixer doesn't have.
+        InputError: Google's Mixer doesn't have one of the arrays.
     """
-    kernels = {name: jax_kernel(a) if name.endswith(".weight") else a for name, a in arrays.items()}
+    kernels = {
+        name: jax_kernel(array) if name.endswith(".weight") else array
+        for name, array in arrays.items()
+    }
     return to_flax(kernels, _GOOGLE)

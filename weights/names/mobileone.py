@@ -1,4 +1,4 @@
-"""MobileOne."""
+"""The names of tensors in files of MobileOne."""
 
 import re
 from collections.abc import Collection
@@ -10,13 +10,17 @@ from weights.names.rules import Arrays, rename
 
 
 def _place(match: re.Match[str]) -> str:
-    """Numbers PaddleViT's blocks as timm's: the stem is a stage there, and a depthwise and a 1 x 1
-    block are one.
+    """Numbers PaddleViT's blocks as timm does.
+
+    In PaddleViT the stem is a stage, and a depthwise and a 1 x 1 block are one.
     """
     stage = int(match["stage"])
-    block = int(match["block"])
-    kind = match["kind"]
-    return f"stages.{stage - 1}.{2 * block + (kind == 'pw')}." if stage else "stem."
+    if stage == 0:
+        return "stem."
+    block = 2 * int(match["block"])
+    if match["kind"] == "pw":
+        block += 1
+    return f"stages.{stage - 1}.{block}."
 
 
 _RULES = (
@@ -28,7 +32,8 @@ _RULES = (
     (r"\.se\.reduce\.", ".attn.fc1."),
     (r"\.se\.expand\.", ".attn.fc2."),
     (r"^(linear|fc)\.", "head.fc."),
-    (r"^(stages\.\d+\.\d+\.)dw_1x1\.", r"\1dw_conv_scale."),  # PaddleViT
+    # PaddleViT
+    (r"^(stages\.\d+\.\d+\.)dw_1x1\.", r"\1dw_conv_scale."),
     (r"^(stages\.\d+\.\d+\.)([dp]w)_\dx\d\.conv\.", r"\1\2_reparam_conv."),
     (r"^(stages\.\d+\.\d+\.)([dp]w)_\dx\d_blocks\.", r"\1\2_conv_kxk."),
     (r"^(stages\.\d+\.\d+\.)([dp]w)_skip\.", r"\1\2_identity."),
@@ -40,10 +45,9 @@ _RULES = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``ByobNet`` of MobileOne's variants, folded
-    or not.
+    """Returns arrays under the names of timm 1.0.31's ``ByobNet`` of MobileOne's variants.
 
-    Sources: the files of apple/ml-mobileone and of PaddleViT.
+    Sources: the files of apple/ml-mobileone and of PaddleViT, with or without folded branches.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -51,12 +55,14 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return rename(arrays, _RULES)
 
 
-def computes(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells whether the blocks' branches are folded into one convolution each."""
+def model_keys(arrays: Collection[str]) -> dict[str, Any]:
+    """Returns whether the branches of each block are folded into one convolution."""
     parts = {part for name in arrays for part in name.split(".")}
-    return {"DEPLOY": "reparam_conv" in parts} if parts & {"reparam_conv", "conv_kxk"} else {}
+    if not parts & {"reparam_conv", "conv_kxk"}:
+        return {}
+    return {"DEPLOY": "reparam_conv" in parts}
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns what ``computes`` returns, so that DEPLOY needn't be set for a folded file."""
-    return computes(rename(dict.fromkeys(arrays, np.zeros(0)), _RULES))
+    """Returns what ``model_keys`` returns, so that DEPLOY needn't be set for a folded file."""
+    return model_keys(rename(dict.fromkeys(arrays, np.zeros(0)), _RULES))

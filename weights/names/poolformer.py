@@ -1,4 +1,4 @@
-"""PoolFormer."""
+"""The names of tensors in files of PoolFormer."""
 
 from collections.abc import Collection
 from typing import Any
@@ -17,8 +17,8 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``MetaFormer``.
 
-    Sources: the files of sail-sg/poolformer and of PaddleViT. Both normalise before the pooling:
-    their norm is ``norm`` here, too, and timm's, after the pooling, ``head.norm``.
+    Sources: the files of sail-sg/poolformer and of PaddleViT. Their norm comes before the pooling,
+    and stays ``norm`` here. timm's comes after the pooling, and is ``head.norm``.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -26,15 +26,13 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return rename(arrays, _RULES)
 
 
-def computes(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells whether the norm comes after the pooling."""
-    return (
-        {"FC_NORM": "norm.weight" not in arrays}
-        if {"norm.weight", "head.norm.weight"} & set(arrays)
-        else {}
-    )
+def model_keys(arrays: Collection[str]) -> dict[str, Any]:
+    """Returns whether the norm comes after the pooling."""
+    if not {"norm.weight", "head.norm.weight"} & set(arrays):
+        return {}
+    return {"FC_NORM": "norm.weight" not in arrays}
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns the norm's place: the other one's parameters have the same shapes."""
-    return computes(arrays)
+    """Returns what ``model_keys`` returns: a norm has the same shapes in both places."""
+    return model_keys(arrays)

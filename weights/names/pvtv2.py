@@ -1,4 +1,4 @@
-"""PVTv2."""
+"""The names of tensors in files of PVTv2."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,7 +14,8 @@ _RULES = (
     *((rf"^block{i + 1}\.", f"stages.{i}.blocks.") for i in range(4)),
     *((rf"^norm{i + 1}\.", f"stages.{i}.norm.") for i in range(4)),
     (r"\.dwconv\.dwconv\.", ".dwconv."),
-    (r"(patch_embed|downsample)\.patch_embed\.", r"\1.proj."),  # PaddleViT
+    # PaddleViT
+    (r"(patch_embed|downsample)\.patch_embed\.", r"\1.proj."),
 )
 
 
@@ -29,16 +30,21 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return rename(arrays, _RULES)
 
 
-def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells the linear attention, which reduces by 1 x 1 convolutions, in the last stage too."""
-    query = "stages.0.blocks.0.attn.q"
-    last = arrays.get("stages.3.blocks.0.attn.sr.weight")
-    told = {"LINEAR": last is not None and tuple(last.shape[2:]) == (1, 1)}
-    return told | ({"QKV_BIAS": f"{query}.bias" in arrays} if f"{query}.weight" in arrays else {})
+def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
+    """Returns whether the attention is linear, and whether queries, keys and values have a bias.
+
+    Only the linear attention reduces by a 1 x 1 convolution, and it does so in the last stage, too.
+    """
+    reduction = arrays.get("stages.3.blocks.0.attn.sr.weight")
+    keys = {"LINEAR": reduction is not None and tuple(reduction.shape[2:]) == (1, 1)}
+    if "stages.0.blocks.0.attn.q.weight" in arrays:
+        keys["QKV_BIAS"] = "stages.0.blocks.0.attn.q.bias" in arrays
+    return keys
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """PaddleViT's norms have one epsilon; timm's and the authors' have 1e-5 in the embeddings and
-    in the attention.
+    """Returns the epsilon of the norms in PaddleViT's files, 1e-6 for all of them.
+
+    timm's and the authors' norms have 1e-5 in the embeddings and in the attention.
     """
     return {"NORM_EPS": 1e-6} if "patch_embedding1.patch_embed.weight" in arrays else {}

@@ -1,4 +1,4 @@
-"""RegNet."""
+"""The names of tensors in files of RegNet."""
 
 import re
 from collections.abc import Collection
@@ -9,16 +9,17 @@ from weights.names.rules import Arrays, rename, same_shape
 
 
 def _place(match: re.Match[str]) -> str:
-    """Numbers stages and blocks from 1."""
-    places = match.groupdict()
-    stage = int(places["from1"]) if "from1" in places else int(places["from0"]) + 1
-    return f"s{stage}.b{int(places['block']) + 1}."
+    """Numbers stages and blocks from 1. torchvision numbers blocks from 0, PaddleViT both."""
+    groups = match.groupdict()
+    stage = int(groups["from1"]) if "from1" in groups else int(groups["from0"]) + 1
+    return f"s{stage}.b{int(groups['block']) + 1}."
 
 
 _RULES = (
     (r"^stem\.0\.", "stem.conv."),
     (r"^stem\.1\.", "stem.bn."),
-    (r"^trunk_output\.block(?P<from1>\d)\.block\d-(?P<block>\d+)\.", _place),  # torchvision, to fc
+    # torchvision
+    (r"^trunk_output\.block(?P<from1>\d)\.block\d-(?P<block>\d+)\.", _place),
     (r"\.f\.a\.0\.", ".conv1.conv."),
     (r"\.f\.a\.1\.", ".conv1.bn."),
     (r"\.f\.b\.0\.", ".conv2.conv."),
@@ -29,7 +30,8 @@ _RULES = (
     (r"\.proj\.0\.", ".downsample.conv."),
     (r"\.proj\.1\.", ".downsample.bn."),
     (r"^fc\.", "head.fc."),
-    (r"^stages\.(?P<from0>\d)\.blocks\.(?P<block>\d+)\.", _place),  # PaddleViT
+    # PaddleViT
+    (r"^stages\.(?P<from0>\d)\.blocks\.(?P<block>\d+)\.", _place),
     (r"\.conv([123])\.(weight|bias)$", r".conv\1.conv.\2"),
     (r"\.bn([123])\.", r".conv\1.bn."),
     (r"\.se\.conv([12])_1x1\.", r".se.fc\1."),
@@ -41,9 +43,9 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``RegNet``.
 
-    Sources: the files of torchvision and of PaddleViT; DeiT's teacher has timm's names. PaddleViT's
-    third convolutions have a bias before their batch norm, which only moves that norm's running
-    mean: it goes there.
+    Sources: the files of torchvision and of PaddleViT. DeiT's teacher has timm's names. PaddleViT's
+    third convolutions have a bias, and a batch norm follows. Such a bias only shifts the norm's
+    running mean, so it is subtracted from that.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -52,7 +54,6 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     for name in [name for name in arrays if name.endswith("conv3.conv.bias")]:
         mean = name.replace("conv.bias", "bn.running_mean")
         if mean in arrays:
-            arrays[mean] = np.subtract(
-                *same_shape(arrays[mean], arrays.pop(name), f"{mean} and {name}")
-            )
+            values, bias = same_shape(arrays[mean], arrays.pop(name), f"{mean} and {name}")
+            arrays[mean] = np.subtract(values, bias)
     return arrays

@@ -1,4 +1,4 @@
-"""What the families' tables of names share."""
+"""Rules for renaming tensors, and other functions that the families of names share."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,16 +9,17 @@ from errors import InputError
 from weights.arrays import concatenated
 
 Arrays = dict[str, np.ndarray]
+# Pairs of a regular expression and its replacement, as ``rename`` takes them.
 Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
 
 
 def rename(arrays: Arrays, rules: Rules) -> Arrays:
-    """Applies (regular expression, replacement) rules to every name, in order, as ``re.sub`` does.
+    """Returns arrays under new names: applies all rules to each name, in order, as ``re.sub`` does.
 
-    A rule whose replacement is None drops the arrays whose name holds its expression.
+    A rule whose replacement is None drops the arrays in whose names its expression is found.
 
     Raises:
-        InputError: two arrays come to the same name.
+        InputError: two arrays get the same name.
     """
     renamed = {}
     sources = {}
@@ -34,13 +35,16 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
                 raise InputError(
                     f"{sources[name]} and {source} both mean {name}; remove one of them"
                 )
-            renamed[name], sources[name] = array, source
+            renamed[name] = array
+            sources[name] = source
     return renamed
 
 
 def join_qkv(arrays: Arrays) -> Arrays:
-    """Joins each ``X.q``, ``X.k`` and ``X.v`` ([out, in], biases [out]) to the ``X.qkv`` of timm's
-    attention; incomplete ones are left.
+    """Joins the queries, keys and values of each attention, as timm's attention has them.
+
+    ``X.q``, ``X.k`` and ``X.v`` become ``X.qkv``: weights [out, in] and biases [out]. If one of the
+    three is missing, or has another shape, all stay as they are.
     """
     joined = {}
     for name, array in arrays.items():
@@ -55,10 +59,9 @@ def join_qkv(arrays: Arrays) -> Arrays:
 
 
 def drop_key_biases(arrays: Arrays) -> Arrays:
-    """Leaves out biases of keys that are 0: timm's traced programs store them, though they are
-    constants.
+    """Drops the biases of keys that are 0, which timm's traced programs store as constants.
 
-    Other biases of keys stay, and then don't fit: no model here has them.
+    No model here has such biases. Those that aren't 0 stay, so that the file is refused.
     """
     return {
         name: array
@@ -68,11 +71,13 @@ def drop_key_biases(arrays: Arrays) -> Arrays:
 
 
 def dense_of(weight: np.ndarray, layout: str, axes: int) -> np.ndarray:
-    """Returns a Linear's weight as a 1 x 1 convolution's if ``axes`` is 4, a convolution's as a
-    Linear's if it is 2.
+    """Turns the weight of a Linear into that of a 1 x 1 convolution, or the other way round.
 
-    Anything else is returned as it is. ``layout``: of the Linear's, see
-    ``weights.names.timm_names``.
+    Any other weight is returned as it is.
+
+    Args:
+        layout: of the Linear's weight, as of ``weights.names.timm_names``.
+        axes: of the wanted weight: 4 for a convolution's, 2 for a Linear's.
     """
     if (weight.ndim, axes) == (2, 4):
         return (weight.T if layout == "paddle" else weight)[:, :, None, None]
@@ -82,7 +87,12 @@ def dense_of(weight: np.ndarray, layout: str, axes: int) -> np.ndarray:
 
 
 def same_shape(one: np.ndarray, other: np.ndarray, names: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two arrays that are to be added up; of other shapes they might spread to any size.
+    """Returns two arrays that will be added or multiplied, once their shapes are compared.
+
+    Arrays of different shapes might be broadcast to any size.
+
+    Args:
+        names: of both arrays, for the error.
 
     Raises:
         InputError: their shapes differ.
@@ -95,8 +105,9 @@ def same_shape(one: np.ndarray, other: np.ndarray, names: str) -> tuple[np.ndarr
 
 
 def torch_kernel(kernel: np.ndarray) -> np.ndarray:
-    """Returns Flax's Dense kernel [in, out] as [out, in], its Conv kernel [h, w, in, out] as [out,
-    in, h, w].
+    """Returns a kernel of Flax in PyTorch's layout.
+
+    A Dense kernel [in, out] becomes [out, in], a Conv kernel [h, w, in, out] [out, in, h, w].
     """
     return kernel.transpose(3, 2, 0, 1) if kernel.ndim == 4 else kernel.T
 
@@ -107,13 +118,13 @@ def jax_kernel(weight: np.ndarray) -> np.ndarray:
 
 
 def from_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
-    """Returns a Flax model's arrays under timm's names of the same layers; values stay as they are.
+    """Returns a Flax model's arrays under timm's names of the same layers. Values don't change.
 
     Args:
-        layers: (timm's name, Flax's name) of each layer and lone array; ``<i>`` is a block's
-            number.
+        layers: (timm's name, Flax's name) of each layer, and of each array outside of layers.
+            ``<i>`` is the number of a block.
     """
-    rules = [(_pattern(theirs), ours.replace("<i>", r"\1")) for ours, theirs in layers]
+    rules = [(_pattern(flax), timm.replace("<i>", r"\1")) for timm, flax in layers]
     leaves = [(r"^([^/]+)/(kernel|scale)$", r"\1.weight"), (r"^([^/]+)/bias$", r"\1.bias")]
     return rename(arrays, [("^opt/target/", ""), *rules, *leaves])
 
@@ -122,14 +133,14 @@ def to_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
     """Does the inverse of ``from_flax``.
 
     Raises:
-        InputError: an array that is of none of the layers.
+        InputError: an array belongs to none of the layers.
     """
     for name in arrays:
-        if not any(re.match(_pattern(ours), name) for ours, _ in layers):
+        if not any(re.match(_pattern(timm), name) for timm, _ in layers):
             raise InputError(
                 f"{name} has no place in Google's files, which are of plain ViTs and MLP-Mixers"
             )
-    rules = [(_pattern(ours), theirs.replace("<i>", r"\1")) for ours, theirs in layers]
+    rules = [(_pattern(timm), flax.replace("<i>", r"\1")) for timm, flax in layers]
     leaves = [
         (r"(Norm_\d|_norm)\.weight$", r"\1/scale"),
         (r"\.weight$", "/kernel"),

@@ -1,4 +1,4 @@
-"""Swin Transformer."""
+"""The names of tensors in files of Swin Transformer."""
 
 import re
 from collections.abc import Collection
@@ -17,11 +17,11 @@ _RULES = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``SwinTransformer``; derived buffers are
-    dropped.
+    """Returns arrays under the names of timm 1.0.31's ``SwinTransformer``.
 
     Sources: microsoft/Swin-Transformer, and PaddleViT's Swin in all its versions. Both merge
-    patches at a stage's end, the first stage's too; timm merges them at the next stage's beginning.
+    patches at the end of a stage, also of the first one; timm does so at the beginning of the next
+    one. Derived buffers are dropped.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -30,7 +30,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if "layers.0.downsample.reduction.weight" in arrays:
         merging = re.compile(r"(?<=^layers\.)\d+(?=\.downsample\.)")
         arrays = {
-            merging.sub(lambda stage: str(int(stage[0]) + 1), name): array
+            merging.sub(lambda match: str(int(match[0]) + 1), name): array
             for name, array in arrays.items()
         }
     return arrays

@@ -1,4 +1,4 @@
-"""Swin Transformer V2."""
+"""The names of tensors in files of Swin Transformer V2."""
 
 import re
 from collections.abc import Collection
@@ -13,11 +13,10 @@ _TABLE = r"layers\.(\d+)\.blocks\.0\.attn\.relative_coords_table"
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``SwinTransformerV2``; derived buffers are
-    dropped.
+    """Returns arrays under the names of timm 1.0.31's ``SwinTransformerV2``.
 
-    Source: microsoft/Swin-Transformer, which merges patches at a stage's end; timm does so at the
-    next one's beginning.
+    Source: microsoft/Swin-Transformer, which merges patches at the end of a stage; timm does so at
+    the beginning of the next one. Derived buffers are dropped.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -27,31 +26,32 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def switches(arrays: Arrays) -> dict[str, Any]:
-    """Tells by which windows the file's model measures offsets; the authors' files hold the table
-    of them.
+    """Returns the windows by which a file's model measures offsets between tokens.
+
+    They are found from the tables of offsets in the authors' files.
     """
     tables = {
         match[1]: array for name, array in arrays.items() if (match := re.fullmatch(_TABLE, name))
     }
     sizes = [_window(tables[str(stage)]) for stage in range(len(tables)) if str(stage) in tables]
-    return (
-        {"PRETRAINED_WINDOW_SIZES": sizes}
-        if sizes and len(sizes) == len(tables) and all(sizes)
-        else {}
-    )
+    if not sizes or len(sizes) != len(tables) or not all(sizes):
+        return {}
+    return {"PRETRAINED_WINDOW_SIZES": sizes}
 
 
 def _window(table: np.ndarray) -> int:
-    """Returns the window's side that is the unit of a table [1, 2 H - 1, 2 W - 1, 2]; 0: the table
-    doesn't tell.
+    """Returns the side of the window that is the unit of a table of offsets.
 
-    Its largest number of rows is log8(1 + 8 (H - 1) / (side - 1)).
+    Args:
+        table: [1, 2 H - 1, 2 W - 1, 2]. Its largest offset in rows is
+            log8(1 + 8 (H - 1) / (side - 1)).
+
+    Returns:
+        the side, or 0 if it can't be told.
     """
-    if (
-        table.ndim != 4
-        or table.shape[1] < 3
-        or not table.size
-        or not 0.01 < table[0, -1, 0, 0] < 10
-    ):
+    if table.ndim != 4 or table.shape[1] < 3 or not table.size:
         return 0
-    return round(1 + 4 * (table.shape[1] - 1) / (8 ** float(table[0, -1, 0, 0]) - 1))
+    largest = table[0, -1, 0, 0]
+    if not 0.01 < largest < 10:
+        return 0
+    return round(1 + 4 * (table.shape[1] - 1) / (8 ** float(largest) - 1))

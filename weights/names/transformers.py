@@ -1,12 +1,12 @@
-"""Names that Hugging Face's transformers gives the tensors of models that are here, turned into
-timm's.
+"""The names of tensors in files of Hugging Face's transformers, releases 4 and 5.
 
-Its image classifiers, and the image towers of CLIP and SigLIP: a whole model's text tower is
-dropped. Files of its releases 4 and 5 are recognised by their names; all others pass as they are.
+They are those of its image classifiers, and of the image towers of CLIP and SigLIP; a text tower is
+dropped. The files are recognised by their names, and other files pass as they are.
 """
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,28 +14,27 @@ from weights.arrays import concatenated
 from weights.names.rules import Arrays, Rules, join_qkv, rename
 
 
-def _shift_stage(match: re.Match[str]) -> str:
+def _resnet_block(match: re.Match[str]) -> str:
     """Numbers a ResNet's stages from 1."""
     return f"layer{int(match[1]) + 1}.{match[2]}."
 
 
-def _part(word: str) -> str:
-    return "conv" if word == "convolution" else "bn"
-
-
-def _count_blocks(match: re.Match[str]) -> str:
+def _regnet_block(match: re.Match[str]) -> str:
     """Numbers a RegNet's stages and blocks from 1."""
     return f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."
 
 
-def _stem(match: re.Match[str]) -> str:
-    return f"stem.conv{match[1]}.{'linear.' if match[2] else ''}"
+def _levit_stem(match: re.Match[str]) -> str:
+    """Renames a convolution of a LeViT's stem, or its norm."""
+    linear = "linear." if match[2] else ""
+    return f"stem.conv{match[1]}.{linear}"
 
 
-def _branch(match: re.Match[str]) -> str:
-    """Pairs a LeViT's layers to blocks: attention, then the MLP."""
-    number = int(match[2])
-    return f"stages.{match[1]}.blocks.{number // 2}.{('attn', 'mlp')[number % 2]}."
+def _levit_layer(match: re.Match[str]) -> str:
+    """Returns the place of a LeViT's layer. In timm, an attention and the MLP behind it are a block."""
+    block, is_mlp = divmod(int(match[2]), 2)
+    layer = "mlp" if is_mlp else "attn"
+    return f"stages.{match[1]}.blocks.{block}.{layer}."
 
 
 _BLOCK = (
@@ -52,7 +51,8 @@ _BLOCK = (
     (r"\.lambda_([12])$", r".gamma_\1"),
     (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
 )
-_ENCODER = (  # ViT, DeiT, BEiT, DINOv2
+# ViT, DeiT, BEiT, DINOv2
+_ENCODER = (
     (r"^(vit|deit|beit|dinov2|dinov2_with_registers)\.", ""),
     (r"(^|\.)relative_position_index$|^(embeddings\.mask_token|pooler\.dense\.|lm_head\.)", None),
     (r"^(encoder\.layer|layers)\.", "blocks."),
@@ -62,12 +62,14 @@ _ENCODER = (  # ViT, DeiT, BEiT, DINOv2
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^embeddings\.", ""),
     (r"^encoder\.relative_position_bias\.", "rel_pos_bias."),
-    (r"^pooler\.layernorm\.", "fc_norm."),  # BEiT's, of the patches' mean
+    # BEiT's norm of the mean of the patches
+    (r"^pooler\.layernorm\.", "fc_norm."),
     (r"^layernorm\.", "norm."),
     (r"^(cls_)?classifier\.", "head."),
     (r"^distillation_classifier\.", "head_dist."),
 )
-_TOWER = (  # CLIP, SigLIP
+# CLIP, SigLIP
+_TOWER = (
     (r"^(text_model|text_projection|logit_scale|logit_bias)(\.|$)|\.position_ids$", None),
     (r"^(vision_model|visual)\.", ""),
     (r"^encoder\.layers\.", "blocks."),
@@ -105,7 +107,8 @@ _SWIN_V2 = (
 )
 _HIERA = (
     (r"^hiera\.", ""),
-    (r"^(decoder|multiscale_fusion)\.", None),  # of masked pre-training
+    # masked pre-training
+    (r"^(decoder|multiscale_fusion)\.", None),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^encoder\.stages\.", "stages."),
@@ -118,8 +121,8 @@ _LEVIT = (
     (r"^levit\.", ""),
     (r"\.attention_bias_idxs$", None),
     (r"\.batch_norm\.", ".bn."),
-    (r"^patch_embeddings\.embedding_layer_(\d)\.(convolution\.)?", _stem),
-    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.(module\.)?", _branch),
+    (r"^patch_embeddings\.embedding_layer_(\d)\.(convolution\.)?", _levit_stem),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.(module\.)?", _levit_layer),
     (r"\.queries_keys_values\.", ".qkv."),
     (r"\.keys_values\.", ".kv."),
     (r"\.queries\.", ".q.ln."),
@@ -159,7 +162,7 @@ _RESNET = (
     (r"^resnet\.", ""),
     (r"^embedder\.embedder\.convolution\.", "conv1."),
     (r"^embedder\.embedder\.normalization\.", "bn1."),
-    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _shift_stage),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _resnet_block),
     (r"\.layer\.(\d)\.convolution\.", lambda match: f".conv{int(match[1]) + 1}."),
     (r"\.layer\.(\d)\.normalization\.", lambda match: f".bn{int(match[1]) + 1}."),
     (r"\.shortcut\.convolution\.", ".downsample.0."),
@@ -170,15 +173,15 @@ _REGNET = (
     (r"^regnet\.", ""),
     (r"^embedder\.embedder\.convolution\.", "stem.conv."),
     (r"^embedder\.embedder\.normalization\.", "stem.bn."),
-    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _count_blocks),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _regnet_block),
     (r"\.layer\.2\.attention\.0\.", ".se.fc1."),
     (r"\.layer\.2\.attention\.2\.", ".se.fc2."),
-    (
-        r"\.layer\.([01])\.(convolution|normalization)\.",
-        lambda match: f".conv{int(match[1]) + 1}.{_part(match[2])}.",
-    ),
-    (r"\.layer\.[23]\.(convolution|normalization)\.", lambda match: f".conv3.{_part(match[1])}."),
-    (r"\.shortcut\.(convolution|normalization)\.", lambda match: f".downsample.{_part(match[1])}."),
+    (r"\.layer\.([01])\.convolution\.", lambda match: f".conv{int(match[1]) + 1}.conv."),
+    (r"\.layer\.([01])\.normalization\.", lambda match: f".conv{int(match[1]) + 1}.bn."),
+    (r"\.layer\.[23]\.convolution\.", ".conv3.conv."),
+    (r"\.layer\.[23]\.normalization\.", ".conv3.bn."),
+    (r"\.shortcut\.convolution\.", ".downsample.conv."),
+    (r"\.shortcut\.normalization\.", ".downsample.bn."),
     (r"^classifier\.1\.", "head.fc."),
 )
 _MOBILEVIT = (
@@ -197,23 +200,27 @@ _MOBILEVIT = (
     (r"\.layernorm\.", ".norm."),
     (r"\.conv_projection\.", ".conv_proj."),
     (r"\.fusion\.", ".conv_fusion."),
-    (r"^(.*)\.(convolution|normalization)\.", lambda match: f"{match[1]}.{_part(match[2])}."),
+    (r"^(.*)\.convolution\.", r"\1.conv."),
+    (r"^(.*)\.normalization\.", r"\1.bn."),
     (r"^classifier\.", "head.fc."),
 )
 
 
 def timm_names(arrays: Arrays) -> Arrays:
-    """Returns arrays of one of transformers' files under timm's names, in torch's layout; of
-    others, as they are.
+    """Returns the arrays of a file of transformers under timm's names, in torch's layout.
+
+    The arrays of other files are returned as they are.
     """
-    for telltale, rules, joined in _KINDS:
-        if any(re.search(telltale, name) for name in arrays):
-            return joined(rename(arrays, rules))
+    for kind in _KINDS:
+        if any(re.search(kind.telltale, name) for name in arrays):
+            return kind.finish(rename(arrays, kind.rules))
     return arrays
 
 
-def _encoders(arrays: Arrays) -> Arrays:
-    """BEiT's keys have no bias, so those of queries and values stay apart. The distillation token
+def _finish_encoder(arrays: Arrays) -> Arrays:
+    """Joins queries, keys and values, and renames what the rules can't tell.
+
+    BEiT's keys have no bias, so the biases of queries and values stay apart. The distillation token
     of a DeiT without a teacher becomes a register token, because no head reads it.
     """
     if "blocks.0.attn.k.bias" not in arrays:
@@ -223,10 +230,10 @@ def _encoders(arrays: Arrays) -> Arrays:
     return join_qkv(arrays)
 
 
-def _towers(arrays: Arrays) -> Arrays:
-    """A classifier reads the mean of the patches. It has a bias, unlike CLIP's projection. Its file
-    also holds SigLIP's attention pooling or CLIP's last norm, which the classifier doesn't use.
-    """
+def _finish_tower(arrays: Arrays) -> Arrays:
+    """Joins queries, keys and values, and gives CLIP's projection the form of a classifier."""
+    # A bias means a classifier, which reads the mean of the patches. Its file also has SigLIP's
+    # attention pooling or CLIP's last norm, which it doesn't use.
     if "head.bias" in arrays:
         unused = r"^(attn_pool|norm)\." if "cls_token" in arrays else r"^attn_pool\."
         arrays = rename(arrays, [(unused, None)])
@@ -236,62 +243,59 @@ def _towers(arrays: Arrays) -> Arrays:
     if "pos_embed" in arrays:
         positions = arrays["pos_embed"]
         arrays["pos_embed"] = positions.reshape((1, *positions.shape))
-    for part in ("weight", "bias"):
-        joined = arrays.pop(f"attn_pool.qkv.{part}", None)
+    for leaf in ("weight", "bias"):
+        joined = arrays.pop(f"attn_pool.qkv.{leaf}", None)
         if joined is not None:
             third = len(joined) // 3
-            arrays |= {
-                f"attn_pool.q.{part}": joined[:third],
-                f"attn_pool.kv.{part}": joined[third:],
-            }
-    if "head.weight" in arrays and "head.bias" not in arrays:  # CLIP's projection
+            arrays[f"attn_pool.q.{leaf}"] = joined[:third]
+            arrays[f"attn_pool.kv.{leaf}"] = joined[third:]
+    # CLIP's projection has no bias.
+    if "head.weight" in arrays and "head.bias" not in arrays:
         arrays["head.bias"] = np.zeros(len(arrays["head.weight"]), np.float32)
     return join_qkv(arrays)
 
 
-def _pyramids(arrays: Arrays) -> Arrays:
+def _finish_pvt(arrays: Arrays) -> Arrays:
     """Joins keys and values."""
-    for name in [name for name in arrays if ".attn.k." in name]:
-        other = name.replace(".attn.k.", ".attn.v.")
-        if other in arrays:
-            arrays[name.replace(".attn.k.", ".attn.kv.")] = concatenated(
-                [arrays.pop(name), arrays.pop(other)]
-            )
+    for key in [name for name in arrays if ".attn.k." in name]:
+        value = key.replace(".attn.k.", ".attn.v.")
+        if value in arrays:
+            joined = concatenated([arrays.pop(key), arrays.pop(value)])
+            arrays[key.replace(".attn.k.", ".attn.kv.")] = joined
     return arrays
 
 
-def _number_blocks(arrays: Arrays) -> Arrays:
-    """Numbers a Hiera's blocks through all stages."""
-    found = {
-        (int(match[1]), int(match[2]))
-        for name in arrays
-        if (match := re.match(r"stages\.(\d+)\.layers\.(\d+)", name))
-    }
+def _finish_hiera(arrays: Arrays) -> Arrays:
+    """Numbers the blocks of all stages in one row."""
+    block = re.compile(r"^stages\.(\d+)\.layers\.(\d+)")
+    matches = [match for name in arrays if (match := block.match(name))]
+    places = sorted({(int(match[1]), int(match[2])) for match in matches})
     numbers = {
-        f"stages.{stage}.layers.{layer}": i for i, (stage, layer) in enumerate(sorted(found))
+        f"stages.{stage}.layers.{layer}": number for number, (stage, layer) in enumerate(places)
     }
-    return rename(
-        arrays, [(r"^stages\.\d+\.layers\.\d+", lambda match: f"blocks.{numbers[match[0]]}")]
-    )
+    return rename(arrays, [(block.pattern, lambda match: f"blocks.{numbers[match[0]]}")])
 
 
-def _between(arrays: Arrays) -> Arrays:
-    """Puts a LeViT's last block of a stage that has keys of its own between this stage and the next
-    one.
+def _finish_levit(arrays: Arrays) -> Arrays:
+    """Moves the downsampling from the end of a stage to the beginning of the next one.
+
+    It is the block whose attention has keys and values apart from the queries.
     """
-    last = {name.partition(".attn.kv.")[0] for name in arrays if ".attn.kv." in name}
+    downsampling = {name.partition(".attn.kv.")[0] for name in arrays if ".attn.kv." in name}
 
     def moved(match: re.Match[str]) -> str:
-        if match[0].rpartition(".")[0] not in last:
+        if match[0].rpartition(".")[0] not in downsampling:
             return match[0]
-        return f"stages.{int(match[1]) + 1}.downsample.{'attn_downsample' if match[2] == 'attn' else 'mlp'}"
+        layer = "attn_downsample" if match[2] == "attn" else "mlp"
+        return f"stages.{int(match[1]) + 1}.downsample.{layer}"
 
     return rename(arrays, [(r"^stages\.(\d+)\.blocks\.\d+\.(attn|mlp)", moved)])
 
 
-def _blue_first(arrays: Arrays) -> Arrays:
-    """MobileViT's images are blue, green, red there (do_flip_channel_order): the stem's channels
-    are turned round.
+def _finish_mobilevit(arrays: Arrays) -> Arrays:
+    """Joins queries, keys and values, and reverses the channels of the first kernel.
+
+    transformers' MobileViT reads images in the order blue, green, red (do_flip_channel_order).
     """
     stem = arrays.get("stem.conv.weight")
     if stem is not None and stem.ndim == 4:
@@ -299,31 +303,61 @@ def _blue_first(arrays: Arrays) -> Arrays:
     return join_qkv(arrays)
 
 
-_KINDS: tuple[
-    tuple[str, Rules, Callable[[Arrays], Arrays]], ...
-] = (  # a name that no other toolkit has, what to do then
-    (
+class _Kind(NamedTuple):
+    """A kind of files.
+
+    Attributes:
+        telltale: a pattern of names that no other toolkit's files have.
+        rules: what becomes of the names.
+        finish: does what rules can't do, with the renamed arrays.
+    """
+
+    telltale: str
+    rules: Rules
+    finish: Callable[[Arrays], Arrays]
+
+
+_KINDS = (
+    _Kind(
         r"^((vit|deit|beit|dinov2\w*)\.)?encoder\.layer\.0\.attention\.attention\.query\.weight$",
         _ENCODER,
-        _encoders,
+        _finish_encoder,
     ),
-    (r"^((vit|deit|beit|dinov2\w*)\.)?layers\.0\.attention\.q_proj\.weight$", _ENCODER, _encoders),
-    (r"^((vision_model|visual)\.)?encoder\.layers\.0\.self_attn\.q_proj\.weight$", _TOWER, _towers),
-    (
+    _Kind(
+        r"^((vit|deit|beit|dinov2\w*)\.)?layers\.0\.attention\.q_proj\.weight$",
+        _ENCODER,
+        _finish_encoder,
+    ),
+    _Kind(
+        r"^((vision_model|visual)\.)?encoder\.layers\.0\.self_attn\.q_proj\.weight$",
+        _TOWER,
+        _finish_tower,
+    ),
+    _Kind(
         r"^(swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale$",
         _SWIN_V2,
         join_qkv,
     ),
-    (r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.query\.weight$", _SWIN, join_qkv),
-    (r"^(hiera\.)?encoder\.stages\.0\.layers\.0\.attn\.qkv\.weight$", _HIERA, _number_blocks),
-    (
+    _Kind(
+        r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.query\.weight$",
+        _SWIN,
+        join_qkv,
+    ),
+    _Kind(r"^(hiera\.)?encoder\.stages\.0\.layers\.0\.attn\.qkv\.weight$", _HIERA, _finish_hiera),
+    _Kind(
         r"^(levit\.)?encoder\.stages\.0\.layers\.0\.module\.queries_keys_values\.linear\.weight$",
         _LEVIT,
-        _between,
+        _finish_levit,
     ),
-    (r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _pyramids),
-    (r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
-    (r"^(mobilevit\.)?encoder\.layer\.2\.conv_kxk\.convolution\.weight$", _MOBILEVIT, _blue_first),
-    (r"^resnet\.embedder\.embedder\.convolution\.weight$", _RESNET, dict),
-    (r"^regnet\.embedder\.embedder\.convolution\.weight$", _REGNET, dict),
+    _Kind(
+        r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _finish_pvt
+    ),
+    _Kind(r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
+    _Kind(
+        r"^(mobilevit\.)?encoder\.layer\.2\.conv_kxk\.convolution\.weight$",
+        _MOBILEVIT,
+        _finish_mobilevit,
+    ),
+    _Kind(r"^resnet\.embedder\.embedder\.convolution\.weight$", _RESNET, dict),
+    _Kind(r"^regnet\.embedder\.embedder\.convolution\.weight$", _REGNET, dict),
 )

@@ -1,4 +1,4 @@
-"""ViT and DeiT."""
+"""The names of tensors in files of ViT and DeiT."""
 
 import math
 import re
@@ -23,16 +23,19 @@ from weights.names.rules import (
 )
 
 _RULES = (
-    # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their
-    # projection heads.
+    # MAE's pre-training, also PaddleViT's: the decoder, which reconstructs the image.
     (r"^(decoder|mask_token$|linear_projection\.|reconstruction_layer\.)", None),
+    # DINO and DINOv2: the projection heads.
     (r"^(head\.(mlp|last_layer)|dino_head|ibot_head)\.", None),
-    # MoCo v3: of its two encoders the one that gradients train, without what projects its features.
+    # MoCo v3: of its two encoders, the one that gradients train is kept, without its projection.
     (r"^(momentum_encoder|predictor|base_encoder\.head)\.", None),
     (r"^(backbone|base_encoder)\.", ""),
-    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2: chunks of blocks that are numbered through
-    (r"\.gamma_([12])$", r".ls\1.gamma"),  # DeiT-III
-    (r"\.mlp\.w12\.", ".mlp.fc1."),  # DINOv2-g
+    # DINOv2: its blocks are in chunks, but are numbered from the first chunk to the last.
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
+    # DeiT-III
+    (r"\.gamma_([12])$", r".ls\1.gamma"),
+    # DINOv2's giant
+    (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
     # PaddleViT
     (r"^transformer\.", ""),
@@ -46,12 +49,13 @@ _RULES = (
     (r"^(blocks\.\d+\.)mlp_norm\.", r"\1norm2."),
     (r"^(blocks\.\d+\.)attn\.out\.", r"\1attn.proj."),
     (r"^encoder\.(encoder_)?norm\.", "norm."),
-    (r"^encoder_norm\.", "fc_norm."),  # of its MAE, fine-tuned on the patches' mean
+    # PaddleViT's MAE, fine-tuned on the mean of the patches
+    (r"^encoder_norm\.", "fc_norm."),
     (r"^classifier\.(weight|bias)$", r"head.\1"),
     (r"^(classifier_dist|head_distill)\.", "head_dist."),
 )
 
-# timm's layers and tokens, and Google's; <i> is a block's number.
+# timm's and Google's names of layers and tokens. <i> is the number of a block.
 _GOOGLE = (
     ("cls_token", "cls"),
     ("pos_embed", "Transformer/posembed_input/pos_embedding"),
@@ -67,7 +71,7 @@ _GOOGLE = (
     ("norm", "Transformer/encoder_norm"),
     ("head", "head"),
 )
-# What pools a SigLIP's patches.
+# The same of the attention that pools SigLIP's patches.
 _MAP_HEAD = (
     ("attn_pool.latent", "MAPHead_0/probe"),
     ("attn_pool.q", "MAPHead_0/MultiHeadDotProductAttention_0/query"),
@@ -81,17 +85,19 @@ _MAP_HEAD = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and
-    ``VisionTransformerDistilled``.
+    """Returns arrays under the names of timm 1.0.31's ``VisionTransformer``.
+
+    A distilled model's are those of ``VisionTransformerDistilled``.
 
     Sources: the files of Google's ViT, AugReg, big_vision and its SigLIP (.npz), DeiT, DeiT-III,
     MAE, MoCo v3, DINO, DINOv2 and CLIP (``weights.names.clip``). Also those of older timm, and of
-    PaddleViT's ViT, DeiT and MAE, old and new. PaddleClas uses timm's names. Dropped: MAE's
-    decoder, MoCo's momentum encoder and predictor, projection heads, mask tokens, and
-    ``pre_logits`` with the head that reads it (timm has no such layer).
+    PaddleViT's ViT, DeiT and MAE in all versions. PaddleClas uses timm's names.
 
-    MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from
-    ``norm`` here, and afresh in MAE's own fine-tuning.
+    MAE's decoder, MoCo's momentum encoder and predictor, projection heads and mask tokens are
+    dropped. So is ``pre_logits``, with the head that reads it, because timm has no such layer.
+
+    MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. Here ``fc_norm``
+    starts from ``norm``; in MAE's own fine-tuning it starts afresh.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -103,12 +109,12 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays = rename(arrays, [(r"^(pre_logits|head)\.", None)])
     if "head.weight" not in arrays:
         arrays = rename(arrays, [(r"^norm\.", last_norm)])
-    # DINOv2 adds no position to registers
+    # DINOv2 adds no position to its registers. timm's model adds positions to the patches alone
+    # then, so the class token gets its position here.
     if arrays.keys() >= {"register_tokens", "cls_token", "pos_embed"}:
         position, arrays["pos_embed"] = np.split(arrays["pos_embed"], [1], axis=1)
-        arrays["cls_token"] = np.add(
-            *same_shape(arrays["cls_token"], position, "cls_token and its position")
-        )
+        token, position = same_shape(arrays["cls_token"], position, "cls_token and its position")
+        arrays["cls_token"] = np.add(token, position)
         arrays["reg_token"] = arrays.pop("register_tokens")
     kernel = arrays.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
@@ -117,31 +123,28 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def _reads_two_tokens(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> bool:
-    """Returns whether the classifier reads as many channels as the class token and the mean of the
-    patches have.
-    """
+    """Returns whether the classifier reads the class token beside the mean of the patches."""
     head = arrays.get("head.weight")
     token = arrays["cls_token"]
     # A damaged file may hold a number in place of a tensor.
-    return (
-        head is not None
-        and head.ndim == 2
-        and token.ndim == 3
-        and head.shape[0] == 2 * token.shape[-1]
-    )
+    if head is None or head.ndim != 2 or token.ndim != 3:
+        return False
+    return head.shape[0] == 2 * token.shape[-1]
 
 
-def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale,
-    norms and biases.
+def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
+    """Returns the keys of tokens, positions, pooling, layer scale, norms and biases.
+
+    An ``fc_norm`` means that the head reads the mean of the patches.
     """
-    if "blocks.0.norm1.weight" not in arrays:  # another family's
+    # The file may be of another family.
+    if "blocks.0.norm1.weight" not in arrays:
         return {}
-    token = "cls_token" in arrays
+    has_token = "cls_token" in arrays
     registers = arrays.get("reg_token")
     prompts = arrays.get("prompt_tokens")
-    told = {
-        "CLASS_TOKEN": token,
+    keys = {
+        "CLASS_TOKEN": has_token,
         "DISTILLED": "dist_token" in arrays,
         "REG_TOKENS": 0 if registers is None else int(registers.shape[1]),
         "PROMPT_TOKENS": 0 if prompts is None else int(prompts.shape[1]),
@@ -152,40 +155,41 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
         "POS_EMBED": "learn" if "pos_embed" in arrays else "sincos2d",
     }
     if any(name.startswith("head.") for name in arrays):
-        told["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
+        keys["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
     if "blocks.0.attn.qkv.weight" in arrays:
-        told["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
-    told["FINAL_NORM"] = bool({"norm.weight", "fc_norm.weight"} & set(arrays))
+        keys["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
+    has_fc_norm = "fc_norm.weight" in arrays
+    keys["FINAL_NORM"] = has_fc_norm or "norm.weight" in arrays
     if "attn_pool.latent" in arrays:
-        told["GLOBAL_POOL"] = "map"
-    elif token and _reads_two_tokens(arrays):
-        told["GLOBAL_POOL"] = "token_avg"
-    elif told["FINAL_NORM"]:
-        after = "fc_norm.weight" in arrays
-        told |= {"GLOBAL_POOL": "token" if token and not after else "avg"} | (
-            {} if token else {"FC_NORM": after}
-        )
+        keys["GLOBAL_POOL"] = "map"
+    elif has_token and _reads_two_tokens(arrays):
+        keys["GLOBAL_POOL"] = "token_avg"
+    elif keys["FINAL_NORM"]:
+        keys["GLOBAL_POOL"] = "token" if has_token and not has_fc_norm else "avg"
+        if not has_token:
+            keys["FC_NORM"] = has_fc_norm
     if "pos_embed" in arrays and len(arrays["pos_embed"].shape) == 3:
+        # Without a position for each token before the patches, the length itself is a square.
         length = int(arrays["pos_embed"].shape[1])
-        prefix = token + told["DISTILLED"] + told["REG_TOKENS"]
-        told |= {
-            "NO_EMBED_CLASS": prefix > 0 and not _is_square(length - prefix) and _is_square(length)
-        }
-    return told
+        tokens = has_token + keys["DISTILLED"] + keys["REG_TOKENS"]
+        keys["NO_EMBED_CLASS"] = (
+            tokens > 0 and not _is_square(length - tokens) and _is_square(length)
+        )
+    return keys
 
 
 def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
-    """Returns the position embedding of PaddleViT's MAE: sines and cosines of the place in the
-    sequence.
+    """Returns the position embedding of PaddleViT's MAE, which its files leave out.
 
-    Its even channels are sin(place / 10000 ** (channel / channels)), each odd one is the cosine of
-    the same angle; the class token has the place 0.
+    An even channel is sin(place / 10000 ** (channel / channels)), and the next one is the cosine of
+    the same angle. The place is that in the sequence; the class token has the place 0.
     """
-    theirs = {"patch_embedding.cls_token", "patch_embedding.patch_embedding.weight"} <= set(arrays)
+    maes = {"patch_embedding.cls_token", "patch_embedding.patch_embedding.weight"}
     wanted = state.get("pos_embed")
-    if not theirs or any("position" in name for name in arrays) or wanted is None:
+    has_positions = any("position" in name for name in arrays)
+    if not maes <= set(arrays) or has_positions or wanted is None:
         return {}
-    if {"dist_token", "reg_token"} & set(state) or computes(state)["NO_EMBED_CLASS"]:
+    if {"dist_token", "reg_token"} & set(state) or model_keys(state)["NO_EMBED_CLASS"]:
         return {}
     _, length, channels = wanted.shape
     even = np.arange(channels) // 2 * 2
@@ -195,25 +199,25 @@ def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor])
 
 
 def google_names(arrays: Arrays, num_heads: int) -> Arrays:
-    """Returns a plain ViT's arrays as Google's .npz files have them, which timm and the repository
-    of ViT load.
+    """Returns a plain ViT's arrays as Google's .npz files have them.
+
+    timm and Google's own repository of ViT load these files.
 
     Args:
         arrays: by timm's names, in torch's layout.
         num_heads: heads of each block.
 
     Raises:
-        InputError: an array that Google's ViT doesn't have.
+        InputError: Google's ViT doesn't have one of the arrays.
     """
     split = {}
     for name, array in arrays.items():
         if name.endswith(".weight"):
             array = jax_kernel(array)
         if ".qkv." in name:
-            for part, piece in zip("qkv", np.split(array, 3, axis=-1), strict=True):
-                split[name.replace(".qkv.", f".{part}.")] = piece.reshape(
-                    *piece.shape[:-1], num_heads, -1
-                )
+            for letter, part in zip("qkv", np.split(array, 3, axis=-1), strict=True):
+                by_head = part.reshape(*part.shape[:-1], num_heads, -1)
+                split[name.replace(".qkv.", f".{letter}.")] = by_head
         elif name.endswith("attn.proj.weight"):
             split[name] = array.reshape(num_heads, -1, array.shape[-1])
         else:
@@ -222,18 +226,20 @@ def google_names(arrays: Arrays, num_heads: int) -> Arrays:
 
 
 def _from_google(arrays: Arrays) -> Arrays:
+    """Returns the arrays of a .npz file of Google's under timm's names, in torch's layout."""
     named = from_flax(google_layers(arrays), (*_GOOGLE, *_MAP_HEAD))
     for name, array in named.items():
         if re.search(r"(\.attn|^attn_pool)\.[qkv]\.", name):
-            array = array.reshape(*array.shape[:-2], -1)  # [in, heads, head_dim], [heads, head_dim]
+            # Weights are [in, heads, head_dim], biases [heads, head_dim].
+            array = array.reshape(*array.shape[:-2], -1)
         elif name.endswith(("attn.proj.weight", "attn_pool.proj.weight")):
-            array = array.reshape(-1, *array.shape[-1:])  # [heads, head_dim, out]
+            # [heads, head_dim, out]
+            array = array.reshape(-1, *array.shape[-1:])
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
     if "attn_pool.latent" in named:
         for leaf in ("weight", "bias"):
-            named[f"attn_pool.kv.{leaf}"] = concatenated(
-                [named.pop(f"attn_pool.{one}.{leaf}") for one in "kv"]
-            )
+            key_and_value = [named.pop(f"attn_pool.{letter}.{leaf}") for letter in "kv"]
+            named[f"attn_pool.kv.{leaf}"] = concatenated(key_and_value)
     return join_qkv(named)
 
 
@@ -242,7 +248,10 @@ def _is_square(number: int) -> bool:
 
 
 def _convolution(kernel: np.ndarray) -> np.ndarray:
-    """Returns the projection [out, in * p * p] of patches with 3 or 1 channels as [out, in, p, p]."""
+    """Returns the kernel [out, in, p, p] of a Linear's weight [out, in * p * p].
+
+    The patches have 3 channels or 1. A weight of another width is returned as it is.
+    """
     for channels in (3, 1):
         size = math.isqrt(kernel.shape[1] // channels)
         if channels * size**2 == kernel.shape[1] > 0:

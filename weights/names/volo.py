@@ -1,4 +1,4 @@
-"""VOLO."""
+"""The names of tensors in files of VOLO."""
 
 from collections.abc import Collection
 from typing import Any
@@ -16,7 +16,7 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``VOLO``.
 
-    Sources: the files of sail-sg/volo, which have timm's names, and of PaddleViT.
+    Sources: the files of PaddleViT. Those of sail-sg/volo have timm's names.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -24,7 +24,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return rename(arrays, _RULES)
 
 
-def computes(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells the bias of the queries, keys and values."""
-    weight = "network.0.0.attn.v.weight"
-    return {"QKV_BIAS": "network.0.0.attn.v.bias" in arrays} if weight in arrays else {}
+def model_keys(arrays: Collection[str]) -> dict[str, Any]:
+    """Returns whether queries, keys and values have a bias."""
+    if "network.0.0.attn.v.weight" not in arrays:
+        return {}
+    return {"QKV_BIAS": "network.0.0.attn.v.bias" in arrays}

@@ -1,4 +1,4 @@
-"""XCiT."""
+"""The names of tensors in files of XCiT."""
 
 import re
 from collections.abc import Collection
@@ -14,14 +14,14 @@ _RULES = ((r"^pos_embeder\.", "pos_embed."),)
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Xcit``.
 
-    Sources: the files of facebookresearch/xcit and of PaddleViT. The queries, keys and values of
-    their class token's blocks are one tensor, of which the class token's query alone is read.
+    Sources: the files of facebookresearch/xcit and of PaddleViT. In the blocks of the class token,
+    they have queries, keys and values in one tensor, which is split here.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
 
     Raises:
-        InputError: a tensor of queries, keys and values that can't be split in three.
+        InputError: a tensor of queries, keys and values can't be split in three.
     """
     split: Arrays = {}
     for name, array in rename(arrays, _RULES).items():
@@ -34,8 +34,6 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
             raise InputError(
                 f"{name} is {list(array.shape)}, expected queries, keys and values of one size"
             )
-        split |= {
-            f"{match[1]}{part}{match[2]}": one
-            for part, one in zip("qkv", np.split(array, 3, axis), strict=True)
-        }
+        for letter, part in zip("qkv", np.split(array, 3, axis), strict=True):
+            split[f"{match[1]}{letter}{match[2]}"] = part
     return split
