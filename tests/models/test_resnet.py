@@ -16,7 +16,7 @@ from errors import InputError
 from models import build_model, create_model
 from models.layers import DropPath, batch_norm
 from models.layers.batch_norm import synchronise
-from models.resnet import BasicBlock, Bottleneck, ResNet
+from models.resnet import BasicBlock, BlockOptions, Bottleneck, ResNet
 
 
 @pytest.mark.parametrize("name", CASES)
