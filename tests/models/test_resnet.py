@@ -193,7 +193,7 @@ def test_drop_path_rises_linearly_over_all_blocks(name, blocks):
 @pytest.mark.parametrize(("kind", "in_dim"), [(BasicBlock, 8), (Bottleneck, 32), (BasicBlock, 5)])
 def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatch):
     paddle.seed(0)
-    block = kind(in_dim, 8, 1, drop_path=0.2)
+    block = kind(in_dim, 8, 1, drop_path=0.2, options=BlockOptions())
     images = paddle.to_tensor(array("images", (4, in_dim, 3, 3)))
     branch = block._branch(images).numpy()
     shortcut = block.downsample(images).numpy()
