@@ -185,8 +185,8 @@ class _Counter(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """Within this context, models are built and called as a static graph, which computes nothing and
-    has no weights.
+    """Within this context, models are built and called as a static graph, which computes nothing
+    and has no weights.
     """
     to_tensor = paddle.to_tensor
 

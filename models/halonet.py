@@ -96,8 +96,8 @@ class RelativePositions(nn.Layer):
         return (row_scores + column_scores).reshape([-1, blocks, length, window**2])
 
     def _scores(self, q: paddle.Tensor, vectors: paddle.Tensor) -> paddle.Tensor:
-        """Returns the products of queries with the vectors of their offsets from the keys, along one
-        axis of the map.
+        """Returns the products of queries with the vectors of their offsets from the keys, along
+        one axis of the map.
 
         Query i and key j have the vector j - i + w - 1. So each query needs w of its 2 w - 1
         products, from one place earlier than the query before it. One zero is appended to each

@@ -133,8 +133,8 @@ class MobileViTBlock(nn.Layer):
         hidden = self.conv_1x1(self.conv_kxk(x))
         _, dim, height, width = hidden.shape
         # Rows and columns of patches. A map of odd sides is stretched to whole patches.
-        rows = math.ceil(height / PATCH)
-        columns = math.ceil(width / PATCH)
+        rows = (height + PATCH - 1) // PATCH
+        columns = (width + PATCH - 1) // PATCH
         hidden = in_float32(interpolate(hidden, (rows * PATCH, columns * PATCH)))
         # Each position within a patch is an item of the batch, and the patches are its tokens.
         hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH])
