@@ -125,9 +125,14 @@ class Block(nn.Layer):
     """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
 
     Args:
-        dim, num_heads, sr_ratio, linear, qkv_bias, attn_drop: those of ``Attention``.
+        dim: channels D of the tokens.
+        num_heads: attention heads.
+        sr_ratio: side of the patches that each make one key and value.
+        linear: whether keys and values are averaged to 7 x 7 instead, and the MLP has a ReLU.
+        qkv_bias: whether the queries, keys and values have a bias.
         mlp_ratio: hidden width of the MLP over D.
         drop: dropout after the attention's projection and in the MLP.
+        attn_drop: dropout of the attention weights.
         drop_path: rate of stochastic depth.
 
     Shape: [B, H, W, D] -> the same.
