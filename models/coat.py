@@ -172,8 +172,8 @@ class CoaT(ImageModel):
 
     Args:
         stage_depths: serial blocks of each of four scales.
-        parallel_depth: number of the blocks after them in which the last three scales exchange
-            their outputs; 0: CoaT-Lite.
+        parallel_depth: number of blocks after the serial ones, in which the last three scales
+            exchange their outputs; 0: CoaT-Lite.
         embed_dims: channels of each of four scales. With parallel blocks the last three are equal.
         num_heads: heads of all scales.
         crpe_window: for each head the side of the window of its relative positions. Heads with the

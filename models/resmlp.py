@@ -85,7 +85,7 @@ class ResMlp(MlpMixer):
 
     Args:
         init_values: initial value of layer scale.
-        mlp_ratio: hidden width of the MLP over channels, over embed_dim.
+        mlp_ratio: hidden width of a block's MLP over embed_dim.
     """
 
     def __init__(
