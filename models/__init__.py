@@ -68,7 +68,8 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
 
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that the weights determine, unless somebody set them.
+    """Returns ``config`` with the keys of MODEL that the weights determine, unless somebody set
+    them.
 
     These are keys that change what a model computes, but no shape of its tensors
     (``weights.names.switches``). Some are in the config.json beside the weights

@@ -67,8 +67,8 @@ class ImageModel(nn.Layer):
     """A classifier of normalised images [B, C, H, W] into logits [B, num_classes].
 
     The constructor of an architecture adds its layers, then calls ``_finish``. An architecture
-    defines ``num_features``, ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``. It
-    also defines ``_stages`` and ``_stage`` if its stages are something else than ``blocks``.
+    defines ``num_features``, ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``.
+    It also defines ``_stages`` and ``_stage`` if its stages are something else than ``blocks``.
 
     Args:
         image_size: pixels, H = W, or (H, W).
@@ -334,8 +334,8 @@ class ImageModel(nn.Layer):
         return x.transpose([0, 3, 1, 2]) if channels_last else x
 
     def inference_model(self) -> "ImageModel":
-        """Returns an equivalent model for inference. It is a faster one if layers can be folded, else
-        the model itself.
+        """Returns an equivalent model for inference. It is a faster one if layers can be folded,
+        else the model itself.
         """
         return self
 

@@ -80,7 +80,15 @@ class Attention(RelativePositionBias):
 class Block(nn.Layer):
     """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
 
-    Shape: [B, N, D] -> the same; for ``shared_bias`` see ``Attention``.
+    Args:
+        dim: channels D of the tokens.
+        attn: the attention layer.
+        mlp_ratio: hidden width of the MLP over D.
+        init_values: initial value of gamma_1 and gamma_2; None: there is none of them.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, N, D] -> the same; ``shared_bias`` is that of ``Attention``.
     """
 
     def __init__(
@@ -99,7 +107,8 @@ class Block(nn.Layer):
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
-        self.gamma_1 = self.gamma_2 = None
+        self.gamma_1 = None
+        self.gamma_2 = None
         if init_values:
             self.gamma_1 = self.create_parameter([dim], default_initializer=Constant(init_values))
             self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
@@ -117,10 +126,10 @@ class Block(nn.Layer):
 
 @register("beit")
 class Beit(ImageModel):
-    """BEiT's classifier; images of other sizes than image_size aren't taken.
+    """BEiT. It takes images of image_size only.
 
-    Features: all tokens [B, 1 + patches, embed_dim], normalised unless that comes after the
-    pooling.
+    Its features are all tokens: [B, 1 + patches, embed_dim]. They are normalised, unless the last
+    norm comes after the pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -130,22 +139,22 @@ class Beit(ImageModel):
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         qkv_bias: whether queries and values have a bias.
-        norm_eps: the layer norms' epsilon.
-        init_values: layer scale's initial value; None: no layer scale.
-        use_abs_pos_emb: a position embedding.
-        use_rel_pos_bias: a bias by relative position, in each block its own.
-        use_shared_rel_pos_bias: one for all blocks.
-        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class
+        norm_eps: epsilon of all layer norms.
+        init_values: initial value of layer scale; None: no layer scale.
+        use_abs_pos_emb: whether there is a position embedding.
+        use_rel_pos_bias: whether each block has a bias by relative position of its own.
+        use_shared_rel_pos_bias: whether all blocks share a bias by relative position.
+        global_pool: what the head reads. "avg": the mean of the patch tokens; "token": the class
             token.
-        fc_norm: whether the last norm comes after the pooling; None: for "avg".
-        dropout: of the tokens before the first block, after the attention's projection and in the
-            MLP.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
+        dropout: rate before the first block, after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Attributes:
-        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has,
-            too.
+        num_prefix_tokens: number of tokens before the patches: the class token.
+        pos_embed_prefix: number of prefix tokens that ``pos_embed`` covers.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -153,7 +162,8 @@ class Beit(ImageModel):
 
     weight_names = names
     layout = "NLC"
-    num_prefix_tokens = pos_embed_prefix = 1
+    num_prefix_tokens = 1
+    pos_embed_prefix = 1
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""CaiT (Touvron et al. 2021, arXiv:2103.17239): patches attend to each other, then a class token to
-them.
+"""CaiT (Touvron et al. 2021, arXiv:2103.17239): blocks of patches, then blocks of a class token.
 
-Parameter names, order of operations and initialisation are those of timm's ``Cait``; a Linear's
-weight is [in, out] here and [out, in] there.
+Parameter names, the order of operations and the initialisation are those of timm's ``Cait``. The
+weight of a Linear is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Sequence
@@ -27,15 +26,17 @@ from weights.names import cait as names
 
 
 class HeadMix(Linear):
-    """A Linear over the heads. Shape: [B, H, N, N] -> the same."""
+    """A Linear over the heads of attention weights.
+
+    Shape: [B, H, N, N] -> the same.
+    """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, heads, length, _ = x.shape
-        # No transposed copies of x. Of weight.t() the gradient would be strided, which DataParallel
-        # doesn't average.
-        mixed = matmul(
-            self.weight, x.reshape([-1, heads, length * length]), transpose_x=True, bias=self.bias
-        )
+        # One product without transposed copies of x. The gradient of weight.t() would be strided,
+        # which DataParallel doesn't average.
+        x = x.reshape([-1, heads, length * length])
+        mixed = matmul(self.weight, x, transpose_x=True, bias=self.bias)
         return mixed.reshape([-1, heads, length, length])
 
 
@@ -44,9 +45,11 @@ class TalkingHeadAttention(nn.Layer):
     2020, arXiv:2003.02436).
 
     Args:
-        dim, num_heads: channels D, heads H.
+        dim: channels D of the tokens.
+        num_heads: heads H.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same.
     """
@@ -67,17 +70,25 @@ class TalkingHeadAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, dim = x.shape
-        # A channel's tokens lie side by side: queries, keys and values are [B, D, N].
-        qkv = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)
+        # Queries, keys and values are [B, D, N]: the tokens of a channel lie side by side.
+        qkv = split(swap_axes(self.qkv(x)), [dim, dim, dim], axis=1)
         q, k, v = [part.reshape([batch, self.num_heads, self.head_dim, length]) for part in qkv]
-        attn = self.proj_l(matmul(q, k, transpose_x=True, scale=self.scale))
-        attn = self.attn_drop(self.proj_w(softmax(attn)))
-        x = matmul(v, attn, transpose_y=True).reshape([batch, dim, length])
+        scores = self.proj_l(matmul(q, k, transpose_x=True, scale=self.scale))
+        weights = self.attn_drop(self.proj_w(softmax(scores)))
+        x = matmul(v, weights, transpose_y=True).reshape([batch, dim, length])
         return self.proj_drop(self.proj(swap_axes(x)))
 
 
 class Block(nn.Layer):
     """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
+
+    Args:
+        dim: channels D of the tokens.
+        attn: the attention layer.
+        mlp_ratio: hidden width of the MLP over D.
+        init_values: initial value of gamma_1 and gamma_2.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, N, D] -> [B, N, D].
     """
@@ -106,8 +117,9 @@ class Block(nn.Layer):
 
 
 class ClassBlock(Block):
-    """``Block`` of the class token [B, 1, D]. It attends to itself and to the patches [B, N, D],
-    which don't change.
+    """A ``Block`` of the class token, which attends to itself and to the patches.
+
+    Shape: the token [B, 1, D], the patches [B, N, D] -> the token [B, 1, D]. Patches don't change.
     """
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
@@ -117,26 +129,27 @@ class ClassBlock(Block):
 
 @register("cait")
 class Cait(ImageModel):
-    """CaiT; images of other sizes than image_size aren't taken.
+    """CaiT. It takes images of image_size only.
 
-    Features: the class token and the patches [B, 1 + patches, embed_dim], normalised.
+    Its features are the class token and the patches, normalised: [B, 1 + patches, embed_dim].
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
         patch_size: pixels along a patch's side.
         embed_dim: channels of a token.
-        depth: blocks of the patches, without a class token.
+        depth: blocks of the patches, which have no class token.
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         qkv_bias: whether the queries, keys and values have a bias.
-        init_values: layer scale's initial value.
+        init_values: initial value of layer scale.
         depth_token_only: blocks of the class token, after those of the patches.
-        mlp_ratio_token_only: hidden width of their MLP over embed_dim; None: mlp_ratio.
-        global_pool: what the head reads: "token": the class token; "avg": the mean of the patches.
-        dropout: after the position embedding, and in the patches' blocks after the attention's
-            projection and in the MLP.
-        attention_dropout: of the attention weights of the patches' blocks.
-        droppath: rate of stochastic depth at each of the patches' blocks.
+        mlp_ratio_token_only: hidden width of the MLP of the class token's blocks over embed_dim;
+            None: mlp_ratio.
+        global_pool: what the head reads. "token": the class token; "avg": the mean of the patches.
+        dropout: rate after the position embedding. In the blocks of the patches, also after the
+            attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights in the blocks of the patches.
+        droppath: rate of stochastic depth of each block of the patches.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -218,7 +231,7 @@ class Cait(ImageModel):
         return self.pos_drop(add_to_all(self.patch_embed(x), self.pos_embed))
 
     def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
-        # ``last`` doesn't matter: all intermediates have one shape.
+        # ``last`` is always True, since all intermediates have one shape.
         token = self.cls_token.expand([x.shape[0], -1, -1])
         for block in self.blocks_token_only:
             token = self._run(block, token, x)
@@ -228,26 +241,24 @@ class Cait(ImageModel):
         return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (those of the class token last), and the
-        classifier with its norm.
+        """Returns the groups: the embedding, each block of the patches, each block of the class
+        token, and the classifier with its norm.
         """
-        blocks = [
-            (f"{name}.{i}",)
-            for name in ("blocks", "blocks_token_only")
-            for i in range(len(getattr(self, name)))
-        ]
-        return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
+        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
+        class_blocks = [(f"blocks_token_only.{i}",) for i in range(len(self.blocks_token_only))]
+        embedding = ("cls_token", "pos_embed", "patch_embed")
+        return [embedding, *blocks, *class_blocks, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns timm's groups: each block of the class token shares the group of one of the last
-        blocks of the patches. The norm belongs to the last of them.
+        """Returns timm's groups: the embedding, each block, and the classifier. The last blocks of
+        the patches share their groups with the blocks of the class token, and the last of all with
+        the norm.
         """
-        count = len(self.blocks)
-        last = len(self.blocks_token_only)
         groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
-        groups += [(f"blocks.{i}",) for i in range(count)]
-        for i in range(last):
-            groups[max(0, 1 + count - last + i)] += (f"blocks_token_only.{i}",)
+        groups += [(f"blocks.{i}",) for i in range(len(self.blocks))]
+        first_shared = len(groups) - len(self.blocks_token_only)
+        for i in range(len(self.blocks_token_only)):
+            groups[max(0, first_shared + i)] += (f"blocks_token_only.{i}",)
         groups[-1] += ("norm",)
         return [*groups, ("head",)]
 

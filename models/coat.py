@@ -1,8 +1,8 @@
 """CoaT, co-scale conv-attentional image transformers (Xu et al. 2021, arXiv:2104.06399).
 
-Parameter names, order of operations and initialisation are those of timm's ``CoaT``. Blocks share
-layers: each tensor is here once, under the first of the names that timm has for it
-(``weights.names.coat``).
+Parameter names, the order of operations and the initialisation are those of timm's ``CoaT``. The
+blocks of a scale share layers. timm stores these under several names; here a tensor has the first
+of them only (``weights.names.coat``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ from weights.names import coat as names
 
 
 class NormedPatches(PatchEmbed):
-    """``PatchEmbed``, and a layer norm of the tokens."""
+    """``PatchEmbed``, then a layer norm of the tokens."""
 
     def __init__(
         self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int
@@ -50,8 +50,14 @@ class SerialBlock(nn.Layer):
     """x = cpe(x), then x + attention(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
 
     Args:
-        encodings: the scale's ``ConvPosEnc`` and ``ConvRelPosEnc``. All its blocks have them; they
-            are the model's layers, and in a tuple they don't become the block's.
+        encodings: the ``ConvPosEnc`` and the ``ConvRelPosEnc`` of the scale, which all its blocks
+            share. They are sublayers of the model; in a tuple they don't become the block's.
+        dim: channels D of the tokens.
+        hidden_dim: channels within the MLP.
+        num_heads: attention heads.
+        qkv_bias: whether the queries, keys and values have a bias.
+        drop: dropout after the attention's projection and in the MLP.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, N, D] -> the same.
     """
@@ -82,13 +88,15 @@ class SerialBlock(nn.Layer):
 
 
 class ParallelBlock(nn.Layer):
-    """A block of the last three scales: each gets its attention's output and, resized, that of the
-    other two. One MLP serves all three.
+    """A block of the last three scales, which exchanges their outputs of attention.
+
+    Each scale has an attention of its own. The outputs of the other two scales, resized, are added
+    to that of the scale itself. All three scales share one MLP.
 
     Args:
-        encodings: as ``SerialBlock``'s, of each of the three scales.
+        encodings: for each of the three scales, as in ``SerialBlock``; so are the other arguments.
 
-    Shape: three of [B, N, D] -> the same.
+    Shape: three tensors [B, N, D] -> the same.
     """
 
     def __init__(
@@ -137,8 +145,11 @@ class ParallelBlock(nn.Layer):
 
 
 class Aggregation(nn.Layer):
-    """A learnt sum of three class tokens, with timm's names of its convolution. Shape: [B, 3, D] ->
-    [B, D].
+    """A learnt weighted sum of three class tokens.
+
+    In timm it is a convolution, whose parameter names and shapes it keeps.
+
+    Shape: [B, 3, D] -> [B, D].
     """
 
     def __init__(self) -> None:
@@ -153,25 +164,24 @@ class Aggregation(nn.Layer):
 
 @register("coat")
 class CoaT(ImageModel):
-    """CoaT and CoaT-Lite.
+    """CoaT and CoaT-Lite. They take images of image_size only.
 
-    Features: CoaT-Lite's are the last scale's tokens, normalised: [B, 1 + H / 32 * W / 32,
-    embed_dims[3]]. CoaT's are a list of the last three scales'. The classifier reads the class
-    token, or the sum that it learns of the three.
+    The features of CoaT-Lite are the last scale's tokens, normalised: [B, 1 + H / 32 * W / 32,
+    embed_dims[3]]. Those of CoaT are a list of the tokens of the last three scales. The classifier
+    reads the class token, or a learnt sum of three class tokens.
 
     Args:
         stage_depths: serial blocks of each of four scales.
-        parallel_depth: blocks after them in which the last three scales exchange what they see; 0:
-            CoaT-Lite.
-        embed_dims: channels of each of four scales; with parallel blocks the last three are one
-            number.
-        num_heads: heads, at all scales.
-        crpe_window: side of the relative positions' window, of each head; heads of one side stand
-            together.
+        parallel_depth: number of blocks after the serial ones, in which the last three scales
+            exchange their outputs; 0: CoaT-Lite.
+        embed_dims: channels of each of four scales. With parallel blocks the last three are equal.
+        num_heads: heads of all scales.
+        crpe_window: for each head the side of the window of its relative positions. Heads with the
+            same side come one after the other.
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per scale.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: after the attention's projection and in the MLP.
-        droppath: rate of stochastic depth, at every block.
+        dropout: rate after the attention's projection and in the MLP.
+        droppath: rate of stochastic depth of every block.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -224,7 +234,7 @@ class CoaT(ImageModel):
                 size = list(self.image_size)
                 embed = NormedPatches(size, 4, in_channels, dim)
             else:
-                # The last scale's map, of which 2 x 2 places make one.
+                # The patches are 2 x 2 places of the scale before.
                 size = [pixels // 2 ** (i + 1) for pixels in self.image_size]
                 embed = NormedPatches(size, 2, embed_dims[i - 1], dim)
             token = self.create_parameter([1, 1, dim], default_initializer=Normal(std=0.02))
@@ -247,15 +257,15 @@ class CoaT(ImageModel):
             setattr(self, f"norm{i}", LayerNorm(self.num_features, epsilon=1e-6))
         if parallel_depth:
             self.aggregate = Aggregation()
-        modules = [
-            "parallel_blocks" if i and parallel_depth else f"serial_blocks{i + 1}" for i in range(4)
-        ]
+        modules = ["serial_blocks1", "serial_blocks2", "serial_blocks3", "serial_blocks4"]
+        if parallel_depth:
+            modules[1:] = ["parallel_blocks"] * 3
         self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
         self._finish()
 
     @property
     def cls_token(self) -> paddle.Tensor:
-        """Returns the last scale's class token."""
+        """The class token of the last scale."""
         return self.cls_token4
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -268,7 +278,7 @@ class CoaT(ImageModel):
         if stage > 1:
             _, x = as_map(x, getattr(self, f"cpe{stage - 1}").grid)
         x = getattr(self, f"patch_embed{stage}")(x)
-        # A sum with zeros: expand would be exported with a batch of 1.
+        # Not expand, which would be exported with a batch of 1.
         token = getattr(self, f"cls_token{stage}") + paddle.zeros_like(x[:, :1])
         return self._run_all(getattr(self, f"serial_blocks{stage}"), concat([token, x], axis=1))
 
@@ -276,7 +286,7 @@ class CoaT(ImageModel):
         return self.norm4(x)
 
     def _parallel(self, images: paddle.Tensor) -> list[paddle.Tensor]:
-        """Returns the four scales' tokens after the parallel blocks."""
+        """Returns the tokens of the four scales after the parallel blocks."""
         scales = [images]
         for stage in self._stages():
             scales.append(self._stage(stage, scales[-1], None))
@@ -316,7 +326,8 @@ class CoaT(ImageModel):
     def forward_head(self, x: Any) -> paddle.Tensor:
         if not self.parallel_blocks:
             return self.head(x[:, 0])
-        return self.head(self.aggregate(paddle.stack([one[:, 0] for one in x], axis=1)))
+        class_tokens = paddle.stack([scale[:, 0] for scale in x], axis=1)
+        return self.head(self.aggregate(class_tokens))
 
     def no_weight_decay(self) -> set[str]:
         return {f"cls_token{i}" for i in (1, 2, 3, 4)}
@@ -324,14 +335,15 @@ class CoaT(ImageModel):
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups of parameters from the input to the classifier.
 
-        The first is the first scale's embedding with its class token and positions. Then comes each
-        serial block; the first one of a further scale has that scale's embedding. Each parallel
-        block follows, and last the norms with the classifier.
+        The first is the embedding of the first scale with its class token and positions. Then comes
+        each serial block; the first one of a later scale has the embedding of that scale. Each
+        parallel block follows, and last the classifier with the norms.
         """
         *groups, head = self.timm_layer_groups()
+        # Joins the embedding of each later scale with the block after it.
         for i in (2, 3, 4):
-            place = next(place for place, group in enumerate(groups) if f"cls_token{i}" in group)
-            groups[place : place + 2] = [groups[place] + groups[place + 1]]
+            [at] = [index for index, group in enumerate(groups) if f"cls_token{i}" in group]
+            groups[at : at + 2] = [groups[at] + groups[at + 1]]
         norms = [name for name in groups[-1] if name.startswith(("norm", "aggregate"))]
         groups[-1] = tuple(name for name in groups[-1] if name not in norms)
         return [*groups, (*norms, *head)]
@@ -340,7 +352,8 @@ class CoaT(ImageModel):
         """Returns timm's groups.
 
         For each scale, they are the embedding with its class token and positions, then each serial
-        block. Each parallel block follows, the last one with the norms. The classifier comes last.
+        block. Then comes each parallel block. The last block has the norms. The classifier is the
+        last group.
         """
         groups: list[tuple[str, ...]] = []
         for i in (1, 2, 3, 4):
@@ -379,7 +392,9 @@ def _check_sizes(
         )
     if any(dim % heads for dim in dims):
         raise InputError(f"EMBED_DIMS is {list(dims)}, expected multiples of NUM_HEADS {heads}")
-    rising = sorted(windows, key=lambda side: list(windows).index(side))
-    if len(windows) != heads or list(windows) != rising or not all(side % 2 for side in windows):
+    # The heads of a window share a convolution, and their channels have to lie side by side.
+    windows = list(windows)
+    grouped = sorted(windows, key=windows.index)
+    if len(windows) != heads or windows != grouped or not all(side % 2 for side in windows):
         expected = f"an odd side for each of {heads} heads, equal ones together"
-        raise InputError(f"CRPE_WINDOW is {list(windows)}, expected {expected}")
+        raise InputError(f"CRPE_WINDOW is {windows}, expected {expected}")

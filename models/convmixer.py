@@ -1,7 +1,7 @@
 """ConvMixer (Trockman and Kolter 2022, arXiv:2201.09792).
 
-Parameter names, order of operations and initialisation (PyTorch's own) are those of timm's
-``ConvMixer``.
+Parameter names, the order of operations and the initialisation, which is PyTorch's default, are
+those of timm's ``ConvMixer``.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,8 @@ from models.layers.stages import feature_info
 from settings.keys import Depth, Factor, InTraining, Kernel, Rate, Size
 from weights.names import convmixer as names
 
+ACTIVATIONS = {"gelu": GELU, "relu": ReLU}
+
 
 class Residual(nn.Layer):
     """fn(x) + x."""
@@ -35,24 +37,25 @@ class Residual(nn.Layer):
 
 @register("convmixer")
 class ConvMixer(ImageModel):
-    """Patches, then blocks of two convolutions: over places, channel by channel, and over channels,
-    place by place.
+    """ConvMixer: patches, then blocks of a depthwise and a 1 x 1 convolution.
 
-    Each convolution is followed by its activation and batch norm. It takes images of any size from
-    one patch. Features: the last block's channels [B, embed_dim, H / patch_size, W / patch_size].
+    After each convolution come an activation and a batch norm. The model takes images of any size
+    from one patch on. Its features are the last block's output: [B, embed_dim, H / patch_size,
+    W / patch_size], rounded down.
 
     Args:
-        embed_dim: channels.
+        embed_dim: channels of all blocks.
         depth: blocks.
-        kernel_size: places along a side that a block's first convolution mixes.
+        kernel_size: places along a side of the depthwise convolutions.
         patch_size: pixels along a patch's side.
         act: activation after each convolution.
-        dropout: before the classifier.
+        dropout: rate before the classifier.
     """
 
     weight_names = names
     first_conv = "stem.0"
-    min_image_size = 1  # a model's own is its patch
+    # The constructor sets it to the patch size.
+    min_image_size = 1
 
     def __init__(
         self,
@@ -68,28 +71,26 @@ class ConvMixer(ImageModel):
         head_init_scale: InTraining[Factor] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
-        self.min_image_size = patch_size  # before ImageModel checks image_size
+        # ImageModel's constructor compares image_size with it.
+        self.min_image_size = patch_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dim
-        activation = {"gelu": GELU, "relu": ReLU}[act]
+        activation = ACTIVATIONS[act]
 
-        def convolution(channels: int, kernel: int, **options: Any) -> list[nn.Layer]:
-            return [
-                Conv2D(channels, embed_dim, kernel, **options),
-                activation(),
-                BatchNorm2D(embed_dim),
-            ]
-
-        def block() -> nn.Sequential:
-            padding = kernel_size // 2 if kernel_size % 2 else "same"
-            places = convolution(embed_dim, kernel_size, groups=embed_dim, padding=padding)
-            return nn.Sequential(Residual(nn.Sequential(*places)), *convolution(embed_dim, 1))
+        def convolution(channels: int, size: int, **options: Any) -> list[nn.Layer]:
+            conv = Conv2D(channels, embed_dim, size, **options)
+            return [conv, activation(), BatchNorm2D(embed_dim)]
 
         self.stem = nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size))
-        self.blocks = nn.LayerList(block() for _ in range(depth))
-        self.feature_info = feature_info(
-            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
-        )
+        # An even kernel needs more padding on one side, which Paddle computes for "same".
+        padding = kernel_size // 2 if kernel_size % 2 else "same"
+        self.blocks = nn.LayerList()
+        for _ in range(depth):
+            depthwise = convolution(embed_dim, kernel_size, groups=embed_dim, padding=padding)
+            pointwise = convolution(embed_dim, 1)
+            self.blocks.append(nn.Sequential(Residual(nn.Sequential(*depthwise)), *pointwise))
+        modules = [f"blocks.{i}" for i in range(depth)]
+        self.feature_info = feature_info(modules, embed_dim, patch_size)
         self.head_drop = nn.Dropout(dropout)
         self._finish()
 

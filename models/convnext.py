@@ -1,6 +1,6 @@
 """ConvNeXt (Liu et al. 2022, arXiv:2201.03545) and ConvNeXt V2 (Woo et al. 2023, arXiv:2301.00808).
 
-Parameter names, order of operations and initialisation are those of timm's ``ConvNeXt``.
+Parameter names, the order of operations and the initialisation are those of timm's ``ConvNeXt``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,16 @@ from weights.names import convnext as names
 
 
 class Block(nn.Layer):
-    """x + gamma * mlp(norm(conv_dw(x))) with drop path; conv_dw mixes 7 x 7 places, mlp channels.
+    """x + gamma * mlp(norm(conv_dw(x))), the branch with drop path.
 
-    Shape: [B, H, W, C] -> the same, or, with ``conv_mlp``, [B, C, H, W] -> the same.
+    Args:
+        dim: channels D.
+        init_values: initial value of gamma; 0 or None: there is no gamma.
+        drop_path: rate of stochastic depth.
+        conv_mlp: whether the MLP is of 1 x 1 convolutions.
+        use_grn: whether the MLP has a global response norm.
+
+    Shape: [B, H, W, D] -> the same; with ``conv_mlp`` [B, D, H, W] -> the same.
     """
 
     def __init__(
@@ -38,7 +45,8 @@ class Block(nn.Layer):
     ) -> None:
         super().__init__()
         self.conv_dw = Conv2D(dim, dim, 7, padding=3, groups=dim)
-        self.norm = (ChannelNorm if conv_mlp else LayerNorm)(dim, epsilon=1e-6)
+        norm_layer = ChannelNorm if conv_mlp else LayerNorm
+        self.norm = norm_layer(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, 4 * dim, conv=conv_mlp, grn=use_grn)
         self.gamma = None
         self.conv_mlp = conv_mlp
@@ -57,40 +65,25 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width. But for the first stage, ``downsample`` halves height and width before
-    them.
+    """``downsample`` (not in the first stage), then blocks of one width."""
 
-    Args:
-        in_dim: channels of the stage before; 0: this is the first stage.
-        rates: each block's rate of stochastic depth.
-        options: ``conv_mlp`` and ``use_grn`` of the blocks.
-    """
-
-    def __init__(
-        self,
-        in_dim: int,
-        dim: int,
-        init_values: float | None,
-        rates: Sequence[float],
-        **options: bool,
-    ) -> None:
+    def __init__(self, downsample: nn.Layer, blocks: Iterable[Block]) -> None:
         super().__init__()
-        self.downsample = nn.Identity()
-        if in_dim:
-            self.downsample = nn.Sequential(
-                ChannelNorm(in_dim, epsilon=1e-6), Conv2D(in_dim, dim, 2, stride=2)
-            )
-        self.blocks = nn.LayerList(Block(dim, init_values, rate, **options) for rate in rates)
+        self.downsample = downsample
+        self.blocks = nn.LayerList(blocks)
 
 
 def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
     """Returns the convolutions that make one place of 4 x 4 pixels, and their norm.
 
+    Args:
+        kind: the architecture's ``stem_type``.
+
     Shape: [B, in_channels, H, W] -> [B, dim, H / 4, W / 4].
     """
     if kind == "patch":
-        convolution = Conv2D(in_channels, dim, 4, stride=4)
-        return nn.Sequential(convolution, ChannelNorm(dim, epsilon=1e-6))
+        conv = Conv2D(in_channels, dim, 4, stride=4)
+        return nn.Sequential(conv, ChannelNorm(dim, epsilon=1e-6))
     hidden_dim = dim
     if kind == "overlap_tiered":
         # Half the channels, rounded to a multiple of 8, but not down by more than 10 %.
@@ -106,27 +99,28 @@ def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
 
 @register("convnext")
 class ConvNeXt(ImageModel):
-    """ConvNeXt and ConvNeXt V2: images of any size from 32 x 32.
+    """ConvNeXt and ConvNeXt V2. They take images of any size from 32 x 32 on.
 
-    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised but with
-    ``head_norm_first``.
+    Their features are the last stage's output: [B, embed_dims[3], H / 32, W / 32]. They are
+    normalised only with ``head_norm_first``.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
         init_values: layer scale's initial value; 0 or None: no layer scale.
-        use_grn: whether the MLPs have a global response norm: ConvNeXt V2, which has no layer
+        use_grn: whether the MLPs have a global response norm, as in ConvNeXt V2, which has no layer
             scale.
-        conv_mlp: whether the MLPs are 1 x 1 convolutions, as in timm's small models, or Linears.
-            Both compute the same, and weights of one are loaded into the other.
-        stem_type: what reads the image. "patch": 4 x 4 pixels by themselves; "overlap": two 3 x 3
-            convolutions of stride 2; "overlap_tiered": the first of half the channels.
+        conv_mlp: whether the MLPs are of 1 x 1 convolutions, as in timm's small models, instead of
+            Linears. Both compute the same, and the weights of one can be loaded into the other.
+        stem_type: "patch": a 4 x 4 convolution of stride 4; "overlap": two 3 x 3 convolutions of
+            stride 2; "overlap_tiered": the same, but the first has half the channels.
         norm_eps: epsilon of all norms but the last.
-        head_norm_eps: of the last norm. transformers has 1e-12 there.
-        head_norm_first: the last norm comes before the pooling, as ``norm_pre``.
-        head_hidden_size: channels of a layer with GELU before the classifier; None: there is none.
-        dropout: before the classifier.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        head_norm_eps: epsilon of the last norm; transformers has 1e-12.
+        head_norm_first: whether the last norm comes before the pooling, as ``norm_pre``.
+        head_hidden_size: channels of a Linear with GELU before the classifier; None: there is none.
+        dropout: rate before the classifier.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Raises:
         InputError: not four stages.
@@ -163,35 +157,38 @@ class ConvNeXt(ImageModel):
         self.conv_mlp = conv_mlp
         self.num_features = head_hidden_size or embed_dims[-1]
         self.stem = stem(in_channels, embed_dims[0], stem_type)
-        sizes = zip(
-            (0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True
-        )
-        self.stages = nn.LayerList(
-            Stage(in_dim, dim, init_values, rates, conv_mlp=conv_mlp, use_grn=use_grn)
-            for in_dim, dim, rates in sizes
-        )
-        self.feature_info = feature_info(
-            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
-        )
+        self.stages = nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
+            dim = embed_dims[i]
+            downsample: nn.Layer = nn.Identity()
+            if i:
+                in_dim = embed_dims[i - 1]
+                downsample = nn.Sequential(
+                    ChannelNorm(in_dim, epsilon=1e-6), Conv2D(in_dim, dim, 2, stride=2)
+                )
+            blocks = [Block(dim, init_values, rate, conv_mlp, use_grn) for rate in rates]
+            self.stages.append(Stage(downsample, blocks))
+        modules = [f"stages.{i}" for i in range(4)]
+        self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
         set_norm_eps(self, norm_eps)
-        self.norm_pre = (
-            ChannelNorm(embed_dims[-1], epsilon=head_norm_eps) if head_norm_first else nn.Identity()
-        )
-        norm = (
-            nn.Identity() if head_norm_first else LayerNorm(embed_dims[-1], epsilon=head_norm_eps)
-        )
+
+        # The last norm stands before the pooling or after it.
+        last_dim = embed_dims[-1]
+        self.norm_pre = nn.Identity()
+        head_norm: nn.Layer = nn.Identity()
+        if head_norm_first:
+            self.norm_pre = ChannelNorm(last_dim, epsilon=head_norm_eps)
+        else:
+            head_norm = LayerNorm(last_dim, epsilon=head_norm_eps)
         hidden: nn.Layer = nn.Identity()
         if head_hidden_size:
-            hidden = nn.Sequential(
-                ("fc", Linear(embed_dims[-1], head_hidden_size)), ("act", GELU())
-            )
-        layers = (
-            ("norm", norm),
+            hidden = nn.Sequential(("fc", Linear(last_dim, head_hidden_size)), ("act", GELU()))
+        self.head = nn.Sequential(
+            ("norm", head_norm),
             ("pre_logits", hidden),
             ("drop", nn.Dropout(dropout)),
             ("fc", nn.Identity()),
         )
-        self.head = nn.Sequential(*layers)
         self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -216,27 +213,33 @@ class ConvNeXt(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the authors' groups: the stem, every three blocks of a stage, the head. A stage's
-        first group has what downsamples before it. For [3, 3, 27, 3] blocks there are 12 between
-        stem and head (appendix A and optim_factory.py in facebookresearch/ConvNeXt). ConvNeXt V2's
-        models with fewer blocks have their authors' groups, too: single blocks, the first with the
-        stem (``layer_decay_type`` in TRAINING.md and optim_factory.py of
-        facebookresearch/ConvNeXt-V2).
+        """Returns the authors' groups.
+
+        They are the stem, every three blocks of a stage, and the head. The first group of a stage
+        has the downsampling before it. With [3, 3, 27, 3] blocks there are 12 groups between stem
+        and head (appendix A, and optim_factory.py in facebookresearch/ConvNeXt).
+
+        In ConvNeXt V2's models with fewer blocks, each block is a group, the first with the stem
+        (``layer_decay_type`` in TRAINING.md, and optim_factory.py in facebookresearch/ConvNeXt-V2).
         """
-        single = self.use_grn and len(self.stages[2].blocks) < 27
+        single_blocks = self.use_grn and len(self.stages[2].blocks) < 27
+        group_size = 1 if single_blocks else 3
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):
-            for first in range(0, len(stage.blocks), 1 if single else 3):
-                last = min(first + (1 if single else 3), len(stage.blocks))
-                blocks = tuple(f"stages.{i}.blocks.{j}" for j in range(first, last))
-                groups.append(blocks if first else (f"stages.{i}.downsample", *blocks))
-        if single:
+            depth = len(stage.blocks)
+            for start in range(0, depth, group_size):
+                end = min(start + group_size, depth)
+                group = tuple(f"stages.{i}.blocks.{j}" for j in range(start, end))
+                if start == 0:
+                    group = (f"stages.{i}.downsample", *group)
+                groups.append(group)
+        if single_blocks:
             groups[:2] = [groups[0] + groups[1]]
         return [*groups, ("norm_pre", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with what downsamples
-        before it), the head with its norm.
+        """Returns timm's groups: the stem, each block, and the head with its norm. The first block
+        of a stage has the downsampling before it.
         """
         return [*groups_by_block("stem", "stages", self.stages), ("norm_pre", "head")]
 

@@ -1,15 +1,15 @@
-"""What an image costs: parameters, multiply-adds and activations of a model, layer by layer.
+"""Counts the parameters, multiply-adds and activations of a model for one image, layer by layer.
 
-Counted as fvcore counts, and so timm's published GMACs and activations:
+They are counted as by fvcore, and so as in timm's published GMACs and activations:
 
-- Multiply-adds of convolutions, linear layers and products of activations (attention's two, a
-  mixer's one).
-- An operation as one: 5 per element of a layer norm or group norm, 2 of a batch norm.
-- Not counted: softmax, activation functions, pooling, sums, biases.
-- Activations: the elements of what convolutions, linear layers and products put out.
+- Multiply-adds are those of convolutions, linear layers and products of activations: two in an
+  attention, one in a mixer.
+- A layer norm or group norm counts 5 per element, a batch norm 2.
+- Softmax, activation functions, pooling, sums and biases aren't counted.
+- Activations are the elements of the outputs of convolutions, linear layers and products.
 
-The model is traced as a static graph, which computes nothing: a fraction of a second, and no memory
-for its weights.
+The model is traced as a static graph, which computes nothing. So it takes a fraction of a second,
+and no memory for the weights.
 """
 
 import contextlib
@@ -35,25 +35,38 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, _BATCH_NORMS)
 
 
 class Layer(NamedTuple):
-    """A layer's own cost, without that of the layers within it."""
+    """The cost of a layer itself, without that of its sublayers.
 
-    name: str  # as in the names of its parameters; "": the model itself
-    kind: str  # its class
-    output: tuple[int, ...]  # shape, for one image; (): it returned no tensor
+    Attributes:
+        name: its name, as in the names of its parameters; "": the model itself.
+        kind: the name of its class.
+        output: shape of its output for one image; (): it returned no tensor.
+        parameters: number of its parameters.
+        macs: its multiply-adds.
+        activations: elements of its output, if that counts.
+    """
+
+    name: str
+    kind: str
+    output: tuple[int, ...]
     parameters: int
     macs: int
     activations: int
 
 
 class Cost(NamedTuple):
-    """What one image costs.
+    """The cost of a model for one image.
 
     Attributes:
-        layers: those that have parameters or cost something, in the order of definition.
-        sizes: elements of each parameter that trains.
+        images: (C, H, W).
+        parameters: number of all parameters.
+        macs: multiply-adds of all layers.
+        activations: activations of all layers.
+        layers: the layers that have parameters or multiply-adds, in the order of definition.
+        sizes: elements of each parameter that is trained.
     """
 
-    images: tuple[int, int, int]  # C, H, W
+    images: tuple[int, int, int]
     parameters: int
     macs: int
     activations: int
@@ -62,10 +75,11 @@ class Cost(NamedTuple):
 
 
 def cost(config: Configuration, **arguments: Any) -> Cost:
-    """Returns what an image costs the model of a configuration.
+    """Returns the cost of the model of a configuration for one image.
 
     Args:
-        arguments: of the constructor, instead of the configuration's: ``image_size=(224, 160)``.
+        arguments: arguments of the constructor that replace those of the configuration:
+            ``image_size=(224, 160)``.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -81,16 +95,22 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
             for parameter in model.parameters()
             if not parameter.stop_gradient
         ]
-    parameters = sum(layer.parameters for layer in layers)
-    macs = sum(layer.macs for layer in layers)
-    return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers, sizes)
+    return Cost(
+        images=images,
+        parameters=sum(layer.parameters for layer in layers),
+        macs=sum(layer.macs for layer in layers),
+        activations=sum(layer.activations for layer in layers),
+        layers=layers,
+        sizes=sizes,
+    )
 
 
 def model_of(config: Configuration) -> ImageModel:
-    """Returns the model of a configuration to read its attributes: it has no weights, and takes no
+    """Returns the model of a configuration without weights, to read its attributes. It takes no
     memory.
     """
-    # the way back from a graph begins anew to count: two parameters would have one name
+    # Leaving a graph restarts the counters of names, so that later parameters would get names that
+    # are taken.
     names = unique_name.switch()
     try:
         with _tracing():
@@ -101,7 +121,7 @@ def model_of(config: Configuration) -> ImageModel:
 
 @dataclasses.dataclass
 class _Count:
-    """The counts of one layer's call."""
+    """The counts of one layer."""
 
     output: tuple[int, ...] = ()
     macs: int = 0
@@ -185,8 +205,8 @@ class _Counter(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """Within this context, models are built and called as a static graph, which computes nothing and
-    has no weights.
+    """Within this context, models are built and called as a static graph, which computes nothing
+    and has no weights.
     """
     to_tensor = paddle.to_tensor
 

@@ -1,7 +1,7 @@
-"""CrossViT (Chen et al. 2021, arXiv:2103.14899): two branches of fine and coarse patches, whose
-class tokens attend to each other's patches.
+"""CrossViT (Chen et al. 2021, arXiv:2103.14899): a branch of fine and a branch of coarse patches.
 
-Parameter names, order of operations and initialisation are those of timm's ``CrossVit``.
+The class token of each branch attends to the patches of the other. Parameter names, the order of
+operations and the initialisation are those of timm's ``CrossVit``.
 """
 
 from collections.abc import Sequence
@@ -29,37 +29,44 @@ from weights.names import crossvit as names
 
 
 class ConvPatches(PatchEmbed):
-    """``PatchEmbed`` by three convolutions: CrossViT's with a dagger. Patches have 12 or 16 pixels."""
+    """A ``PatchEmbed`` of three convolutions, for patches of 12 or 16 pixels.
+
+    It belongs to the models that the paper marks with a dagger.
+    """
 
     def __init__(
         self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int
     ) -> None:
         super().__init__(image_size, patch_size, in_channels, dim)
         if patch_size not in (12, 16) or dim % 4:
-            found = f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}"
-            raise InputError(f"{found}, MULTI_CONV takes 12 and 16, and multiples of 4")
-        stride, padding, last = (3, 0, 1) if patch_size == 12 else (2, 1, 2)
-        self.proj = nn.Sequential(
-            Conv2D(in_channels, dim // 4, 7, stride=4, padding=3),
-            ReLU(),
-            Conv2D(dim // 4, dim // 2, 3, stride=stride, padding=padding),
-            ReLU(),
-            Conv2D(dim // 2, dim, 3, stride=last, padding=1),
-        )
+            raise InputError(
+                f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}, MULTI_CONV takes 12 and"
+                " 16, and multiples of 4"
+            )
+        # The strides multiply to the patch size: 4 * 3 * 1 or 4 * 2 * 2.
+        first = Conv2D(in_channels, dim // 4, 7, stride=4, padding=3)
+        if patch_size == 12:
+            second = Conv2D(dim // 4, dim // 2, 3, stride=3, padding=0)
+            third = Conv2D(dim // 2, dim, 3, stride=1, padding=1)
+        else:
+            second = Conv2D(dim // 4, dim // 2, 3, stride=2, padding=1)
+            third = Conv2D(dim // 2, dim, 3, stride=2, padding=1)
+        self.proj = nn.Sequential(first, ReLU(), second, ReLU(), third)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return swap_axes(self.proj(x).flatten(2))
 
 
 class CrossAttention(ClassAttention):
-    """``ClassAttention`` with timm's names in CrossViT."""
+    """``ClassAttention`` with the parameter names that timm has in CrossViT."""
 
     projections = ("wq", "wk", "wv")
 
 
 class CrossAttentionBlock(nn.Layer):
-    """token + attn(norm1(tokens)), the branch with drop path. Shape: [B, 1 + N, D], the token first
-    -> [B, 1, D].
+    """token + attn(norm1(tokens)), the branch with drop path.
+
+    Shape: [B, 1 + N, D], the class token first -> [B, 1, D].
     """
 
     def __init__(self, dim: int, attn: CrossAttention, drop_path: float) -> None:
@@ -73,21 +80,25 @@ class CrossAttentionBlock(nn.Layer):
 
 
 class Projection(nn.Sequential):
-    """Layer norm, GELU, Linear: between the branches' widths."""
+    """Layer norm, GELU and a Linear, which takes a class token to the width of the other branch.
+
+    Shape: [..., in_dim] -> [..., dim].
+    """
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__(LayerNorm(in_dim, epsilon=1e-6), GELU(), Linear(in_dim, dim))
 
 
 class MultiScaleBlock(nn.Layer):
-    """Blocks of each branch; then each class token attends to the patches of the other branch.
+    """Blocks of each branch, then attention of each class token to the patches of the other branch.
 
     Args:
         dims: channels of both branches.
         blocks: the blocks of both branches.
-        fusion: for each branch the attention of its token, in the other branch's width.
+        fusion: for each branch the block in which its class token attends, of the other branch's
+            width.
 
-    Shape: two of [B, 1 + N, D] -> the same.
+    Shape: two tensors [B, 1 + N, D] -> the same.
     """
 
     def __init__(
@@ -106,12 +117,12 @@ class MultiScaleBlock(nn.Layer):
 
     def forward(self, *branches: paddle.Tensor) -> list[paddle.Tensor]:
         tokens = [self.blocks[i](branches[i]) for i in (0, 1)]
-        # Of each branch: its class token, its patches.
-        parts = [split(x, [1, x.shape[1] - 1], axis=1) for x in tokens]
+        # For each branch its class token and its patches.
+        split_branches = [split(x, [1, x.shape[1] - 1], axis=1) for x in tokens]
         outputs = []
         for i in (0, 1):
-            token, patches = parts[i]
-            other_patches = parts[1 - i][1]
+            token, patches = split_branches[i]
+            _, other_patches = split_branches[1 - i]
             token = self.fusion[i](concat([self.projs[i](token), other_patches], axis=1))
             outputs.append(concat([self.revert_projs[i](token), patches], axis=1))
         return outputs
@@ -119,29 +130,31 @@ class MultiScaleBlock(nn.Layer):
 
 @register("crossvit")
 class CrossViT(ImageModel):
-    """CrossViT; images of other sizes than image_size aren't taken.
+    """CrossViT. It takes images of image_size only.
 
-    Features: a list: each branch's class token and patches [B, 1 + patches, embed_dims[i]],
-    normalised. Each branch has a classifier, and the logits are their mean.
+    Its features are a list of both branches' tokens, normalised: [B, 1 + patches, embed_dims[i]],
+    the class token first. Each branch has a classifier, and the logits are their mean.
 
     Args:
         image_size: pixels, or (height, width).
-        image_scales: each branch reads the image resized by this factor, to whole pixels: multiples
-            of its patch size.
-        crop_scale: a smaller size is the image's middle instead.
-        patch_size: pixels along a patch's side, of both branches.
-        embed_dims: channels of a token, of both branches.
-        depth: times that the branches meet, each after blocks of their own.
-        branch_depths: these blocks, of both branches.
-        num_heads: heads, of both branches.
-        mlp_ratio: hidden width of the MLP over embed_dims, of both branches.
+        image_scales: for each branch the factor by which its images are resized. The rounded sizes
+            have to be multiples of its patch size.
+        crop_scale: whether a branch with a smaller size reads the middle of the image, instead of
+            the resized image.
+        patch_size: pixels along a patch's side, of each branch.
+        embed_dims: channels of a token, of each branch.
+        depth: number of multi-scale blocks, at the end of which the branches meet.
+        branch_depths: blocks of each branch within a multi-scale block.
+        num_heads: heads of each branch.
+        mlp_ratio: hidden width of the MLP over embed_dims, of each branch.
         qkv_bias: whether the queries, keys and values have a bias.
-        multi_conv: three convolutions make the patches, instead of one.
-        global_pool: what the classifiers read: "token": the class tokens; "avg": the means of the
+        multi_conv: whether three convolutions make the patches, instead of one.
+        global_pool: what the classifiers read. "token": the class tokens; "avg": the means of the
             patches.
-        dropout: after the position embedding, after the attention's projection and in the MLP.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: rate after the position embedding, after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -194,13 +207,13 @@ class CrossViT(ImageModel):
         self.head_widths = {f"head.{i}": dim for i, dim in enumerate(embed_dims)}
         _check_images(self.image_size, image_scales, patch_size)
         self.patch_embed = nn.LayerList()
-        kind = ConvPatches if multi_conv else PatchEmbed
+        patch_layer = ConvPatches if multi_conv else PatchEmbed
         for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
             size = [round(pixels * scale) for pixels in self.image_size]
-            self._add_embedding(kind(size, side, in_channels, dim), dim)
-        first = "proj.0" if multi_conv else "proj"
-        self.first_conv = f"patch_embed.0.{first}"
-        self.beside_first_conv = (f"patch_embed.1.{first}",)
+            self._add_embedding(patch_layer(size, side, in_channels, dim), dim)
+        first_conv = "proj.0" if multi_conv else "proj"
+        self.first_conv = f"patch_embed.0.{first_conv}"
+        self.beside_first_conv = (f"patch_embed.1.{first_conv}",)
         self.pos_drop = nn.Dropout(dropout)
         attention_options: dict[str, Any] = {
             "qkv_bias": qkv_bias,
@@ -222,7 +235,7 @@ class CrossViT(ImageModel):
                         drop_path=rate,
                     )
                     blocks[i].append(block)
-            # A branch's token attends in the other branch's width.
+            # The class token of a branch attends in the width of the other branch.
             fusion = [
                 CrossAttentionBlock(dim, CrossAttention(dim, heads, **attention_options), rates[-1])
                 for dim, heads in zip(embed_dims[::-1], num_heads[::-1], strict=True)
@@ -230,41 +243,38 @@ class CrossViT(ImageModel):
             self.blocks.append(MultiScaleBlock(embed_dims, blocks, fusion))
         self.norm = nn.LayerList(LayerNorm(dim, epsilon=1e-6) for dim in embed_dims)
         modules = [f"blocks.{i}" for i in range(depth)]
+        self.feature_info = []
         for dim, side, scale in zip(embed_dims, patch_size, image_scales, strict=True):
-            self.feature_info = [
-                *self.feature_info,
-                *feature_info(modules, dim, round(side / scale)),
-            ]
+            self.feature_info += feature_info(modules, dim, round(side / scale))
         self.head = nn.LayerList([nn.Identity(), nn.Identity()])
         self._finish()
 
     def _add_embedding(self, patches: PatchEmbed, dim: int) -> None:
         if not patches.num_patches:
-            raise InputError(
-                "IMAGE_SCALES leaves {} x {} pixels of an image; raise it".format(
-                    *patches.image_size
-                )
+            height, width = patches.image_size
+            raise InputError(f"IMAGE_SCALES leaves {height} x {width} pixels of an image; raise it")
+        branch = len(self.patch_embed)
+        for name, tokens in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
+            parameter = self.create_parameter(
+                [1, tokens, dim], default_initializer=Normal(std=0.02)
             )
-        for name, count in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
-            token = self.create_parameter([1, count, dim], default_initializer=Normal(std=0.02))
-            self.add_parameter(f"{name}_{len(self.patch_embed)}", token)
+            self.add_parameter(f"{name}_{branch}", parameter)
         self.patch_embed.append(patches)
 
     @property
     def cls_token(self) -> paddle.Tensor:
-        """Returns the class token of the fine patches."""
+        """The class token of the fine patches."""
         return self.cls_token_0
 
     @property
     def pos_embed(self) -> paddle.Tensor:
-        """Returns the positions of the fine patches."""
+        """The position embedding of the fine patches."""
         return self.pos_embed_0
 
     def _embed(self, x: paddle.Tensor) -> Any:
         if tuple(x.shape[2:]) != self.image_size:
-            height, width = self.image_size
             raise InputError(
-                f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}"
+                f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}"
             )
         branches = []
         for i, embed in enumerate(self.patch_embed):
@@ -294,9 +304,8 @@ class CrossViT(ImageModel):
     def _collect(
         self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
     ) -> Any:
-        """As the base class's. The intermediates are those of the fine branch, block by block, then
-        those of the coarse one: timm's order.
-        """
+        # As the base class's. The intermediates are those of the fine branch, block by block, then
+        # those of the coarse branch. That is timm's order.
         count = len(self.blocks)
         x = self._embed(images)
         deepest = max(index % count for index in taken)
@@ -304,7 +313,8 @@ class CrossViT(ImageModel):
         for i, block in enumerate(list(self.blocks)[: deepest + 1 if stop_early else None]):
             x = self._stage(block, x, None)
             for branch in (0, 1):
-                if (index := branch * count + i) in taken:
+                index = branch * count + i
+                if index in taken:
                     intermediates[index] = self.norm[branch](x[branch]) if norm else x[branch]
         return self._head_input(x, last=True), [intermediates[index] for index in taken]
 
@@ -333,14 +343,12 @@ class CrossViT(ImageModel):
         """Returns the groups: both embeddings, each multi-scale block, the classifiers with their
         norms.
         """
-        embedding = (
-            *(f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)),
-            "patch_embed",
-        )
-        return [embedding, *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
+        embedding = ("cls_token_0", "cls_token_1", "pos_embed_0", "pos_embed_1", "patch_embed")
+        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
+        return [embedding, *blocks, ("norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
-        return {f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)}
+        return {"cls_token_0", "cls_token_1", "pos_embed_0", "pos_embed_1"}
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
@@ -349,6 +357,7 @@ class CrossViT(ImageModel):
 
 
 def _check_pairs(**numbers: Sequence[float]) -> None:
+    """Raises InputError unless each of the keys has two numbers."""
     for key, values in numbers.items():
         if len(values) != 2:
             raise InputError(
@@ -359,14 +368,14 @@ def _check_pairs(**numbers: Sequence[float]) -> None:
 def _check_images(
     image_size: Sequence[int], scales: Sequence[float], patch_size: Sequence[int]
 ) -> None:
+    """Raises InputError unless the images of each branch are multiples of its patch size."""
+
     def fits(pixels: int) -> bool:
         return all(
             round(pixels * scale) % side == 0
             for scale, side in zip(scales, patch_size, strict=True)
         )
 
-    check_sides(
-        image_size,
-        fits,
-        "times IMAGE_SCALES is not a multiple of PATCH_SIZE {} and {}".format(*patch_size),
-    )
+    fine, coarse = patch_size
+    problem = f"times IMAGE_SCALES is not a multiple of PATCH_SIZE {fine} and {coarse}"
+    check_sides(image_size, fits, problem)

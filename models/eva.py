@@ -1,8 +1,8 @@
-"""EVA-02 (Fang et al. 2023, arXiv:2303.11331) and DINOv3 (Siméoni et al. 2025, arXiv:2508.10104):
-Vision Transformers whose queries and keys are turned by their places.
+"""EVA-02 (Fang et al. 2023, arXiv:2303.11331) and DINOv3 (Siméoni et al. 2025, arXiv:2508.10104).
 
-Parameter names, order of operations and initialisation are those of timm's ``Eva``; a Linear's
-weight is [in, out] here and [out, in] there.
+Both are Vision Transformers with rotary position embeddings. Parameter names, the order of
+operations and the initialisation are those of timm's ``Eva``. The weight of a Linear is [in, out]
+here and [out, in] there.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Attention(nn.Layer):
         qkv_bias: whether queries and values have a bias.
         qkv_fused: whether one projection computes queries, keys and values.
         halves: which channels make a pair (``rotate``).
-        epsilon: epsilon of a norm before the last projection; None: no norm.
+        epsilon: epsilon of a norm before the output's projection; None: no norm.
         attn_drop: dropout of the attention weights.
         proj_drop: dropout of the output.
 
@@ -105,7 +105,15 @@ class Attention(nn.Layer):
 class Block(nn.Layer):
     """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
 
-    Shape: [B, N, D] -> the same; for ``cosines`` and ``sines`` see ``Attention``.
+    Args:
+        dim: channels D of the tokens.
+        attn: the attention layer.
+        mlp: the MLP.
+        init_values: initial value of gamma_1 and gamma_2; None: there is none of them.
+        epsilon: epsilon of the layer norms.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, N, D] -> the same; ``cosines`` and ``sines`` are those of ``Attention``.
     """
 
     def __init__(
@@ -124,7 +132,8 @@ class Block(nn.Layer):
         self.norm2 = LayerNorm(dim, epsilon=epsilon)
         self.mlp = mlp
         self.drop_path2 = DropPath(drop_path)
-        self.gamma_1 = self.gamma_2 = None
+        self.gamma_1 = None
+        self.gamma_2 = None
         if init_values:
             self.gamma_1 = self.create_parameter([dim], default_initializer=Constant(init_values))
             self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
@@ -144,10 +153,10 @@ class Block(nn.Layer):
 
 @register("eva")
 class Eva(ImageModel):
-    """EVA-02's and DINOv3's classifier.
+    """EVA-02 and DINOv3. They take images of image_size only, unless dynamic_img_size is set.
 
-    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the
-    pooling.
+    Their features are all tokens: [B, prefix + patches, embed_dim]. They are normalised, unless the
+    last norm comes after the pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -156,39 +165,40 @@ class Eva(ImageModel):
         depth: blocks.
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
-        swiglu_mlp: the MLP has a gate.
-        swiglu_align_to: the hidden width of such an MLP is rounded up to a multiple of this; 0: as
-            it is.
-        scale_mlp: a norm within such an MLP.
-        scale_attn_inner: a norm before the attention's last projection.
+        swiglu_mlp: whether the MLP is a SwiGLU.
+        swiglu_align_to: the hidden width of a SwiGLU is rounded up to a multiple of this; 0: it
+            isn't rounded.
+        scale_mlp: whether a SwiGLU has a norm.
+        scale_attn_inner: whether there is a norm before the projection of the attention's output.
         qkv_bias: whether queries and values have a bias.
-        qkv_fused: one projection gives queries, keys and values; else each has its own.
-        init_values: layer scale's initial value; None: no layer scale.
+        qkv_fused: whether one projection computes queries, keys and values. Otherwise each has its
+            own.
+        init_values: initial value of layer scale; None: no layer scale.
         class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
             arXiv:2309.16588).
-        use_abs_pos_emb: a position embedding of all tokens.
-        dynamic_img_size: images of other sizes than image_size are taken, too; only without a
-            position embedding.
-        rope_type: "cat": EVA-02's angles, by row and column; "dinov3": DINOv3's, by the share of
-            the image.
-        rope_temperature: the angles' frequencies are its powers.
-        rope_bfloat16: DINOv3's periods are rounded to bfloat16, as in its authors' files (timm's
-            aren't).
-        ref_feat_shape: patches along a side that EVA-02's rows and columns are scaled to; None:
+        use_abs_pos_emb: whether there is a position embedding of all tokens.
+        dynamic_img_size: whether images of other sizes than image_size are taken, too; only without
+            a position embedding.
+        rope_type: "cat": EVA-02's angles, by the index of row and column; "dinov3": DINOv3's, by
+            the position in the image.
+        rope_temperature: the frequencies of the angles are powers of it.
+        rope_bfloat16: whether DINOv3's periods are rounded to bfloat16, as in the authors' files;
+            timm's aren't.
+        ref_feat_shape: number of rows and of columns to which EVA-02's indices are scaled; None:
             they aren't scaled.
-        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class
+        global_pool: what the head reads. "avg": the mean of the patch tokens; "token": the class
             token.
-        fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
         norm_eps: epsilon of all layer norms.
-        dropout: of the tokens before the first block, after the attention's projection and in the
-            MLP.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: rate before the first block, after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Attributes:
-        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has,
-            too.
+        num_prefix_tokens: number of tokens before the patches.
+        pos_embed_prefix: number of prefix tokens that ``pos_embed`` covers: all of them.
 
     Raises:
         InputError: sizes or options that don't fit together.
@@ -232,7 +242,14 @@ class Eva(ImageModel):
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        _check(embed_dim, num_heads, dynamic_img_size and use_abs_pos_emb)
+        if embed_dim % num_heads:
+            raise InputError(
+                f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
+            )
+        if dynamic_img_size and use_abs_pos_emb:
+            raise InputError(
+                "DYNAMIC_IMG_SIZE True needs USE_ABS_POS_EMB False: a position embedding has one size"
+            )
         if global_pool == "token" and not class_token:
             raise InputError(
                 "GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read"
@@ -241,7 +258,8 @@ class Eva(ImageModel):
         self.global_pool = global_pool
         self.rope_bfloat16 = rope_bfloat16
         self.ref_feat_shape = ref_feat_shape
-        self.num_prefix_tokens = self.pos_embed_prefix = class_token + reg_tokens
+        self.num_prefix_tokens = class_token + reg_tokens
+        self.pos_embed_prefix = self.num_prefix_tokens
         self.patch_embed = PatchEmbed(
             self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size
         )
@@ -361,17 +379,6 @@ class Eva(ImageModel):
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
-
-
-def _check(embed_dim: int, num_heads: int, one_size: bool) -> None:
-    if embed_dim % num_heads:
-        raise InputError(
-            f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
-        )
-    if one_size:
-        raise InputError(
-            "DYNAMIC_IMG_SIZE True needs USE_ABS_POS_EMB False: a position embedding has one size"
-        )
 
 
 def _make_mlp(

@@ -1,7 +1,7 @@
 """gMLP (Liu et al. 2021, arXiv:2105.08050).
 
-Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with
-``SpatialGatingBlock``.
+Parameter names, the order of operations and the initialisation are those of timm's ``MlpMixer``
+with ``SpatialGatingBlock``.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ from models.mixer import MlpMixer
 
 
 class SpatialGatingUnit(nn.Layer):
-    """Half of the channels times the other half, normalised and mixed over places. [B, N, D] -> [B,
-    N, D / 2].
+    """Multiplies one half of the channels by the other half, after a norm and a Linear over places.
+
+    Shape: [B, N, D] -> [B, N, D / 2].
     """
 
     def __init__(self, dim: int, num_patches: int) -> None:
@@ -32,12 +33,22 @@ class SpatialGatingUnit(nn.Layer):
         self.proj = Linear(num_patches, num_patches)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        kept, gate = split(x, [x.shape[-1] // 2] * 2, axis=-1)
-        return multiply(kept, swap_axes(self.proj(swap_axes(self.norm(gate)))))
+        half = x.shape[-1] // 2
+        x, gate = split(x, [half, half], axis=-1)
+        return multiply(x, swap_axes(self.proj(swap_axes(self.norm(gate)))))
 
 
 class GatedMlp(nn.Layer):
-    """Linear, GELU, gate, Linear, as timm's ``GatedMlp``. Shape: [B, N, dim] -> [B, N, dim]."""
+    """Linear, GELU, gate, Linear, as timm's ``GatedMlp``.
+
+    Args:
+        dim: channels of input and output.
+        hidden_dim: channels before the gate, which halves them.
+        num_patches: places N.
+        drop: dropout before the gate and at the end.
+
+    Shape: [B, N, dim] -> [B, N, dim].
+    """
 
     def __init__(self, dim: int, hidden_dim: int, num_patches: int, drop: float) -> None:
         super().__init__()
@@ -52,7 +63,16 @@ class GatedMlp(nn.Layer):
 
 
 class SpatialGatingBlock(nn.Layer):
-    """x + mlp(norm(x)), with drop path. Shape: [B, N, D] -> [B, N, D].
+    """x + mlp_channels(norm(x)), with drop path.
+
+    Args:
+        dim: channels D.
+        num_patches: places N.
+        mlp_ratio: hidden width of the MLP over D, before its gate.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, N, D] -> [B, N, D].
 
     Raises:
         InputError: several ratios, or an odd hidden width, which can't be halved.
@@ -84,10 +104,10 @@ class SpatialGatingBlock(nn.Layer):
 
 @register("gmlp")
 class GMlp(MlpMixer):
-    """``MlpMixer`` with gated blocks.
+    """gMLP: an ``MlpMixer`` whose blocks mix places in the gate of their MLP.
 
     Args:
-        mlp_ratio: hidden width of the MLP over its input's, one number; None: 6, the paper's.
+        mlp_ratio: hidden width of the MLPs over embed_dim, one number; None: 6, the paper's.
     """
 
     default_mlp_ratio = 6.0
@@ -103,8 +123,8 @@ class GMlp(MlpMixer):
         return SpatialGatingBlock(dim, num_patches, mlp_ratio, drop, drop_path)
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """Initialises as timm does, because the authors' code is unpublished. The gate starts as
-        the paper says.
+        """Initialises as timm does, because the authors' code is unpublished. The gate starts at 1,
+        as in the paper, so that a fresh block is a plain MLP.
         """
         if isinstance(layer, nn.Conv2D):
             init_lecun(layer)
@@ -113,6 +133,6 @@ class GMlp(MlpMixer):
         elif isinstance(layer, nn.Linear):
             XavierUniform()(layer.weight)
             Normal(std=1e-6)(layer.bias)
-        elif isinstance(layer, SpatialGatingUnit):  # begins as a plain MLP: the gate is 1
+        elif isinstance(layer, SpatialGatingUnit):
             Normal(std=1e-6)(layer.proj.weight)
             Constant(1.0)(layer.proj.bias)

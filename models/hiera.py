@@ -1,12 +1,15 @@
-"""Hiera (Ryali et al. 2023, arXiv:2306.00989): a plain transformer of stages, with attention within
-mask units first.
+"""Hiera (Ryali et al. 2023, arXiv:2306.00989), a hierarchical transformer of plain blocks.
 
-Parameter names, order of operations and initialisation are those of timm's ``Hiera``. Only a fresh
-classifier is the authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0.
-Models of "Window Attention is Bugged" (Bolya et al. 2023, arXiv:2311.05613) have positions within a
-unit besides those of the image.
+Its first stages attend within mask units, the later ones to all tokens. "Window Attention is
+Bugged" (Bolya et al. 2023, arXiv:2311.05613) adds positions within a mask unit to those of the
+image.
+
+Parameter names, the order of operations and the initialisation are those of timm's ``Hiera``. Only
+a fresh classifier starts as the authors': the weights from N(0, 0.02) and the bias at 0.02, both
+times ``head_init_scale``. timm's starts at 0.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -39,11 +42,15 @@ from settings.keys import Count, Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import hiera as names
 from weights.resize import bicubic_matrix
 
-STRIDE = 4  # of the patches, which overlap
+# Stride of the patches in pixels. They are 7 x 7 pixels, so they overlap.
+STRIDE = 4
 
 
 class PatchEmbed(nn.Layer):
-    """A convolution of 7 x 7 with stride 4. Shape: [B, C, H, W] -> [B, H / 4, W / 4, dim]."""
+    """A 7 x 7 convolution with stride 4.
+
+    Shape: [B, C, H, W] -> [B, H / 4, W / 4, dim].
+    """
 
     def __init__(self, image_size: tuple[int, int], in_channels: int, dim: int) -> None:
         super().__init__()
@@ -55,11 +62,21 @@ class PatchEmbed(nn.Layer):
         return channels_last(self.proj(x))
 
 
-class Widening(Block):
-    """The block that begins a stage: twice the channels, and the maximum of 2 x 2 neighbours if its
-    attention pools.
+class TransitionBlock(Block):
+    """The first block of a stage. It doubles the channels and may pool the tokens.
 
-    Shape: [B, N, in_dim], unit by unit -> [B, N / 4, dim].
+    Args:
+        in_dim: channels of the stage before.
+        dim: channels of this stage: 2 * in_dim.
+        attn: the attention. If it pools its queries, the shortcut is pooled, too.
+        mlp_ratio: hidden width of the MLP over dim.
+        init_values: initial value of layer scale; None: no layer scale.
+        drop_path: rate of stochastic depth.
+        use_expand_proj: whether a Linear doubles the channels of the shortcut. Otherwise the
+            maximum of 2 x 2 places and their mean are concatenated.
+
+    Shape: [B, N, in_dim] -> [B, N / 4, dim] with pooling, else [B, N, dim]. Tokens are unit by
+    unit.
     """
 
     def __init__(
@@ -80,10 +97,10 @@ class Widening(Block):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         normed = self.norm1(x)
-        x = self.drop_path1(self.ls1(self.attn(normed)), onto=self._widen(x, normed))
+        x = self.drop_path1(self.ls1(self.attn(normed)), onto=self._shortcut(x, normed))
         return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)
 
-    def _widen(self, x: paddle.Tensor, normed: paddle.Tensor) -> paddle.Tensor:
+    def _shortcut(self, x: paddle.Tensor, normed: paddle.Tensor) -> paddle.Tensor:
         places = self.attn.places
         pools = self.attn.pools
         if self.use_expand_proj:
@@ -91,37 +108,38 @@ class Widening(Block):
             return pool_units(x, places) if pools else x
         if not pools:
             return paddle.concat([x, x], axis=2)
-        one, two, three, four = quarters(x, places)
-        return paddle.concat([pool_units(x, places), (one + two + three + four) * 0.25], axis=2)
+        first, second, third, fourth = quarters(x, places)
+        mean = (first + second + third + fourth) * 0.25
+        return paddle.concat([pool_units(x, places), mean], axis=2)
 
 
 @register("hiera")
 class Hiera(ImageModel):
-    """Hiera; images of other sizes than image_size aren't taken. Stages double the channels and the
-    heads.
+    """Hiera. It takes images of image_size only. Each stage doubles the channels and the heads.
 
-    Features: the last stage's tokens [B, N, num_features], row by row, not normalised; where units
-    were left out, those that are kept, unit by unit.
+    Its features are the last stage's tokens, not normalised: [B, N, num_features], row by row. If
+    mask units are left out, they are the tokens of the others, unit by unit.
 
     Args:
         image_size: pixels, or (height, width): multiples of 32 with four stages.
         embed_dim: channels of the first stage.
         num_heads: heads of the first stage.
         stage_depths: blocks of each stage. A mask unit has 2 ** (stages - 1) places along its side.
-        q_pool: how many of the stages after the first begin by pooling 2 x 2 places: the earlier
-            ones do.
-        mask_unit_attn: whether a stage attends within mask units; the block that begins a stage
-            does as the stage before.
+        q_pool: number of the stages after the first that begin by pooling 2 x 2 places. The first
+            ones of them do.
+        mask_unit_attn: for each stage, whether it attends within mask units. The first block of a
+            stage attends as the stage before.
         mlp_ratio: hidden width of the MLP over its input's.
-        use_expand_proj: a Linear doubles the channels; else the maximum of 2 x 2 places and their
-            mean do.
-        init_values: layer scale's initial value; None: no layer scale.
-        global_pos_size: rows and columns of position embeddings that are stretched over the image;
-            to them those within a unit are added. None: each place of the image has its own, and no
-            others.
-        dropout: before the classifier.
+        use_expand_proj: whether a Linear doubles the channels between two stages. Otherwise the
+            maximum of 2 x 2 places and their mean are concatenated.
+        init_values: initial value of layer scale; None: no layer scale.
+        global_pos_size: rows and columns of the position embedding, which is stretched over the
+            image; a position embedding within a mask unit is added to it. None: each place of the
+            image has its own position embedding, and there is none within a unit.
+        dropout: rate before the classifier.
         patch_drop: share of the mask units that training leaves out.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
         weight_init: how fresh weights are drawn: "timm", or "jax" (``init_as_flax``).
 
     Raises:
@@ -161,32 +179,31 @@ class Hiera(ImageModel):
         check_counts(stages, MASK_UNIT_ATTN=mask_unit_attn)
         self.unit_side = 2 ** (stages - 1)
         self._check_sizes(embed_dim, num_heads, stages, q_pool)
-        # How often the tokens of each stage were pooled.
-        self.pools = [min(stage, q_pool) for stage in range(stages)]
+        # How many times the tokens of each stage have been pooled.
+        self.poolings = [min(stage, q_pool) for stage in range(stages)]
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim)
         rows, columns = self.patch_embed.grid_size
         self.units = (rows // self.unit_side, columns // self.unit_side)
         self._add_positions(embed_dim, global_pos_size)
-        ends = [sum(stage_depths[:stage]) for stage in range(stages + 1)]
-        # The blocks of each stage, as a slice of all.
-        self.spans = [slice(*ends[stage : stage + 2]) for stage in range(stages)]
-        dims = [embed_dim << stage for stage in range(stages)]
+        # Stage i has the blocks from bounds[i] on, up to bounds[i + 1].
+        self.bounds = [sum(stage_depths[:stage]) for stage in range(stages + 1)]
+        dims = [embed_dim * 2**stage for stage in range(stages)]
         self.blocks = nn.LayerList()
         for stage, drop_paths in enumerate(drop_path_rates(droppath, stage_depths)):
             for i, drop_path in enumerate(drop_paths):
-                # The first block of a further stage reads the tokens of the stage before.
-                widens = stage > 0 and i == 0
-                source = stage - 1 if widens else stage
+                # The first block of a later stage reads the tokens of the stage before.
+                is_transition = stage > 0 and i == 0
+                source = stage - 1 if is_transition else stage
                 attn = MaskUnitAttention(
                     dims[source],
                     dims[stage],
-                    num_heads << stage,
-                    places=(self.unit_side >> self.pools[source]) ** 2,
+                    num_heads * 2**stage,
+                    places=self._side_of_unit(source) ** 2,
                     within=mask_unit_attn[source],
-                    pools=self.pools[source] < self.pools[stage],
+                    pools=self.poolings[source] < self.poolings[stage],
                 )
-                if widens:
-                    block = Widening(
+                if is_transition:
+                    block = TransitionBlock(
                         dims[source],
                         dims[stage],
                         attn,
@@ -205,8 +222,9 @@ class Hiera(ImageModel):
                         drop_path=drop_path,
                     )
                 self.blocks.append(block)
-        modules = [f"blocks.{end - 1}" for end in ends[1:]]
-        self.feature_info = feature_info(modules, dims, [STRIDE << pools for pools in self.pools])
+        last_blocks = [f"blocks.{end - 1}" for end in self.bounds[1:]]
+        reductions = [STRIDE * 2**poolings for poolings in self.poolings]
+        self.feature_info = feature_info(last_blocks, dims, reductions)
         self.num_features = dims[-1]
         norm = LayerNorm(self.num_features, epsilon=1e-6)
         drop = nn.Dropout(dropout)
@@ -215,8 +233,8 @@ class Hiera(ImageModel):
         init_branches(self.blocks, flax=weight_init == "jax")
 
     def _check_sizes(self, embed_dim: int, num_heads: int, stages: int, q_pool: int) -> None:
-        unit = STRIDE * self.unit_side
-        check_multiples(self.image_size, unit, f"{unit}, a mask unit's side")
+        pixels = STRIDE * self.unit_side
+        check_multiples(self.image_size, pixels, f"{pixels}, a mask unit's side")
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
         if q_pool >= stages:
@@ -224,24 +242,36 @@ class Hiera(ImageModel):
                 f"Q_POOL is {q_pool}, expected 0 to {stages - 1}: STAGE_DEPTHS has {stages} stages"
             )
 
-    def _add_positions(self, dim: int, size: Sequence[int] | None) -> None:
-        grid = self.patch_embed.grid_size
-        start = Normal(std=0.02)
-        if size is None:
+    def _side_of_unit(self, stage: int) -> int:
+        """Returns how many places of a stage a mask unit has along its side."""
+        return self.unit_side // 2 ** self.poolings[stage]
+
+    def _add_positions(self, dim: int, global_size: Sequence[int] | None) -> None:
+        rows, columns = self.patch_embed.grid_size
+        initializer = Normal(std=0.02)
+        if global_size is None:
             self.pos_embed = self.create_parameter(
-                [1, grid[0] * grid[1], dim], default_initializer=start
+                [1, rows * columns, dim], default_initializer=initializer
             )
             self.pos_embed_win = None
             return
-        if len(size) != 2:
+        if len(global_size) != 2:
             raise InputError(
-                f"GLOBAL_POS_SIZE is {list(size)}, expected two numbers: rows and columns"
+                f"GLOBAL_POS_SIZE is {list(global_size)}, expected two numbers: rows and columns"
             )
         self.pos_embed_layout = "NCHW"
-        self.pos_embed = self.create_parameter([1, dim, *size], default_initializer=start)
-        sides = [self.unit_side, self.unit_side]
-        self.pos_embed_win = self.create_parameter([1, dim, *sides], default_initializer=start)
-        for name, old, new in zip(("stretch_rows", "stretch_columns"), size, grid, strict=True):
+        self.pos_embed = self.create_parameter(
+            [1, dim, *global_size], default_initializer=initializer
+        )
+        self.pos_embed_win = self.create_parameter(
+            [1, dim, self.unit_side, self.unit_side], default_initializer=initializer
+        )
+        # Matrices that stretch the rows and the columns of pos_embed over the image, bicubically.
+        old_rows, old_columns = global_size
+        for name, old, new in (
+            ("stretch_rows", old_rows, rows),
+            ("stretch_columns", old_columns, columns),
+        ):
             matrix = paddle.to_tensor(bicubic_matrix(old, new).astype("float32"))
             self.register_buffer(name, matrix, persistable=False)
 
@@ -254,9 +284,10 @@ class Hiera(ImageModel):
         # precision.
         x = (self.pos_embed.unsqueeze(2) * self.stretch_rows.unsqueeze(2)).sum(axis=3)
         x = (x.unsqueeze(3) * self.stretch_columns).sum(axis=4)
-        down, across = self.units
+        unit_rows, unit_columns = self.units
         side = self.unit_side
-        x = x.reshape([1, -1, down, side, across, side]) + self.pos_embed_win.unsqueeze([2, 4])
+        x = x.reshape([1, -1, unit_rows, side, unit_columns, side])
+        x = x + self.pos_embed_win.unsqueeze([2, 4])
         return x.reshape([1, -1, rows, columns]).transpose([0, 2, 3, 1])
 
     def forward_features(
@@ -265,17 +296,19 @@ class Hiera(ImageModel):
         mask: paddle.Tensor | None = None,
         return_intermediates: bool = False,
     ) -> Any:
-        """Returns what the last block makes of the images.
+        """Returns the last block's output for the images.
 
         Args:
-            x: [B, C, H, W], normalised.
-            mask: [B, mask units], boolean, units row by row. Units that are False are left out, as
-                if they weren't there; every image keeps equally many. Counting them waits for the
-                device. Or the indices of the units that are kept, [B, kept] int64. None: all are
-                kept, apart from PATCH_DROP in training.
+            x: images [B, C, H, W], normalised.
+            mask: which mask units are kept; every image keeps equally many. The others are left
+                out, as if they weren't there. Either boolean [B, mask units], units row by row,
+                True for those that are kept; counting them waits for the device. Or int64 [B,
+                kept], the indices of those that are kept. None: all are kept, apart from PATCH_DROP
+                in training.
             return_intermediates: whether (features, the output of each stage) is returned. An
-                output is maps [B, rows, columns, channels]. Where units may be left out, it has a
-                map of each that is kept: [B, units, rows, columns, channels].
+                output is [B, rows, columns, channels]. If a mask is given or PATCH_DROP leaves
+                units out, it is a map of each unit that is kept: [B, kept, rows, columns,
+                channels].
 
         Raises:
             InputError: a mask that doesn't fit the images, or one together with PATCH_DROP.
@@ -288,10 +321,10 @@ class Hiera(ImageModel):
         features = self._head_input(x, last=True)
         if not return_intermediates:
             return features
-        if mask is None and self._whole(x):
+        if mask is None and self._has_all_units(x):
             return features, [self.by_rows(output) for output in outputs]
         return features, [
-            unit_maps(output, self.unit_side >> self.pools[i]) for i, output in enumerate(outputs)
+            unit_maps(output, self._side_of_unit(stage)) for stage, output in enumerate(outputs)
         ]
 
     def _embed(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -300,42 +333,43 @@ class Hiera(ImageModel):
                 f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}"
             )
         kept = self._kept_units(x.shape[0], mask)
-        # Convolutions cross the borders of units: they read zeros there, not what is left out.
         if kept is not None:
+            # The patches of a kept unit overlap its neighbours. They shall read zeros there, and
+            # nothing of the units that are left out.
             x = self._masked_images(x, kept)
         x = to_units(add_to_all(self.patch_embed(x), self._positions()), self.unit_side)
         if kept is None:
             return x
-        count = self.units[0] * self.units[1]
-        _, length, dim = x.shape
+        batch, length, dim = x.shape
+        units = self.units[0] * self.units[1]
         # Gathers whole units: a row of the reshaped tokens is one unit of one image.
-        rows = kept + count * paddle.arange(kept.shape[0]).unsqueeze(1)
-        x = paddle.gather(x.reshape([-1, length // count * dim]), rows.flatten())
-        return x.reshape([kept.shape[0], -1, dim])
+        rows = kept + units * paddle.arange(batch).unsqueeze(1)
+        x = paddle.gather(x.reshape([-1, length // units * dim]), rows.flatten())
+        return x.reshape([batch, -1, dim])
 
     def _kept_units(self, batch: int, mask: paddle.Tensor | None) -> paddle.Tensor | None:
         """Returns the indices of the units that each image keeps, [B, kept] int64; None: all."""
-        count = self.units[0] * self.units[1]
-        drops = self.training and self.patch_drop > 0
+        units = self.units[0] * self.units[1]
+        drops_units = self.training and self.patch_drop > 0
         if mask is None:
-            if not drops:
+            if not drops_units:
                 return None
-            kept = max(1, int(count * (1 - self.patch_drop)))
-            return paddle.rand([batch, count]).argsort(axis=1)[:, :kept]
-        if drops:
+            kept = max(1, int(units * (1 - self.patch_drop)))
+            return paddle.rand([batch, units]).argsort(axis=1)[:, :kept]
+        if drops_units:
             raise InputError(
                 "a mask was given, and PATCH_DROP leaves out units by itself; set it to 0"
             )
         if mask.dtype == paddle.int64:
             return mask
-        if list(mask.shape) != [batch, count]:
+        if list(mask.shape) != [batch, units]:
             raise InputError(
-                f"the mask is {list(mask.shape)}, expected {[batch, count]}: images x mask units"
+                f"the mask is {list(mask.shape)}, expected {[batch, units]}: images x mask units"
             )
-        numbers = sorted(set(mask.astype("int64").sum(axis=1).numpy().tolist()))
-        if len(numbers) > 1 or not numbers[0]:
+        counts = sorted(set(mask.astype("int64").sum(axis=1).numpy().tolist()))
+        if len(counts) > 1 or not counts[0]:
             raise InputError(
-                f"the mask keeps {numbers} units, expected one number of 1 to {count} for all images"
+                f"the mask keeps {counts} units, expected one number of 1 to {units} for all images"
             )
         return paddle.nonzero(mask)[:, 1].reshape([batch, -1])
 
@@ -352,37 +386,39 @@ class Hiera(ImageModel):
 
     def _stages(self) -> Iterable[Any]:
         blocks = list(self.blocks)
-        return [blocks[span] for span in self.spans]
+        return [blocks[start:end] for start, end in itertools.pairwise(self.bounds)]
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         return self._run_all(stage, x)
 
-    def _whole(self, x: paddle.Tensor) -> bool:
-        """Returns whether no units were left out of a stage's tokens; their channels tell which
-        stage it is.
-        """
+    def _has_all_units(self, x: paddle.Tensor) -> bool:
+        """Returns whether the tokens x of a stage are those of all mask units."""
+        # No two stages have equally many channels.
         dims = [info["num_chs"] for info in self.feature_info]
         stage = dims.index(x.shape[2])
-        return self.patch_embed.num_patches >> 2 * self.pools[stage] == x.shape[1]
+        return x.shape[1] == self.patch_embed.num_patches // 4 ** self.poolings[stage]
 
     def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
-        return self.by_rows(x).flatten(1, 2) if self._whole(x) else x
+        return self.by_rows(x).flatten(1, 2) if self._has_all_units(x) else x
 
     def by_rows(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns tokens of all places, unit by unit, as maps: [B, N, D] -> [B, rows, columns, D]."""
+        """Returns the tokens of all places as maps: [B, N, D], unit by unit -> [B, rows, columns,
+        D].
+        """
         rows, _ = self.grid(x.shape[1])
         return from_units(x, rows // self.units[0], self.units)
 
     def grid(self, places: int) -> tuple[int, int]:
-        height, width = self.patch_embed.grid_size
-        share = math.isqrt(self.patch_embed.num_patches // places)
-        return height // share, width // share
+        rows, columns = self.patch_embed.grid_size
+        # Places of the first stage along one side of a place of this stage.
+        ratio = math.isqrt(self.patch_embed.num_patches // places)
+        return rows // ratio, columns // ratio
 
     def _as_map(self, x: paddle.Tensor, output_format: str) -> paddle.Tensor:
-        if not self._whole(x):
-            left = f"{x.shape[1]} tokens make no map"
+        if not self._has_all_units(x):
+            problem = f"{x.shape[1]} tokens make no map"
             raise InputError(
-                f"{left}: PATCH_DROP leaves some out in training; call model.eval() before"
+                f"{problem}: PATCH_DROP leaves some out in training; call model.eval() before"
             )
         return super()._as_map(self.by_rows(x).flatten(1, 2), output_format)
 

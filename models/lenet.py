@@ -1,5 +1,6 @@
-"""LeNet (LeCun et al. 1998), as ``paddle.vision.models.LeNet`` has it: its layers, names and
-initialisation.
+"""LeNet (LeCun et al. 1998).
+
+Layers, parameter names and the initialisation are those of ``paddle.vision.models.LeNet``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +19,13 @@ from settings.keys import Factor, InTraining
 
 @register("lenet")
 class LeNet(ImageModel):
-    """Two convolutions and three Linears, with nothing between the Linears.
+    """LeNet: two convolutions, then three Linears without activations between them.
 
-    Features: the convolutions' channels [B, 16, h, w]: 5 x 5 places of 28 x 28 pixels.
+    It takes images of image_size only, because of the first Linear. Its features are the output of
+    the convolutions: [B, 16, h, w], where 28 x 28 pixels make 5 x 5 places.
 
     Args:
-        image_size: pixels, or (height, width): at least 12 each; the first Linear fixes it.
+        image_size: pixels, or (height, width), at least 12 each.
 
     Raises:
         InputError: images that are too small, or of another size than image_size.

@@ -1,9 +1,8 @@
-"""LeViT (Graham et al. 2021, arXiv:2104.01136): convolutions, then attention over ever fewer
-tokens.
+"""LeViT (Graham et al. 2021, arXiv:2104.01136): a convolutional stem, then stages of attention.
 
-Parameter names, order of operations and initialisation are those of timm's ``LevitDistilled`` and
-``Levit``, with Linears. timm's ``levit_conv_*`` compute the same by convolutions of 1 x 1; their
-weights are taken, too.
+Parameter names, the order of operations and the initialisation are those of timm's
+``LevitDistilled`` and ``Levit``, with Linears. timm's ``levit_conv_*`` compute the same by 1 x 1
+convolutions; their weights can be loaded, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,31 +24,38 @@ from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns
 from models.layers.sizes import check_multiples
-from models.layers.stages import feature_info
+from models.layers.stages import feature_info, groups_by_block
 from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import levit as names
 
-# The stem's stride.
-STRIDES = {"s16": 16, "s8": 8}
+# Each convolution of a stem has stride 2. Its channels are embed_dims[0] divided by these numbers.
+STEM_DIVISORS = {"s16": (8, 4, 2, 1), "s8": (4, 2, 1)}
 ACTIVATIONS = {"hardswish": Hardswish, "silu": SiLU}
-# Ratios of the downsampling between two stages.
+# attn_ratio and mlp_ratio of the downsampling between two stages. All models of the paper have
+# these.
 DOWN_ATTN_RATIO = 4.0
 DOWN_MLP_RATIO = 2.0
 
 
 class Attention(nn.Layer):
-    """Attention with a learnt bias for each distance in rows and columns between query and key.
+    """Multi-head attention with a learnt bias for each distance between query and key.
+
+    A distance is a number of rows and a number of columns, both without a sign.
 
     Args:
-        dim: channels that are read.
-        key_dim, num_heads: channels of a head's queries and keys; heads.
-        attn_ratio: channels of a head's values over ``key_dim``.
-        grid: rows and columns of the tokens.
+        dim: channels D of the tokens.
+        key_dim: channels of a head's queries and keys.
+        num_heads: attention heads.
+        attn_ratio: channels of a head's values over key_dim.
+        grid: (rows, columns) of the tokens.
+        act: the activation before the output's projection.
 
-    Shape: [B, N, dim] -> the same.
+    Attributes:
+        stride: the queries are the tokens of every ``stride``-th row and column.
+
+    Shape: [B, N, D] -> [B, N, D].
     """
 
-    # Only tokens of every stride-th row and column are queries.
     stride = 1
 
     def __init__(
@@ -69,7 +75,7 @@ class Attention(nn.Layer):
         self.value_dim = hidden_width(key_dim, attn_ratio)
         self.grid = grid
         self._add_projections(dim)
-        index = distances(grid, self.stride)
+        index = distance_index(grid, self.stride)
         self.attention_biases = self.create_parameter(
             [num_heads, grid[0] * grid[1]], default_initializer=Constant(0.0)
         )
@@ -77,29 +83,29 @@ class Attention(nn.Layer):
 
     def _add_projections(self, dim: int) -> None:
         self.qkv = LinearNorm(dim, self.num_heads * (2 * self.key_dim + self.value_dim))
-        self._add_output(dim, start=0.0)
+        # A fresh branch outputs 0.
+        self._add_output(dim, norm_weight=0.0)
 
-    def _add_output(self, dim: int, start: float) -> None:
-        last = LinearNorm(self.num_heads * self.value_dim, dim, start)
+    def _add_output(self, dim: int, norm_weight: float) -> None:
+        last = LinearNorm(self.num_heads * self.value_dim, dim, norm_weight)
         self.proj = nn.Sequential(("act", ACTIVATIONS[self.act]()), ("ln", last))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._attend([self.qkv(x)])
 
     def _attend(self, qkv: list[paddle.Tensor]) -> paddle.Tensor:
-        """Attends with queries, keys and values in one tensor, or with queries, and keys and values
-        in one.
+        """Returns the output for one tensor of queries, keys and values, or for the queries and one
+        tensor of keys and values.
         """
         bias = gather_columns(self.attention_biases, self.attention_bias_idxs)
-        return self.proj(
-            attend_heads(qkv, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True)
-        )
+        x = attend_heads(qkv, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True)
+        return self.proj(x)
 
 
 class AttentionDownsample(Attention):
-    """Attention whose queries are those of every second row and column.
+    """Attention whose queries are the tokens of every second row and column.
 
-    Shape: [B, rows * columns, dim] -> [B, a quarter of them, out_dim].
+    Shape: [B, rows * columns, dim] -> [B, about a quarter of them, out_dim].
     """
 
     stride = 2
@@ -107,52 +113,59 @@ class AttentionDownsample(Attention):
     def __init__(
         self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int], act: str
     ) -> None:
-        # ``_add_projections`` reads it.
+        # The base class's constructor calls ``_add_projections``, which reads this.
         self.out_dim = out_dim
         super().__init__(dim, key_dim, dim // key_dim, DOWN_ATTN_RATIO, grid, act)
 
     def _add_projections(self, dim: int) -> None:
         self.kv = LinearNorm(dim, self.num_heads * (self.key_dim + self.value_dim))
         self.q = nn.Sequential(("ln", LinearNorm(dim, self.num_heads * self.key_dim)))
-        self._add_output(self.out_dim, start=1.0)
+        self._add_output(self.out_dim, norm_weight=1.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         maps = x.reshape([-1, *self.grid, x.shape[2]])
-        queried = maps[:, :: self.stride, :: self.stride].flatten(1, 2)
-        return self._attend([self.q(queried), self.kv(x)])
+        subsampled = maps[:, :: self.stride, :: self.stride].flatten(1, 2)
+        return self._attend([self.q(subsampled), self.kv(x)])
 
 
-def distances(grid: tuple[int, int], stride: int) -> np.ndarray:
-    """Returns rows apart x columns of the grid + columns apart, by query and key: [queries, keys]
-    int64.
+def distance_index(grid: tuple[int, int], stride: int) -> np.ndarray:
+    """Returns the column of ``attention_biases`` for each query and key: [queries, keys], int64.
+
+    It is |rows between them| * columns of the grid + |columns between them|.
 
     Args:
-        grid: rows and columns of the keys.
-        stride: the queries are at every so many of them.
+        grid: (rows, columns) of the keys.
+        stride: the queries are in every ``stride``-th row and column.
     """
     rows, columns = grid
     keys = np.stack(np.divmod(np.arange(rows * columns), columns))
     queries = keys[:, (keys % stride == 0).all(0)]
-    down, across = np.abs(queries[:, :, None] - keys[:, None])
-    return down * columns + across
+    row_distance, column_distance = np.abs(queries[:, :, None] - keys[:, None])
+    return row_distance * columns + column_distance
 
 
 class LevitMlp(nn.Layer):
-    """LinearNorm, activation, LinearNorm, whose norm starts at 0. [B, N, dim] -> the same."""
+    """LinearNorm, activation, LinearNorm. A fresh one outputs 0.
+
+    Shape: [B, N, dim] -> [B, N, dim].
+    """
 
     def __init__(self, dim: int, mlp_ratio: float, act: str) -> None:
         super().__init__()
         hidden_dim = hidden_width(dim, mlp_ratio)
         self.ln1 = LinearNorm(dim, hidden_dim)
         self.act = ACTIVATIONS[act]()
-        self.ln2 = LinearNorm(hidden_dim, dim, start=0.0)
+        self.ln2 = LinearNorm(hidden_dim, dim, norm_weight=0.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.ln2(self.act(self.ln1(x)))
 
 
 class Block(nn.Layer):
-    """x + attn(x), then x + mlp(x), each branch with drop path. [B, N, dim] -> the same."""
+    """x + attn(x), then x + mlp(x), each branch with drop path.
+
+    Shape: [B, N, dim] -> [B, N, dim].
+    """
 
     def __init__(
         self, dim: int, attn: nn.Layer, mlp_ratio: float, drop_path: float, act: str
@@ -169,7 +182,10 @@ class Block(nn.Layer):
 
 
 class Downsample(nn.Layer):
-    """attn(x), then x + mlp(x), the branch with drop path. [B, N, in_dim] -> [B, a quarter, dim]."""
+    """attn_downsample(x), then x + mlp(x), the branch with drop path.
+
+    Shape: [B, N, in_dim] -> [B, about N / 4, dim].
+    """
 
     def __init__(
         self, in_dim: int, dim: int, key_dim: int, grid: tuple[int, int], drop_path: float, act: str
@@ -185,7 +201,7 @@ class Downsample(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width. But for the first stage, ``downsample`` quarters the tokens before them."""
+    """``downsample`` (not in the first stage), then blocks of one width."""
 
     def __init__(self, downsample: nn.Layer, blocks: Iterable[Block]) -> None:
         super().__init__()
@@ -195,26 +211,28 @@ class Stage(nn.Layer):
 
 @register("levit")
 class LeViT(ImageModel):
-    """LeViT; images of other sizes than image_size aren't taken.
+    """LeViT. It takes images of image_size only.
 
-    Features: the last stage's tokens [B, N, embed_dims[-1]], row by row.
+    Its features are the last stage's tokens: [B, N, embed_dims[-1]], row by row.
 
     Args:
         image_size: pixels, or (height, width): multiples of 16, or of 8 with stem_type "s8".
         stage_depths: blocks of each stage.
         embed_dims: channels of each stage; all but the last are multiples of key_dim.
-        num_heads: heads of each stage; between two stages, as many as key_dim is in embed_dims.
+        num_heads: heads of each stage. The attention between two stages has the first one's
+            embed_dims / key_dim heads.
         key_dim: channels of a head's queries and keys.
         attn_ratio: channels of a head's values over key_dim, within stages; between them 4.
         mlp_ratio: hidden width of the MLPs over their input's, within stages; between them 2.
         stem_type: "s16": four convolutions, 16 pixels along a token's side; "s8": three, 8 pixels.
-        act: the activation function.
-        distilled: a second classifier, of distillation; the output is the mean of both.
-        dropout: before the classifiers.
-        droppath: rate of stochastic depth, at all blocks.
+        act: activation function of all layers.
+        distilled: whether there is a second classifier, for distillation; the output is the mean of
+            both.
+        dropout: rate before the classifiers.
+        droppath: rate of stochastic depth of all blocks.
 
     Attributes:
-        distilled_training: of a distilled model; True: train mode returns (logits, distillation
+        distilled_training: for a distilled model. True: train mode returns (logits, distillation
             logits).
 
     Raises:
@@ -246,39 +264,40 @@ class LeViT(ImageModel):
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        stride = STRIDES[stem_type]
+        stem_divisors = STEM_DIVISORS[stem_type]
+        stride = 2 ** len(stem_divisors)
         self._check_sizes(stride, stage_depths, embed_dims, num_heads, key_dim)
         self.num_features = embed_dims[-1]
         self.distilled = distilled
         self.dropout = dropout
         self.stem = nn.Sequential()
         in_dim = in_channels
-        for i, share in enumerate((8, 4, 2, 1) if stem_type == "s16" else (4, 2, 1)):
+        for i, divisor in enumerate(stem_divisors):
             if i:
                 self.stem.add_sublayer(f"act{i}", ACTIVATIONS[act]())
-            self.stem.add_sublayer(f"conv{i + 1}", ConvNorm(in_dim, embed_dims[0] // share))
-            in_dim = embed_dims[0] // share
-        grid: tuple[int, int] = (self.image_size[0] // stride, self.image_size[1] // stride)
-        self.grids, self.stages = {grid[0] * grid[1]: grid}, nn.LayerList()
+            dim = embed_dims[0] // divisor
+            self.stem.add_sublayer(f"conv{i + 1}", ConvNorm(in_dim, dim))
+            in_dim = dim
+        height, width = self.image_size
+        grid = (height // stride, width // stride)
+        # (rows, columns) by their product.
+        self.grids = {grid[0] * grid[1]: grid}
+        self.stages = nn.LayerList()
         for dim, depth, heads in zip(embed_dims, stage_depths, num_heads, strict=True):
             downsample: nn.Layer = nn.Identity()
             if len(self.stages):
                 downsample = Downsample(in_dim, dim, key_dim, grid, droppath, act)
                 grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
                 self.grids[grid[0] * grid[1]] = grid
-            attention = [
-                Attention(dim, key_dim, heads, attn_ratio, grid, act) for _ in range(depth)
-            ]
-            self.stages.append(
-                Stage(
-                    downsample, [Block(dim, attn, mlp_ratio, droppath, act) for attn in attention]
-                )
-            )
+            blocks = []
+            for _ in range(depth):
+                attn = Attention(dim, key_dim, heads, attn_ratio, grid, act)
+                blocks.append(Block(dim, attn, mlp_ratio, droppath, act))
+            self.stages.append(Stage(downsample, blocks))
             in_dim = dim
-        stages = range(len(self.stages))
-        self.feature_info = feature_info(
-            [f"stages.{i}" for i in stages], embed_dims, [stride << i for i in stages]
-        )
+        modules = [f"stages.{i}" for i in range(len(self.stages))]
+        reductions = [stride * 2**i for i in range(len(self.stages))]
+        self.feature_info = feature_info(modules, embed_dims, reductions)
         self._finish()
 
     def _check_sizes(
@@ -292,8 +311,8 @@ class LeViT(ImageModel):
         check_multiples(self.image_size, stride, str(stride))
         for key, values in (("STAGE_DEPTHS", stage_depths), ("NUM_HEADS", num_heads)):
             if len(values) != len(embed_dims):
-                told = f"expected {len(embed_dims)} numbers: one per stage, as in EMBED_DIMS"
-                raise InputError(f"{key} is {list(values)}, {told}")
+                expected = f"expected {len(embed_dims)} numbers: one per stage, as in EMBED_DIMS"
+                raise InputError(f"{key} is {list(values)}, {expected}")
         if embed_dims[0] % 8:
             raise InputError(
                 f"EMBED_DIMS begins with {embed_dims[0]}, not a multiple of 8, as the stem needs it"
@@ -318,7 +337,8 @@ class LeViT(ImageModel):
         return self.stages
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        x = x if stage is self.stages[0] else self._run(stage.downsample, x)
+        if stage is not self.stages[0]:
+            x = self._run(stage.downsample, x)
         return self._run_all(stage.blocks, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
@@ -326,52 +346,48 @@ class LeViT(ImageModel):
         if not self.distilled:
             return self.head(x)
         logits = self.head(x)
-        distilled = self.head_dist(x)
-        return (
-            (logits, distilled)
-            if self.distilled_training and self.training
-            else (logits + distilled) / 2
-        )
+        distilled_logits = self.head_dist(x)
+        if self.distilled_training and self.training:
+            return logits, distilled_logits
+        return (logits + distilled_logits) / 2
 
     def inference_model(self) -> ImageModel:
-        """Folds every batch norm into the convolution or Linear beside it, as the authors' ``fuse``
-        does.
+        """Returns a copy with every batch norm folded into the convolution or Linear beside it, as
+        the authors' ``fuse`` does.
         """
         return fold(self)
 
+    def _heads(self) -> tuple[str, ...]:
+        return ("head", "head_dist") if self.distilled else ("head",)
+
     def classifier_names(self) -> tuple[str, ...]:
-        last = ".linear" if isinstance(self.head, NormLinear) else ""
-        return (f"head{last}", f"head_dist{last}") if self.distilled else (f"head{last}",)
+        # A head without classes, and one whose norm is folded, has no ``linear``.
+        suffix = ".linear" if isinstance(self.head, NormLinear) else ""
+        return tuple(f"{name}{suffix}" for name in self._heads())
 
     def _add_classifiers(self) -> None:
-        for name in ("head", "head_dist")[: 1 + self.distilled]:
-            classes = self.num_classes
-            setattr(
-                self,
-                name,
-                NormLinear(self.num_features, classes, self.dropout) if classes else nn.Identity(),
-            )
+        for name in self._heads():
+            if self.num_classes:
+                classifier = NormLinear(self.num_features, self.num_classes, self.dropout)
+            else:
+                classifier = nn.Identity()
+            setattr(self, name, classifier)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with what is between the
-        stages), the classifiers with their norms. They are timm's, the authors have none.
+        """Returns timm's groups, since the authors have none: the stem, each block, and the
+        classifiers with their norms. The first block of a stage has the downsampling before it.
         """
-        groups: list[tuple[str, ...]] = [("stem",)]
-        for i, stage in enumerate(self.stages):
-            blocks: list[tuple[str, ...]] = [
-                (f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))
-            ]
-            blocks[0] += (f"stages.{i}.downsample",)
-            groups += blocks
-        return [*groups, ("head", "head_dist")]
+        return [*groups_by_block("stem", "stages", self.stages), ("head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("attention_biases")}
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """PyTorch's own; N(0, 0.02) for the classifiers. What is within a layer comes before it."""
+        # ``apply`` visits a layer's sublayers before itself. So the Linears of a LinearNorm are
+        # drawn by init_linear first, and then again as PyTorch does; the classifiers stay at
+        # N(0, 0.02).
         init_linear(layer)
         if isinstance(layer, ConvNorm | LinearNorm):
             init_as_torch(layer.linear)
         if isinstance(layer, LinearNorm):
-            Constant(layer.start)(layer.bn.weight)
+            Constant(layer.norm_weight)(layer.bn.weight)

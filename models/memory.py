@@ -13,8 +13,9 @@ from models.costs import Cost
 from models.costs import cost as cost_of
 from settings.options import Configuration
 
-STAGES = (0, 1, 2, 3)  # of DIST.STRATEGY.sharding_configs; 0: no sharding
-# bytes
+# The stages of DIST.STRATEGY.sharding_configs; 0: no sharding.
+STAGES = (0, 1, 2, 3)
+# Bytes of a number in float32, and in bfloat16 or float16.
 FLOAT = 4
 HALF = 2
 # Elements that training keeps for the backward pass per element of the activations that ``costs``
@@ -26,10 +27,17 @@ _BLOCK = re.compile(r"(.*\bblocks\.\d+|layer\d+\.\d+)\.")
 
 
 class Memory(NamedTuple):
-    """Bytes of one process: the one that needs most."""
+    """The memory of the process that needs most, in bytes.
+
+    Attributes:
+        weights: the weights in float32.
+        copies: their copies in half precision.
+        gradients: the gradients.
+        moments: both moments of the optimizer.
+        activations: the activations that are kept for the backward pass.
+    """
 
     weights: int
-    # of the weights in bfloat16
     copies: int
     gradients: int
     moments: int
@@ -40,7 +48,7 @@ class TrainingMemory:
     """Estimates the memory that training a model takes.
 
     Args:
-        config: the model's configuration, of which MODEL.RECOMPUTE and AMP count, too.
+        config: the configuration of the model. MODEL.RECOMPUTE and AMP count, too.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -49,15 +57,15 @@ class TrainingMemory:
         self.parameters = sum(self.sizes)
         self.half = config.AMP
         blocks = _by_block(self.cost, "parameters")
-        # Stage 3 shards the blocks alone: each process has all other parameters.
+        # Stage 3 shards the blocks only. Each process has all other parameters.
         self.unsharded = self.parameters - sum(blocks.values())
         self.largest_block = max(blocks.values(), default=0)
         self.activations = self._activations(bool(config.MODEL.get("RECOMPUTE")))
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages of sharding that the model can be trained with. Stage 3 needs one sequence of
-        blocks.
+        """The stages of sharding with which the model can be trained. Stage 3 needs a single
+        sequence of blocks.
         """
         if any(layer.name.startswith("blocks.") for layer in self.cost.layers):
             return STAGES
@@ -68,7 +76,7 @@ class TrainingMemory:
         share = largest_share(self.sizes, ranks)
         weights = self.parameters
         if stage == 3:
-            # In a backward pass, two blocks are gathered at a time.
+            # The backward pass gathers two blocks at a time.
             weights = min(weights, self.unsharded + share + 2 * self.largest_block)
         return Memory(
             weights=FLOAT * weights,
@@ -79,7 +87,7 @@ class TrainingMemory:
         )
 
     def _activations(self, recompute: bool) -> int:
-        """Returns the bytes that are kept of one image."""
+        """Returns the bytes of activations that are kept for one image."""
         element = KEPT * (HALF if self.half else FLOAT)
         if not recompute:
             return round(element * self.cost.activations)
@@ -92,8 +100,13 @@ class TrainingMemory:
 
 
 def largest_share(sizes: list[int], ranks: int) -> int:
-    """Returns the number of elements of the rank with most of them. Fleet assigns each parameter,
-    the largest first, to the rank that has least.
+    """Returns the number of elements of the rank that has most of them.
+
+    Fleet assigns the parameters, the largest first, each to the rank that has least so far.
+
+    Args:
+        sizes: elements of each parameter.
+        ranks: number of processes.
     """
     shares = [0] * ranks
     for size in sorted(sizes, reverse=True):
@@ -111,5 +124,6 @@ def _by_block(cost: Cost, field: str) -> dict[str, int]:
 
 
 def _block_of(name: str) -> str:
+    """Returns the name of the block of a layer within one; else ""."""
     matched = _BLOCK.match(name)
     return matched[1] if matched else ""

@@ -1,10 +1,11 @@
-"""CAFormer, ConvFormer and PoolFormer V2 (Yu et al. 2022, arXiv:2210.13452): stages of separable
-convolutions, of pooling or of attention.
+"""MetaFormer baselines (Yu et al. 2022, arXiv:2210.13452): CAFormer, ConvFormer and PoolFormer V2.
 
-Parameter names, order of operations and initialisation are those of timm's ``MetaFormer``, whose
-first PoolFormers are in ``models.poolformer``.
+Their stages mix tokens by separable convolutions, by pooling or by attention. Parameter names, the
+order of operations and the initialisation are those of timm's ``MetaFormer``. timm builds the first
+PoolFormers with the same class; here they are in ``models.poolformer``.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -33,17 +34,19 @@ from models.poolformer import Pooling
 from settings.keys import Blocks, Depth, Epsilon, Factor, InTraining, Rate, Size
 from weights.names import metaformer as names
 
+# Channels of an attention head.
 HEAD_DIM = 32
 
 
 def scale_norm(dim: int, channels_first: bool) -> LayerNorm:
-    """Returns a layer norm of [B, N, dim], or of [B, dim, H, W], with a scale and without a shift."""
-    return (ChannelNorm if channels_first else LayerNorm)(dim, epsilon=1e-6, bias_attr=False)
+    """Returns a layer norm without a bias, for [B, dim, H, W] or for [B, N, dim]."""
+    norm = ChannelNorm if channels_first else LayerNorm
+    return norm(dim, epsilon=1e-6, bias_attr=False)
 
 
 class SepConv(nn.Layer):
-    """A convolution of 7 x 7 places within each of twice as many channels, between two of 1 x 1
-    (MobileNetV2's).
+    """A separable convolution, as in MobileNetV2: a depthwise 7 x 7 convolution of 2 * dim channels
+    between two 1 x 1 convolutions.
 
     Shape: [B, dim, H, W] -> the same.
     """
@@ -60,8 +63,10 @@ class SepConv(nn.Layer):
 
 
 class Scale(nn.Layer):
-    """A factor for each channel of the shortcut (Shleifer et al. 2021, arXiv:2110.09456). It starts
-    at 1.
+    """Multiplies each channel of a shortcut by a learnt factor, which starts at 1 (Shleifer et al.
+    2021, arXiv:2110.09456).
+
+    Shape: [B, dim, H, W] with ``channels_first``, else [B, N, dim] -> the same.
     """
 
     def __init__(self, dim: int, channels_first: bool) -> None:
@@ -70,48 +75,53 @@ class Scale(nn.Layer):
         self.scale = self.create_parameter([dim], default_initializer=Constant(1.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return (
-            scale_planes(x, self.scale.reshape([-1, 1, 1]))
-            if self.channels_first
-            else scale_channels(x, self.scale)
-        )
+        if self.channels_first:
+            return scale_planes(x, self.scale.reshape([-1, 1, 1]))
+        return scale_channels(x, self.scale)
 
 
 class Block(nn.Layer):
     """res_scale1(x) + token_mixer(norm1(x)), then res_scale2(x) + mlp(norm2(x)), each branch with
     drop path.
 
-    Shape: with ``attention`` [B, N, dim], else [B, dim, H, W] -> the same.
+    Args:
+        dim: channels.
+        token_mixer: "attention", "conv" (``SepConv``) or "pool" (``Pooling``).
+        scaled: whether the shortcuts have learnt factors; otherwise res_scale1 and res_scale2 are
+            the identity.
+        attn_drop: dropout of the attention weights.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, N, dim] -> the same with "attention", else [B, dim, H, W] -> the same.
     """
 
     def __init__(
-        self,
-        dim: int,
-        mixer: str,
-        attention: bool,
-        scaled: bool,
-        attn_drop: float,
-        drop_path: float,
+        self, dim: int, token_mixer: str, scaled: bool, attn_drop: float, drop_path: float
     ) -> None:
         super().__init__()
-        pools = mixer == "pool" and not attention
-        self.norm1 = (
-            GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
-        )
-        self.token_mixer = Pooling() if pools else SepConv(dim)
-        if attention:
+        channels_first = token_mixer != "attention"
+        if token_mixer == "pool":
+            norm = functools.partial(GroupNorm, 1, dim, 1e-6, bias_attr=False)
+        else:
+            norm = functools.partial(scale_norm, dim, channels_first)
+        self.norm1 = norm()
+        if token_mixer == "pool":
+            self.token_mixer = Pooling()
+        else:
+            # Drawn and replaced with "attention": a seed gives the fresh weights that it always
+            # gave.
+            self.token_mixer = SepConv(dim)
+        if token_mixer == "attention":
             heads = max(1, dim // HEAD_DIM)
             self.token_mixer = Attention(
                 dim, heads, HEAD_DIM, qkv_bias=False, attn_drop=attn_drop, proj_bias=False
             )
         self.drop_path1 = DropPath(drop_path)
-        self.res_scale1 = Scale(dim, not attention) if scaled else nn.Identity()
-        self.norm2 = (
-            GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
-        )
-        self.mlp = Mlp(dim, 4 * dim, act="star_relu", conv=not attention, bias=False)
+        self.res_scale1 = Scale(dim, channels_first) if scaled else nn.Identity()
+        self.norm2 = norm()
+        self.mlp = Mlp(dim, 4 * dim, act="star_relu", conv=channels_first, bias=False)
         self.drop_path2 = DropPath(drop_path)
-        self.res_scale2 = Scale(dim, not attention) if scaled else nn.Identity()
+        self.res_scale2 = Scale(dim, channels_first) if scaled else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.drop_path1(self.token_mixer(self.norm1(x)), onto=self.res_scale1(x))
@@ -119,8 +129,9 @@ class Block(nn.Layer):
 
 
 class Stem(nn.Layer):
-    """A convolution with stride 4, then a norm. Shape: [B, in_channels, H, W] -> [B, dim, about H /
-    4, W / 4].
+    """A 7 x 7 convolution with stride 4, then a norm.
+
+    Shape: [B, in_channels, H, W] -> [B, dim, about H / 4, about W / 4].
     """
 
     def __init__(self, in_channels: int, dim: int) -> None:
@@ -133,8 +144,9 @@ class Stem(nn.Layer):
 
 
 class Downsampling(nn.Layer):
-    """A norm, then a convolution with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 2, W / 2],
-    rounded up.
+    """A norm, then a 3 x 3 convolution with stride 2.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / 2, W / 2], rounded up.
     """
 
     def __init__(self, in_dim: int, dim: int) -> None:
@@ -147,20 +159,25 @@ class Downsampling(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one kind and width; ``downsample`` halves height and width before them, but in the
-    first stage.
+    """``downsample`` (not in the first stage), then blocks of one kind and width.
+
+    Args:
+        downsample: the layer before the blocks.
+        blocks: the blocks.
+        attention: whether the blocks attend, and so take tokens instead of maps.
     """
 
-    def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer], attention: bool) -> None:
+    def __init__(self, downsample: nn.Layer, blocks: Sequence[nn.Layer], attention: bool) -> None:
         super().__init__()
         self.attention = attention
-        self.downsample = Downsampling(in_dim, dim) if in_dim else nn.Identity()
-        self.blocks = nn.LayerList(list(blocks))
+        self.downsample = downsample
+        self.blocks = nn.LayerList(blocks)
 
 
 class MlpHead(nn.Layer):
-    """A classifier: fc2(norm(relu(fc1(x)) ** 2)), with dropout before fc2. Shape: [B, dim] -> [B,
-    classes].
+    """A classifier: fc2(norm(relu(fc1(x)) ** 2)), with dropout before fc2.
+
+    Shape: [B, dim] -> [B, classes].
     """
 
     def __init__(self, dim: int, classes: int, epsilon: float, dropout: float) -> None:
@@ -176,27 +193,28 @@ class MlpHead(nn.Layer):
 
 @register("metaformer")
 class MetaFormer(ImageModel):
-    """CAFormer, ConvFormer and PoolFormer V2: images of any size from 3 x 3.
+    """CAFormer, ConvFormer and PoolFormer V2. They take images of any size from 3 x 3 on.
 
-    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not
-    normalised.
+    Their features are the last stage's output, not normalised: [B, embed_dims[3], about H / 32,
+    about W / 32].
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
-        attention_stages: how many of the last stages attend, with heads of 32 channels: 2 in
-            CAFormer, 0 in ConvFormer. The others have ``token_mixer``.
-        token_mixer: of the stages that don't attend: "conv": separable convolutions; "pool": the
-            mean of 3 x 3 places (PoolFormer V2).
-        res_scale_stages: how many of the last stages have a learnt factor for each channel of the
-            shortcuts.
-        mlp_head: whether the classifier is an MLP, or a single layer (PoolFormer V2).
-        head_norm_eps: of the norm within the classifier: timm's; the authors have 1e-5 there. All
-            others have 1e-6.
-        dropout: within the classifier, before its last layer, as the authors'; timm's comes before
+        attention_stages: number of the last stages that attend, with heads of 32 channels: 2 in
+            CAFormer, 0 in ConvFormer.
+        token_mixer: what mixes tokens in the other stages. "conv": separable convolutions; "pool":
+            the mean of 3 x 3 places (PoolFormer V2).
+        res_scale_stages: number of the last stages that have a learnt factor for each channel of
+            the shortcuts.
+        mlp_head: whether the classifier is an MLP. Otherwise it is a single layer (PoolFormer V2).
+        head_norm_eps: epsilon of the norm within the MLP of the classifier. The default is timm's,
+            the authors have 1e-5. All other norms have 1e-6.
+        dropout: rate before the last layer of the classifier, as the authors'; timm's comes before
             its first.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Raises:
         InputError: not four stages, or more than four of them that attend or have factors.
@@ -235,33 +253,40 @@ class MetaFormer(ImageModel):
         self.num_features = embed_dims[-1]
         self.head_norm_eps = head_norm_eps
         self.dropout = dropout
-        self.stem, self.stages = Stem(in_channels, embed_dims[0]), nn.LayerList()
-        sizes = zip(
-            (0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True
-        )
-        for i, (in_dim, dim, rates) in enumerate(sizes):
+        self.stem = Stem(in_channels, embed_dims[0])
+        self.stages = nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
+            dim = embed_dims[i]
             attention = i >= 4 - attention_stages
-            scaled = i >= 4 - res_scale_stages
             blocks = [
-                Block(dim, token_mixer, attention, scaled, attention_dropout, rate)
+                Block(
+                    dim,
+                    "attention" if attention else token_mixer,
+                    scaled=i >= 4 - res_scale_stages,
+                    attn_drop=attention_dropout,
+                    drop_path=rate,
+                )
                 for rate in rates
             ]
-            self.stages.append(Stage(in_dim, dim, blocks, attention))
-        self.feature_info = feature_info(
-            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
-        )
+            downsample = Downsampling(embed_dims[i - 1], dim) if i else nn.Identity()
+            self.stages.append(Stage(downsample, blocks, attention))
+        modules = [f"stages.{i}" for i in range(4)]
+        self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
         self.mlp_head = mlp_head
         norm = LayerNorm(self.num_features, epsilon=1e-6)
+        # An MLP has its own dropout.
         drop = nn.Identity() if mlp_head else nn.Dropout(dropout)
         self.head = nn.Sequential(("norm", norm), ("drop", drop), ("fc", nn.Identity()))
         self._finish()
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Returns the grid of the stage that has so many places, in images of image_size."""
-        height, width = ((side - 3) // 4 + 1 for side in self.image_size)
-        while height * width > places:
-            height, width = (height + 1) // 2, (width + 1) // 2
-        return height, width
+        """Returns the rows and columns of the stage that has so many places."""
+        # The output of the stem's convolution, which each further stage halves, rounded up.
+        rows, columns = ((side - 3) // 4 + 1 for side in self.image_size)
+        while rows * columns > places:
+            rows = (rows + 1) // 2
+            columns = (columns + 1) // 2
+        return rows, columns
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)
@@ -281,11 +306,13 @@ class MetaFormer(ImageModel):
         return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
-        """Returns the last layer: what a file of other classes has before it is taken, as in timm."""
+        """Returns the classifier's last layer. For another number of classes, the layers before it
+        are loaded from a weight file, as in timm.
+        """
         return ("head.fc.fc2",) if isinstance(self.head.fc, MlpHead) else ("head.fc",)
 
     def _add_classifiers(self) -> None:
-        """Replaces the whole MLP, as timm's ``reset_classifier``."""
+        # Replaces the whole MLP, as timm's ``reset_classifier`` does.
         if not self.mlp_head:
             super()._add_classifiers()
             return
@@ -297,8 +324,8 @@ class MetaFormer(ImageModel):
             self.head.fc.apply(self._init_weights)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with the downsampling
-        before it), the head with its norms.
+        """Returns the groups: the stem, each block, and the head with its norms. The first block of
+        a stage has the downsampling before it.
         """
         return [*groups_by_block("stem", "stages", self.stages), ("head",)]
 

@@ -1,8 +1,8 @@
-"""MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601), and what gMLP and ResMLP share with it.
+"""MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601), which is also the base of gMLP and ResMLP.
 
-Parameter names and order of operations are those of timm's ``MlpMixer``; a Linear's weight is [in,
-out] here and [out, in] there. The initialisation is the authors' (google-research/big_vision);
-timm's Linear layers have Xavier's.
+Parameter names and the order of operations are those of timm's ``MlpMixer``. The weight of a Linear
+is [in, out] here and [out, in] there. The initialisation is that of the authors
+(google-research/big_vision); timm's Linears have Xavier's.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,15 @@ from weights.names import mixer as names
 
 
 class MixerBlock(nn.Layer):
-    """An MLP over places, channel by channel, then one over channels, place by place, each after a
-    norm and added.
+    """x + mlp_tokens(norm1(x)), then x + mlp_channels(norm2(x)), each branch with drop path.
+
+    ``mlp_tokens`` reads all places of a channel, ``mlp_channels`` all channels of a place.
 
     Args:
         dim: channels D.
         num_patches: places N.
-        mlp_ratio: hidden width over dim, of the MLP over places and of the one over channels; or
-            one number for both.
+        mlp_ratio: hidden widths of both MLPs over dim: of the one over places, then of the one over
+            channels; or one number for both.
         drop: dropout in both MLPs.
         drop_path: rate of stochastic depth.
 
@@ -57,12 +58,12 @@ class MixerBlock(nn.Layer):
             raise InputError(
                 f"MLP_RATIO is {mlp_ratio}, expected one number, or two: over places and over channels"
             )
-        tokens, channels = ratios
+        tokens_ratio, channels_ratio = ratios
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp_tokens = Mlp(num_patches, hidden_width(dim, tokens), drop)
+        self.mlp_tokens = Mlp(num_patches, hidden_width(dim, tokens_ratio), drop)
         self.drop_path = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp_channels = Mlp(dim, hidden_width(dim, channels), drop)
+        self.mlp_channels = Mlp(dim, hidden_width(dim, channels_ratio), drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         mixed = swap_axes(self.mlp_tokens(swap_axes(self.norm1(x))))
@@ -72,22 +73,25 @@ class MixerBlock(nn.Layer):
 
 @register("mixer")
 class MlpMixer(ImageModel):
-    """Patches, then blocks without attention. A layer over places has its size: other images aren't
-    taken.
+    """MLP-Mixer: patches, then blocks of MLPs over places and over channels.
 
-    Features: the normalised patch tokens [B, N, embed_dim].
+    It takes images of image_size only, because the layers over places have as many inputs as there
+    are patches. Its features are the normalised patch tokens: [B, N, embed_dim].
 
     Args:
         patch_size: pixels along a patch's side.
-        embed_dim: channels.
+        embed_dim: channels of a token.
         depth: blocks.
-        mlp_ratio: hidden width of the MLP over its input's: over places and over channels, or one
-            number for both; None: 0.5 and 4, the paper's.
-        dropout: in the MLPs.
+        mlp_ratio: hidden widths of the MLPs over embed_dim: of the one over places, then of the one
+            over channels; or one number for both. None: 0.5 and 4, the paper's.
+        dropout: rate in the MLPs.
         droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last
-            one's rate.
+        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
+            the last one's rate.
         norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
+
+    Attributes:
+        default_mlp_ratio: the value of mlp_ratio where it is None.
     """
 
     weight_names = names
@@ -119,14 +123,14 @@ class MlpMixer(ImageModel):
         self.norm_eps = norm_eps
         self.head_init_bias = head_init_bias
         self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
-        ratio = mlp_ratio or self.default_mlp_ratio
+        mlp_ratio = mlp_ratio or self.default_mlp_ratio
         [rates] = drop_path_rates(droppath, [depth], droppath_shape)
         self.blocks = nn.LayerList(
-            self._block(embed_dim, self.stem.num_patches, ratio, dropout, rate) for rate in rates
+            self._block(embed_dim, self.stem.num_patches, mlp_ratio, dropout, rate)
+            for rate in rates
         )
-        self.feature_info = feature_info(
-            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
-        )
+        modules = [f"blocks.{i}" for i in range(depth)]
+        self.feature_info = feature_info(modules, embed_dim, patch_size)
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
@@ -157,11 +161,12 @@ class MlpMixer(ImageModel):
         return [("stem",), *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """The authors': Flax's own, but for the classifier, which starts at 0."""
+        """Initialises as the authors do: as Flax by itself, and the classifier with zeros."""
         init_lecun(layer)
         if layer is self.head:
             self._init_head()
 
-    def _init_head(self) -> None:  # head_init_scale has nothing to scale
+    def _init_head(self) -> None:
+        """Sets the classifier to zeros, which leaves nothing for head_init_scale to scale."""
         for parameter in self.head.parameters():
             Constant(0.0)(parameter)

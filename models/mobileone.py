@@ -1,7 +1,7 @@
 """MobileOne (Vasu et al. 2022, arXiv:2206.04040).
 
-Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of these
-variants.
+Its blocks have several branches in training, which become one convolution for inference. Parameter
+names, the order of operations and the initialisation are those of MobileOne in timm's ``ByobNet``.
 """
 
 import copy
@@ -28,18 +28,23 @@ from weights.names import mobileone as names
 
 
 class Block(nn.Layer):
-    """Computes relu(attn(sum of branches)), each with a batch norm. Branches are convolutions of
-    one kind, one of 1 x 1 beside larger ones, and the input itself if it has the output's shape. Or
-    relu(attn(reparam_conv)), which equals it once trained.
+    """relu(attn(y)), where y is the sum of all branches, or the output of an equal convolution.
 
-    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
+    The branches are convolutions of kernel_size, a 1 x 1 convolution if they are larger, and the
+    input itself if it has the shape of the output. Each branch has a batch norm.
 
     Args:
-        kernel_size, stride, groups: of the convolutions.
-        branches: how many convolutions of ``kernel_size``.
-        squeeze: whether ``attn`` scales the channels.
-        drop_path: rate at which the convolutions are dropped, where the input itself remains.
-        deploy: one convolution with a bias instead of all branches.
+        in_dim: channels of the input.
+        dim: channels of the output.
+        kernel_size: side of the kernels.
+        stride: stride of all convolutions.
+        groups: groups of all convolutions.
+        branches: number of convolutions of kernel_size.
+        squeeze: whether ``attn`` is squeeze and excitation. Otherwise it is the identity.
+        drop_path: rate at which the convolutions are dropped, if the input is a branch.
+        deploy: whether there is one convolution with a bias instead of the branches.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Block(nn.Layer):
         self.groups = groups
         self.kernel_size = kernel_size
         self.attn = SqueezeExcite(dim, dim // 16) if squeeze else nn.Identity()
-        self.reparam_conv = self._plain(dim) if deploy else None
+        self.reparam_conv = self._convolution(dim) if deploy else None
         if deploy:
             return
         self.identity = BatchNorm2D(dim) if in_dim == dim and stride == 1 else None
@@ -108,38 +113,43 @@ class Block(nn.Layer):
             scale = weight / np.sqrt(variance + norm._epsilon)
             bias += shift - mean * scale
             if branch is norm:
-                # The input itself is a convolution that reads each channel in its middle.
+                # The input itself is a convolution whose kernel is 1 in the middle of its own
+                # channel.
                 kernel[channels, channels % group_dim, middle, middle] += scale
             else:
-                added = branch.conv.weight.numpy() * scale.reshape([-1, 1, 1, 1])
-                edge = (side - added.shape[-1]) // 2
-                kernel[:, :, edge : side - edge, edge : side - edge] += added
-        self.reparam_conv = self._plain(dim)
+                scaled = branch.conv.weight.numpy() * scale.reshape([-1, 1, 1, 1])
+                # A 1 x 1 kernel is added to the middle of a larger one.
+                margin = (side - scaled.shape[-1]) // 2
+                kernel[:, :, margin : side - margin, margin : side - margin] += scaled
+        self.reparam_conv = self._convolution(dim)
         for parameter, values in zip(self.reparam_conv.parameters(), (kernel, bias), strict=True):
             parameter.set_value(values.astype(np.float32))
         del self.identity, self.conv_kxk, self.conv_scale, self.drop_path
 
-    def _plain(self, dim: int) -> Conv2D:
+    def _convolution(self, dim: int) -> Conv2D:
+        """Returns a fresh convolution with a bias that can replace the branches."""
         side = self.kernel_size
         return Conv2D(self.in_dim, dim, side, self.stride, side // 2, groups=self.groups)
 
 
 @register("mobileone")
 class MobileOne(ImageModel):
-    """MobileOne: images of any size.
+    """MobileOne. It takes images of any size.
 
-    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up.
+    Its features are the last stage's output: [B, embed_dims[3], H / 32, W / 32], rounded up.
 
     Args:
-        stage_depths: pairs of blocks of each of four stages: a depthwise one of 3 x 3, and one of 1
-            x 1.
-        embed_dims: channels of each of four stages; the stem has the first's, at most 64.
-        num_branches: convolutions of one kind that a block adds up.
-        use_se: squeeze and excitation in the last half of the third stage, and in the fourth.
-        dropout: before the classifier.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        deploy: each block is one convolution, into which a trained one can be folded
-            (``inference_model``).
+        stage_depths: pairs of blocks of each of four stages: a depthwise 3 x 3 block, then a 1 x 1
+            block.
+        embed_dims: channels of each of four stages. The stem has as many as the first, at most 64.
+        num_branches: number of equal convolutions whose outputs a block adds.
+        use_se: whether there is squeeze and excitation, in the last half of the third stage and in
+            the fourth.
+        dropout: rate before the classifier.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
+        deploy: whether each block is one convolution, as ``inference_model`` makes of a trained
+            block.
 
     Raises:
         InputError: not four stages.
@@ -171,13 +181,14 @@ class MobileOne(ImageModel):
         self.num_features = embed_dims[-1]
         in_dim = min(64, embed_dims[0])
         if deploy:
-            self._only_one_reads_images()
+            self._name_folded_stem()
         self.stem = Block(in_channels, in_dim, 3, stride=2, deploy=deploy)
-        self.feature_info = feature_info(
-            ["stem", *(f"stages.{i}" for i in range(4))], [in_dim, *embed_dims], (2, 4, 8, 16, 32)
-        )
-        # How many pairs of blocks at each stage's end have squeeze and excitation.
-        squeezed = [0, 0, stage_depths[2] // 2, stage_depths[3]] if use_se else [0] * 4
+        modules = ["stem", *(f"stages.{i}" for i in range(4))]
+        self.feature_info = feature_info(modules, [in_dim, *embed_dims], (2, 4, 8, 16, 32))
+        # The number of pairs of blocks at the end of each stage that have squeeze and excitation.
+        squeezed = [0, 0, 0, 0]
+        if use_se:
+            squeezed = [0, 0, stage_depths[2] // 2, stage_depths[3]]
         rates = drop_path_rates(droppath, [2 * depth for depth in stage_depths])
         self.stages = nn.LayerList()
         for stage, dim in enumerate(embed_dims):
@@ -208,8 +219,8 @@ class MobileOne(ImageModel):
         self._finish()
 
     def inference_model(self) -> ImageModel:
-        """Returns an equal model for inference, faster where some layers can be folded; itself
-        otherwise.
+        """Returns an equivalent model for inference, whose branches are folded into one convolution
+        each. A model with deploy is returned itself.
         """
         if self.deploy:
             return self
@@ -218,11 +229,12 @@ class MobileOne(ImageModel):
             if isinstance(layer, Block):
                 layer.fold()
         model.deploy = True
-        model._only_one_reads_images()
+        model._name_folded_stem()
         model.eval()
         return model
 
-    def _only_one_reads_images(self) -> None:
+    def _name_folded_stem(self) -> None:
+        """Sets the names of the convolutions that read the image to those of a folded stem."""
         self.first_conv = "stem.reparam_conv"
         self.beside_first_conv = ()
 
@@ -242,7 +254,7 @@ class MobileOne(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, and the classifier."""
         blocks = [
             (f"stages.{i}.{j}",)
             for i, stage in enumerate(self.stages)

@@ -1,11 +1,11 @@
-"""MobileViT (Mehta and Rastegari 2021, arXiv:2110.02178): MobileNetV2's blocks, and attention
-between places that lie alike in their patches.
+"""MobileViT (Mehta and Rastegari 2021, arXiv:2110.02178): MobileNetV2's blocks with attention.
 
-Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of
-MobileViT's variants.
+A place attends to the places that have the same position within other patches. Parameter names, the
+order of operations and the initialisation are those of MobileViT in timm's ``ByobNet``.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,36 +28,44 @@ from models.layers.stages import check_counts, drop_path_rates, feature_info
 from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
 from weights.names import mobilevit as names
 
-PATCH = 2  # places along a side
-RESIDUALS = (1, 3, 1, 1, 1)  # inverted residuals of each stage
+# Places along a patch's side.
+PATCH = 2
+# Inverted residuals of each stage.
+RESIDUALS = (1, 3, 1, 1, 1)
 
 
 def expanded_channels(dim: int, ratio: float) -> int:
-    """Returns ``ratio`` times as many channels, as a multiple of 8 that isn't more than a tenth too
-    small.
-    """
-    wanted = int(dim * ratio)
-    near = max(8, int(dim * ratio + 4) // 8 * 8)
-    return near if near >= 0.9 * wanted else near + 8
+    """Returns dim * ratio, rounded to a multiple of 8, but not down by more than 10 %."""
+    exact = int(dim * ratio)
+    rounded = max(8, int(dim * ratio + 4) // 8 * 8)
+    return rounded if rounded >= 0.9 * exact else rounded + 8
 
 
 class InvertedResidual(nn.Layer):
-    """Three convolutions, to more channels, within each of these, and to ``dim``: MobileNetV2's
-    (arXiv:1801.04381).
+    """The inverted residual of MobileNetV2 (arXiv:1801.04381), with SiLU.
 
-    What they read is added where the shape is the same. Shape: [B, in_dim, H, W] -> [B, dim, H /
-    stride, W / stride].
+    It is a depthwise 3 x 3 convolution between two 1 x 1 convolutions, which widen and narrow its
+    input. The input is added if it has the shape of the output; this branch has drop path.
+
+    Args:
+        in_dim: channels of the input.
+        dim: channels of the output.
+        stride: stride of the depthwise convolution.
+        expand_ratio: channels of the depthwise convolution over in_dim.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
 
     def __init__(
         self, in_dim: int, dim: int, stride: int, expand_ratio: float, drop_path: float
     ) -> None:
         super().__init__()
-        between = expanded_channels(in_dim, expand_ratio)
+        mid_dim = expanded_channels(in_dim, expand_ratio)
         self.residual = stride == 1 and in_dim == dim
-        self.conv1_1x1 = ConvNorm(in_dim, between, 1, silu)
-        self.conv2_kxk = ConvNorm(between, between, 3, silu, stride=stride, groups=between)
-        self.conv3_1x1 = ConvNorm(between, dim, 1)
+        self.conv1_1x1 = ConvNorm(in_dim, mid_dim, 1, silu)
+        self.conv2_kxk = ConvNorm(mid_dim, mid_dim, 3, silu, stride=stride, groups=mid_dim)
+        self.conv3_1x1 = ConvNorm(mid_dim, dim, 1)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -66,10 +74,12 @@ class InvertedResidual(nn.Layer):
 
 
 class MobileViTBlock(nn.Layer):
-    """Convolutions and attention of a map, whose output is fused with the map itself.
+    """Convolutions, then attention between patches; a convolution fuses the output with the input.
 
-    A place attends to the places at the same position within other patches of 2 x 2. A map of odd
-    sides is stretched meanwhile. Shape: [B, dim, H, W] -> the same.
+    A place attends to the places that have the same position within other patches of 2 x 2. A map
+    of odd sides is stretched for the attention.
+
+    Shape: [B, dim, H, W] -> the same.
 
     Args:
         dim: channels of the map.
@@ -99,8 +109,8 @@ class MobileViTBlock(nn.Layer):
     ) -> None:
         super().__init__()
         self.conv_kxk = ConvNorm(dim, dim, 3, silu)
-        to_hidden = Conv2D(dim, hidden_dim, 1, bias_attr=False)
-        self.conv_1x1 = ConvNorm(dim, hidden_dim, 1, silu) if hidden_norm else to_hidden
+        plain_conv = Conv2D(dim, hidden_dim, 1, bias_attr=False)
+        self.conv_1x1 = ConvNorm(dim, hidden_dim, 1, silu) if hidden_norm else plain_conv
         self.transformer = nn.LayerList()
         for _ in range(layers):
             attn = Attention(hidden_dim, num_heads, attn_drop=attn_drop, proj_drop=drop)
@@ -122,11 +132,11 @@ class MobileViTBlock(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         hidden = self.conv_1x1(self.conv_kxk(x))
         _, dim, height, width = hidden.shape
-        # Patches, rounded up: a map of odd sides is stretched to whole ones.
-        rows = -(-height // PATCH)
-        columns = -(-width // PATCH)
+        # Rows and columns of patches. A map of odd sides is stretched to whole patches.
+        rows = (height + PATCH - 1) // PATCH
+        columns = (width + PATCH - 1) // PATCH
         hidden = in_float32(interpolate(hidden, (rows * PATCH, columns * PATCH)))
-        # The batch counts positions within a patch, and the tokens are the patches.
+        # Each position within a patch is an item of the batch, and the patches are its tokens.
         hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH])
         hidden = hidden.transpose([0, 3, 5, 2, 4, 1]).reshape([-1, rows * columns, dim])
         for block in self.transformer:
@@ -145,26 +155,26 @@ class MobileViT(ImageModel):
     Its features are [B, embed_dims[8], H / 32, W / 32], rounded up.
 
     Args:
-        embed_dims: channels of the stem, of each of seven inverted residuals, of which the second
-            to the fourth are one stage, and of the last convolution.
-        hidden_dims: channels of the attention in each of the last three stages.
-        stage_depths: layers of attention in each of the last three stages.
-        num_heads: heads of the attention: the authors' and timm's 4; PaddleViT's 8.
-        expand_ratio: channels within an inverted residual over its input's; PaddleViT's are 4 in
+        embed_dims: nine numbers: channels of the stem, of each of seven inverted residuals, and of
+            the last convolution. The second to the fourth inverted residual are one stage.
+        hidden_dims: channels of the transformer blocks in each of the last three stages.
+        stage_depths: transformer blocks of each of the last three stages.
+        num_heads: heads of the attention; 4 in the authors' and timm's models, 8 in PaddleViT's.
+        expand_ratio: channels within an inverted residual over its input's; PaddleViT has 4 in
             mobilevit_xxs, too.
         mlp_ratio: hidden width of the MLPs over their input's.
-        last_norm_eps: of the norm after a stage's layers of attention; PaddleViT's is 1e-6. All
-            others have 1e-5.
-        hidden_norm: whether a batch norm and SiLU follow the convolution before the attention, as
-            PaddleViT's.
-        dropout: in the layers of attention, after their projections and within their MLPs.
-        attention_dropout: of the attention weights.
-        head_dropout: before the classifier.
-        droppath: rate of stochastic depth at the last stage's attention; linear from 0 at the first
-            inverted residual.
+        last_norm_eps: epsilon of the norm after the transformer blocks of a stage; PaddleViT has
+            1e-6. All other layer norms have 1e-5.
+        hidden_norm: whether a batch norm and SiLU follow the convolution before the transformer
+            blocks, as in PaddleViT.
+        dropout: rate in the transformer blocks, after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        head_dropout: rate before the classifier.
+        droppath: rate of stochastic depth of the last stage's transformer blocks; rates grow
+            linearly from 0 at the first inverted residual.
 
     Raises:
-        InputError: numbers of another count, or channels that aren't a multiple of the heads.
+        InputError: a wrong count of numbers, or channels that aren't a multiple of the heads.
     """
 
     weight_names = names
@@ -208,16 +218,18 @@ class MobileViT(ImageModel):
         self.stem = ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2)
         # (in, out) channels of one inverted residual after the other.
         residual_dims = itertools.pairwise(embed_dims[:-1])
-        rates = drop_path_rates(droppath, [count + (i > 1) for i, count in enumerate(RESIDUALS)])
+        # In the last three stages the transformer blocks count as one more block.
+        depths = [count + 1 if i > 1 else count for i, count in enumerate(RESIDUALS)]
+        rates = drop_path_rates(droppath, depths)
         self.stages = nn.LayerList()
         for i, count in enumerate(RESIDUALS):
             stage = nn.Sequential()
             for j in range(count):
                 in_dim, dim = next(residual_dims)
-                stride = 2 if i and not j else 1
+                # The first block of each stage but the first halves the maps.
+                stride = 2 if i > 0 and j == 0 else 1
                 residual = InvertedResidual(in_dim, dim, stride, expand_ratio, rates[i][j])
                 stage.add_sublayer(str(j), residual)
-            # The last three stages have attention.
             if i > 1:
                 attention = MobileViTBlock(
                     embed_dims[3 + i],
@@ -241,16 +253,18 @@ class MobileViT(ImageModel):
         self.head = nn.Sequential(("drop", nn.Dropout(head_dropout)), ("fc", nn.Identity()))
         self._finish()
         for block in self.sublayers():
-            # A residual block starts as the identity.
+            # A fresh residual block is the identity.
             if isinstance(block, InvertedResidual) and block.residual:
                 Constant(0.0)(block.conv3_1x1.bn.weight)
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Returns the grid of the stage with so many patches, for images of image_size."""
-        height, width = (-(-side // (8 * PATCH)) for side in self.image_size)
-        while height * width > places:
-            height, width = (height + 1) // 2, (width + 1) // 2
-        return height, width
+        """Returns the rows and columns of the stage that has so many patches."""
+        # The first attention reads maps of an eighth of the image.
+        rows, columns = (math.ceil(side / (8 * PATCH)) for side in self.image_size)
+        while rows * columns > places:
+            rows = (rows + 1) // 2
+            columns = (columns + 1) // 2
+        return rows, columns
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)
@@ -269,8 +283,8 @@ class MobileViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns timm's groups, as the authors have none: the stem, each block, the classifier.
-        The last block has the last convolution.
+        """Returns timm's groups, since the authors have none: the stem, each block, and the
+        classifier. The last block has the last convolution.
         """
         blocks = [
             (f"stages.{i}.{j}",)

@@ -1,8 +1,8 @@
-"""Pooling-based Vision Transformer (Heo et al. 2021, arXiv:2103.16302), and its distilled form
-(arXiv:2012.12877).
+"""PiT, the Pooling-based Vision Transformer (Heo et al. 2021, arXiv:2103.16302).
 
-Parameter names, order of operations and initialisation are those of timm's
-``PoolingVisionTransformer``; a Linear's weight is [in, out] here and [out, in] there.
+A distilled model has DeiT's distillation token (arXiv:2012.12877). Parameter names, the order of
+operations and the initialisation are those of timm's ``PoolingVisionTransformer``. The weight of a
+Linear is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,10 +27,12 @@ from weights.names import pit as names
 
 
 class ConvEmbedding(nn.Layer):
-    """Projects overlapping patches. Shape: [B, C, H, W] -> [B, dim, rows, columns].
+    """Projects overlapping patches by a strided convolution.
+
+    Shape: [B, in_channels, H, W] -> [B, dim, rows, columns].
 
     Attributes:
-        grid_size: (rows, columns): the patches that lie wholly within the image.
+        grid_size: (rows, columns) of the patches that lie wholly within the image.
 
     Raises:
         InputError: an image that is smaller than a patch, or isn't of the model's size.
@@ -58,8 +60,9 @@ class ConvEmbedding(nn.Layer):
 
 
 class Pooling(nn.Layer):
-    """Halves rows and columns by a depthwise convolution; a Linear widens the tokens in front as
-    much.
+    """Halves rows and columns of the places by a depthwise convolution, which also widens them.
+
+    A Linear widens the tokens in front.
 
     Shape: [B, prefix + rows * columns, in_dim] -> [B, prefix + ceil(rows / 2) * ceil(columns / 2),
     dim].
@@ -73,13 +76,13 @@ class Pooling(nn.Layer):
         self.fc = Linear(in_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        token, places = split(x, [self.prefix, x.shape[1] - self.prefix], axis=1)
+        tokens, places = split(x, [self.prefix, x.shape[1] - self.prefix], axis=1)
         maps = swap_axes(places).reshape([-1, x.shape[2], *self.grid_size])
-        return concat([self.fc(token), swap_axes(self.conv(maps).flatten(2))], axis=1)
+        return concat([self.fc(tokens), swap_axes(self.conv(maps).flatten(2))], axis=1)
 
 
 class Transformer(nn.Layer):
-    """Blocks of one width; ``pool`` comes before them, but in the first stage."""
+    """``pool`` (not in the first stage), then blocks of one width."""
 
     def __init__(self, pool: nn.Layer, blocks: Iterable[nn.Layer]) -> None:
         super().__init__()
@@ -89,29 +92,31 @@ class Transformer(nn.Layer):
 
 @register("pit")
 class PoolingVisionTransformer(ImageModel):
-    """PiT; images of other sizes than image_size aren't taken.
+    """PiT. It takes images of image_size only.
 
-    Features: the class token, and of a distilled model its distillation token, normalised: [B, 1 or
-    2, num_features].
+    Its features are the class token and, in a distilled model, the distillation token, normalised:
+    [B, 1 or 2, num_features].
 
     Args:
         image_size: pixels, or (height, width).
         patch_size: pixels along a patch's side.
         stride: pixels from a patch to the next one.
-        base_dims: channels of a head, by stage.
-        stage_depths: blocks, by stage.
-        num_heads: heads, by stage; a stage's channels are a multiple of those before.
+        base_dims: channels of a head of each stage.
+        stage_depths: blocks of each stage.
+        num_heads: heads of each stage. The channels of a stage, base_dims * num_heads, are a
+            multiple of those of the stage before.
         mlp_ratio: hidden width of the MLP over its input's.
-        distilled: a distillation token with a head of its own; the output is the mean of both
-            heads.
-        dropout: after the position embedding, after the attention's projection and in the MLP.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        distilled: whether there is a distillation token with a head of its own; the output is the
+            mean of both heads.
+        dropout: rate after the position embedding, after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Attributes:
-        distilled_training: of a distilled model; True: train mode returns (logits, distillation
+        distilled_training: for a distilled model. True: train mode returns (logits, distillation
             logits).
-        grids: rows and columns of the patches, by stage.
+        grids: (rows, columns) of the places of each stage.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -145,8 +150,8 @@ class PoolingVisionTransformer(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_counts(len(stage_depths), BASE_DIMS=base_dims, NUM_HEADS=num_heads)
         dims = [size * heads for size, heads in zip(base_dims, num_heads, strict=True)]
-        for before, dim in pairwise(dims):
-            if dim % before:
+        for previous, dim in pairwise(dims):
+            if dim % previous:
                 raise InputError(
                     f"BASE_DIMS x NUM_HEADS is {dims}, expected each a multiple of the one before"
                 )
@@ -154,11 +159,12 @@ class PoolingVisionTransformer(ImageModel):
         self.num_prefix_tokens = 1 + distilled
         self.num_features = dims[-1]
         self.patch_embed = ConvEmbedding(self.image_size, in_channels, dims[0], patch_size, stride)
-        start = Normal(std=0.02)
+        initializer = Normal(std=0.02)
         shape = [1, dims[0], *self.patch_embed.grid_size]
-        self.pos_embed = self.create_parameter(shape, default_initializer=start)
+        self.pos_embed = self.create_parameter(shape, default_initializer=initializer)
+        # The distillation token, if there is one, is part of it.
         self.cls_token = self.create_parameter(
-            [1, self.num_prefix_tokens, dims[0]], default_initializer=start
+            [1, self.num_prefix_tokens, dims[0]], default_initializer=initializer
         )
         self.pos_drop = nn.Dropout(dropout)
         self.grids = [self.patch_embed.grid_size]
@@ -184,10 +190,9 @@ class PoolingVisionTransformer(ImageModel):
                 )
                 blocks.append(block)
             self.transformers.append(Transformer(pool, blocks))
-        stages = range(len(dims))
-        self.feature_info = feature_info(
-            [f"transformers.{i}" for i in stages], dims, [stride * 2**i for i in stages]
-        )
+        modules = [f"transformers.{i}" for i in range(len(dims))]
+        reductions = [stride * 2**i for i in range(len(dims))]
+        self.feature_info = feature_info(modules, dims, reductions)
         self.norm = LayerNorm(self.num_features, epsilon=1e-6)
         self._finish()
 

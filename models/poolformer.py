@@ -1,7 +1,7 @@
 """PoolFormer (Yu et al. 2021, arXiv:2111.11418).
 
-Parameter names, order of operations and initialisation are those of the PoolFormers of timm's
-``MetaFormer``.
+Parameter names, the order of operations and the initialisation are those of timm's ``MetaFormer``,
+as its PoolFormers are built.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,10 @@ from weights.names import poolformer as names
 
 
 class Downsampling(nn.Layer):
-    """A strided convolution. Shape: [B, C, H, W] -> [B, D, about H / stride, about W / stride]."""
+    """A strided convolution.
+
+    Shape: [B, in_channels, H, W] -> [B, dim, about H / stride, about W / stride].
+    """
 
     def __init__(
         self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int
@@ -44,19 +47,22 @@ class Downsampling(nn.Layer):
 
 
 class Pooling(nn.Layer):
-    """What the mean of each place's 3 x 3 neighbours, those inside the map, differs from the place
-    by.
+    """The mean of the 3 x 3 places around each place, minus the place itself.
+
+    Places beyond the map aren't counted. Shape: [B, D, H, W] -> the same.
     """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        means = (
-            ops.neighbour_means(x, 1) if ops.usable(x) else F.avg_pool2d(x, 3, stride=1, padding=1)
-        )
-        return means - x
+        if ops.usable(x):
+            return ops.neighbour_means(x, 1) - x
+        return F.avg_pool2d(x, 3, stride=1, padding=1) - x
 
 
 class Scale(nn.Layer):
-    """Layer scale of channels (Touvron et al. 2021, CaiT). Shape: [B, dim, H, W] -> the same."""
+    """Layer scale of the channels of maps (Touvron et al. 2021, CaiT, arXiv:2103.17239).
+
+    Shape: [B, dim, H, W] -> the same.
+    """
 
     def __init__(self, dim: int, init_value: float) -> None:
         super().__init__()
@@ -69,6 +75,12 @@ class Scale(nn.Layer):
 class Block(nn.Layer):
     """x + layer_scale1(token_mixer(norm1(x))), then x + layer_scale2(mlp(norm2(x))), each branch
     with drop path.
+
+    Args:
+        dim: channels D.
+        init_values: initial value of layer scale.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, D, H, W] -> the same.
     """
@@ -90,37 +102,32 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first
-    stage.
-    """
+    """``downsample`` (not in the first stage), then blocks of one width."""
 
-    def __init__(
-        self, in_dim: int, dim: int, init_values: float, drop: float, rates: Sequence[float]
-    ) -> None:
+    def __init__(self, downsample: nn.Layer, blocks: Iterable[Block]) -> None:
         super().__init__()
-        self.downsample = (
-            Downsampling(in_dim, dim, 3, stride=2, padding=1) if in_dim else nn.Identity()
-        )
-        self.blocks = nn.LayerList(Block(dim, init_values, drop, rate) for rate in rates)
+        self.downsample = downsample
+        self.blocks = nn.LayerList(blocks)
 
 
 @register("poolformer")
 class PoolFormer(ImageModel):
-    """PoolFormer: images of any size from 3 x 3.
+    """PoolFormer. It takes images of any size from 3 x 3 on.
 
-    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], normalised
-    or not.
+    Its features are the last stage's output: [B, embed_dims[3], about H / 32, about W / 32]. They
+    are normalised unless the last norm comes after the pooling.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
-        init_values: layer scale's initial value.
-        fc_norm: whether the last norm comes after the pooling: ``head.norm``, a layer norm, as in
-            timm. False: before it: ``norm``, a group norm over channels and places, as in the
-            authors' code and PaddleViT. The same weights give other logits there, so the norm has
-            another name.
-        dropout: in the MLP.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        init_values: initial value of layer scale.
+        fc_norm: whether the last norm comes after the pooling. It is a layer norm, ``head.norm``,
+            as in timm. Otherwise the last norm comes before the pooling and is a group norm over
+            channels and places, ``norm``, as in the authors' code and PaddleViT. The names differ,
+            since the same weights give other logits.
+        dropout: rate in the MLPs.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Raises:
         InputError: not four stages.
@@ -149,18 +156,23 @@ class PoolFormer(ImageModel):
         self.num_features = embed_dims[-1]
         self.fc_norm = fc_norm
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
-        sizes = zip(
-            (0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True
-        )
-        self.stages = nn.LayerList(
-            Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes
-        )
-        self.feature_info = feature_info(
-            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
-        )
-        self.norm = nn.Identity() if fc_norm else GroupNorm(1, self.num_features)
-        norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
-        self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
+        self.stages = nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
+            dim = embed_dims[i]
+            downsample: nn.Layer = nn.Identity()
+            if i:
+                downsample = Downsampling(embed_dims[i - 1], dim, 3, stride=2, padding=1)
+            blocks = [Block(dim, init_values, dropout, rate) for rate in rates]
+            self.stages.append(Stage(downsample, blocks))
+        modules = [f"stages.{i}" for i in range(4)]
+        self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
+        if fc_norm:
+            self.norm = nn.Identity()
+            head_norm = LayerNorm(self.num_features, epsilon=1e-6)
+        else:
+            self.norm = GroupNorm(1, self.num_features)
+            head_norm = nn.Identity()
+        self.head = nn.Sequential(("norm", head_norm), ("fc", nn.Identity()))
         self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -179,8 +191,8 @@ class PoolFormer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with the downsampling
-        before it), the head with its norm.
+        """Returns the groups: the stem, each block, and the head with its norm. The first block of
+        a stage has the downsampling before it.
         """
         return [*groups_by_block("stem", "stages", self.stages), ("norm", "head")]
 

@@ -1,5 +1,6 @@
-"""Takes settings from weights into a configuration: how images are prepared, and how the model was
-built. They are in timm's config.json beside the weights, or follow from the tensors' names.
+"""Takes settings from weights into a configuration: how images are prepared, how a model is built.
+
+They are in the config.json beside the weights, or follow from the names of the tensors.
 """
 
 import math
@@ -27,7 +28,7 @@ from weights.transformers import read_transformers
 # Parameters that a model may have beyond those of its file: some are resized for larger images.
 _SPARE = 16 << 20
 _IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-# By timm's key: our key, and the value of timm 1.0.31 for a file that has none, null or 0.
+# By timm's key: the key here, and timm 1.0.31's value for a file that has none, null or 0.
 _KEYS: dict[str, tuple[str, Any]] = {
     "crop_pct": ("DATA.CROP_PCT", 0.875),
     "crop_mode": ("DATA.CROP_MODE", "center"),

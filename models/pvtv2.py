@@ -1,11 +1,10 @@
 """Pyramid Vision Transformer v2 (Wang et al. 2021, arXiv:2106.13797).
 
-Parameter names, order of operations and initialisation are those of timm's
-``PyramidVisionTransformerV2``; a Linear's weight is [in, out] here and [out, in] there.
+Parameter names, the order of operations and the initialisation are those of timm's
+``PyramidVisionTransformerV2``. The weight of a Linear is [in, out] here and [out, in] there.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import paddle
@@ -26,8 +25,9 @@ from weights.names import pvtv2 as names
 
 
 class OverlapPatchEmbed(nn.Layer):
-    """Tokens of overlapping patches, normalised. Shape: [B, C, H, W] -> [B, ceil(H / stride),
-    ceil(W / stride), D].
+    """Projects overlapping patches by a strided convolution, then normalises the tokens.
+
+    Shape: [B, in_channels, H, W] -> [B, ceil(H / stride), ceil(W / stride), dim].
     """
 
     def __init__(self, in_channels: int, dim: int, patch_size: int, stride: int) -> None:
@@ -40,14 +40,15 @@ class OverlapPatchEmbed(nn.Layer):
 
 
 class Attention(nn.Layer):
-    """Multi-head attention of all tokens to a smaller map of keys and values.
+    """Spatial-reduction attention: multi-head attention of all tokens to a smaller map of keys and
+    values.
 
     Args:
         dim: channels D of the tokens.
         num_heads: attention heads.
-        sr_ratio: side of the patches that each make one key and value; 1: every token does. Tokens
-            that fill no patch make none.
-        linear: whether the map is averaged to 7 x 7 keys and values instead, whatever its size.
+        sr_ratio: a convolution makes one key and value of each sr_ratio x sr_ratio tokens; 1: there
+            is no convolution. Tokens beyond the last whole patch are ignored.
+        linear: whether maps of any size are averaged to 7 x 7 keys and values instead.
         qkv_bias: whether the queries, keys and values have a bias.
         attn_drop: dropout of the attention weights.
         proj_drop: dropout of the output.
@@ -95,7 +96,13 @@ class Attention(nn.Layer):
 
 
 class ConvMlp(nn.Layer):
-    """Linear, 3 x 3 depthwise convolution, GELU, Linear; ``relu``: a ReLU before the convolution.
+    """Linear, depthwise 3 x 3 convolution, GELU, Linear.
+
+    Args:
+        dim: channels of input and output.
+        hidden_dim: channels between both Linears.
+        relu: whether there is a ReLU before the convolution.
+        drop: dropout before the last Linear and at the end.
 
     Shape: [B, H, W, dim] -> the same.
     """
@@ -115,8 +122,20 @@ class ConvMlp(nn.Layer):
 
 
 class Block(nn.Layer):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path. Shape: [B, H, W, D]
-    -> the same.
+    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
+
+    Args:
+        dim: channels D of the tokens.
+        num_heads: attention heads.
+        sr_ratio: side of the patches that each make one key and value.
+        linear: whether keys and values are averaged to 7 x 7 instead, and the MLP has a ReLU.
+        qkv_bias: whether the queries, keys and values have a bias.
+        mlp_ratio: hidden width of the MLP over D.
+        drop: dropout after the attention's projection and in the MLP.
+        attn_drop: dropout of the attention weights.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, H, W, D] -> the same.
     """
 
     def __init__(
@@ -145,38 +164,36 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width and a norm. But for the first stage, ``downsample`` halves height and
-    width before them.
-    """
+    """``downsample`` (not in the first stage), then blocks of one width, then a norm."""
 
-    def __init__(
-        self, in_dim: int, dim: int, rates: Sequence[float], block: Callable[..., Block]
-    ) -> None:
+    def __init__(self, dim: int, downsample: nn.Layer, blocks: Iterable[Block]) -> None:
         super().__init__()
-        self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2) if in_dim else nn.Identity()
-        self.blocks = nn.LayerList(block(dim, drop_path=rate) for rate in rates)
+        self.downsample = downsample
+        self.blocks = nn.LayerList(blocks)
         self.norm = LayerNorm(dim, epsilon=1e-6)
 
 
 @register("pvtv2")
 class PyramidVisionTransformerV2(ImageModel):
-    """PVTv2. It takes images of any size from that at which the first keys fill a patch: 29 x 29
-    for sr_ratio (8, 4, 2, 1).
+    """PVTv2. It takes images of any size at which each stage has one whole patch of sr_ratio: from
+    29 x 29 on for sr_ratio (8, 4, 2, 1).
 
-    Its features are the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)].
+    Its features are the last stage's output, normalised: [B, embed_dims[3], H / 32, W / 32],
+    rounded up.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
         num_heads: heads of each of four stages.
-        sr_ratio: side of the patches that each make one key and value, per stage.
-        linear: keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the paper's
-            linear attention).
+        sr_ratio: for each stage the side of the patches that each make one key and value.
+        linear: whether keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the
+            paper's linear attention).
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: after the attention's projection and in the MLP.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: rate after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
         norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the
             embeddings and in the attention.
 
@@ -227,19 +244,29 @@ class PyramidVisionTransformerV2(ImageModel):
         self.num_features = embed_dims[-1]
         self.norm_eps = norm_eps
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
-        block = partial(
-            Block, linear=linear, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout
-        )
-        self.feature_info = feature_info(
-            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
-        )
+        modules = [f"stages.{i}" for i in range(4)]
+        self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
         self.stages = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
-            stage_block = partial(
-                block, num_heads=num_heads[i], sr_ratio=sr_ratio[i], mlp_ratio=mlp_ratio[i]
-            )
-            in_dim = embed_dims[i - 1] if i else 0
-            self.stages.append(Stage(in_dim, embed_dims[i], rates, stage_block))
+            dim = embed_dims[i]
+            downsample = nn.Identity()
+            if i:
+                downsample = OverlapPatchEmbed(embed_dims[i - 1], dim, 3, stride=2)
+            blocks = [
+                Block(
+                    dim,
+                    num_heads[i],
+                    sr_ratio=sr_ratio[i],
+                    linear=linear,
+                    qkv_bias=qkv_bias,
+                    mlp_ratio=mlp_ratio[i],
+                    drop=dropout,
+                    attn_drop=attention_dropout,
+                    drop_path=rate,
+                )
+                for rate in rates
+            ]
+            self.stages.append(Stage(dim, downsample, blocks))
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
         self.apply(self._init_weights)
@@ -258,8 +285,8 @@ class PyramidVisionTransformerV2(ImageModel):
         return self.head(mean_of_places(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the first embedding, each block, the last norm with the classifier.
-        The first block of a stage has the norm and the embedding before it.
+        """Returns the groups: the first embedding, each block, and the classifier with the last
+        norm. The first block of a stage has the norm and the embedding before it.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.stages):
@@ -272,8 +299,9 @@ class PyramidVisionTransformerV2(ImageModel):
         return [*groups, ("stages.3.norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the first embedding, each stage whole, the classifier."""
-        return [("patch_embed",), *((f"stages.{i}",) for i in range(len(self.stages))), ("head",)]
+        """Returns timm's groups: the first embedding, each whole stage, and the classifier."""
+        stages = [(f"stages.{i}",) for i in range(len(self.stages))]
+        return [("patch_embed",), *stages, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

@@ -1,9 +1,8 @@
-"""RegNet (Radosavovic et al. 2020, arXiv:2003.13678): RegNetY with squeeze and excitation, RegNetX
-without.
+"""RegNet (Radosavovic et al. 2020, arXiv:2003.13678): RegNetX, and RegNetY with squeeze and
+excitation.
 
-Parameter names, order of operations and initialisation are those of timm's ``RegNet``. timm
-computes the widths and depths of the stages from the paper's parameters; here they are given as
-they are.
+Parameter names, the order of operations and the initialisation are those of timm's ``RegNet``. timm
+computes the widths and depths of the stages from the paper's parameters; here they are arguments.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +27,15 @@ STEM_DIM = 32
 
 
 class Block(nn.Layer):
-    """relu(shortcut(x) + conv3(se(conv2(conv1(x))))), the branch with drop path; ``stride`` is of
-    conv2.
+    """relu(shortcut(x) + conv3(se(conv2(conv1(x))))), the branch with drop path.
+
+    Args:
+        in_dim: channels of the input.
+        dim: channels of the output.
+        stride: stride of conv2 and of the shortcut.
+        group_width: channels of a group of conv2.
+        se_ratio: hidden channels of squeeze and excitation over in_dim; 0: there is none.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
@@ -46,12 +52,13 @@ class Block(nn.Layer):
         super().__init__()
         self.conv1 = ConvNorm(in_dim, dim, 1, relu)
         self.conv2 = ConvNorm(dim, dim, 3, relu, stride=stride, groups=dim // group_width)
-        self.se = (
-            SqueezeExcite(dim, max(1, round(in_dim * se_ratio))) if se_ratio else nn.Identity()
-        )
+        if se_ratio:
+            self.se = SqueezeExcite(dim, max(1, round(in_dim * se_ratio)))
+        else:
+            self.se = nn.Identity()
         self.conv3 = ConvNorm(dim, dim, 1)
-        same = in_dim == dim and stride == 1
-        self.downsample = nn.Identity() if same else ConvNorm(in_dim, dim, 1, stride=stride)
+        same_shape = in_dim == dim and stride == 1
+        self.downsample = nn.Identity() if same_shape else ConvNorm(in_dim, dim, 1, stride=stride)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -61,20 +68,22 @@ class Block(nn.Layer):
 
 @register("regnet")
 class RegNet(ImageModel):
-    """RegNet: images of any size.
+    """RegNet. It takes images of any size.
 
-    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up.
+    Its features are the last stage's output: [B, embed_dims[3], H / 32, W / 32], rounded up.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
-        group_width: channels of a group of the 3 x 3 convolutions; in narrower stages all.
-        se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none
-            (RegNetX).
-        dropout: before the classifier.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a
-            fresh block is its shortcut alone. False: it starts at 1 (the authors').
+        group_width: channels of a group of the 3 x 3 convolutions. A stage with fewer channels has
+            a single group.
+        se_ratio: hidden channels of squeeze and excitation over the channels of the block's input;
+            0: there is none (RegNetX).
+        dropout: rate before the classifier.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
+        zero_init_last: whether the weight of a block's last norm starts at 0, as timm's does, so
+            that a fresh block is its shortcut alone. Otherwise it starts at 1, as the authors'.
 
     Raises:
         InputError: not four stages, or a width that isn't a multiple of group_width.
@@ -110,16 +119,23 @@ class RegNet(ImageModel):
         self.num_features = embed_dims[-1]
         self.stem = ConvNorm(in_channels, STEM_DIM, 3, relu, stride=2)
         in_dim = STEM_DIM
-        for i, (dim, rates) in enumerate(
-            zip(embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
-        ):
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
+            dim = embed_dims[i]
             stage = nn.Sequential()
             for j, rate in enumerate(rates):
-                block = Block(in_dim, dim, 1 if j else 2, min(group_width, dim), se_ratio, rate)
+                block = Block(
+                    in_dim,
+                    dim,
+                    stride=2 if j == 0 else 1,
+                    group_width=min(group_width, dim),
+                    se_ratio=se_ratio,
+                    drop_path=rate,
+                )
+                # timm counts stages and blocks from 1.
                 stage.add_sublayer(f"b{j + 1}", block)
                 in_dim = dim
             self.add_sublayer(f"s{i + 1}", stage)
-        modules = ["stem", *(f"s{i + 1}" for i in range(4))]
+        modules = ["stem", "s1", "s2", "s3", "s4"]
         self.feature_info = feature_info(modules, [STEM_DIM, *embed_dims], (2, 4, 8, 16, 32))
         self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
         self._finish()

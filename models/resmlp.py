@@ -1,8 +1,8 @@
 """ResMLP (Touvron et al. 2021, arXiv:2105.03404).
 
-Parameter names and order of operations are those of timm's ``MlpMixer`` with ``ResBlock``. The
-initialisation is the authors' (facebookresearch/deit); timm's is Xavier's, and its classifier
-starts at 0.
+Parameter names and the order of operations are those of timm's ``MlpMixer`` with ``ResBlock``. The
+initialisation is that of the authors (facebookresearch/deit); timm's is Xavier's, with a classifier
+that starts at 0.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,10 @@ from settings.needs import above_zero
 
 
 class Affine(nn.Layer):
-    """alpha * x + beta by channel, which takes a norm's place. Shape: [..., dim] -> [..., dim]."""
+    """alpha * x + beta, with two numbers per channel, in the place of a norm.
+
+    Shape: [..., dim] -> [..., dim].
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -36,8 +39,18 @@ class Affine(nn.Layer):
 
 
 class ResBlock(nn.Layer):
-    """A Linear over places, then an MLP over channels. Each follows an ``Affine``, and is scaled by
-    channel and added to its input.
+    """x + ls1 * linear_tokens(norm1(x)), then x + ls2 * mlp_channels(norm2(x)), each branch with
+    drop path.
+
+    ``linear_tokens`` reads all places of a channel, ``mlp_channels`` all channels of a place.
+
+    Args:
+        dim: channels D.
+        num_patches: places N.
+        mlp_ratio: hidden width of the MLP over D.
+        init_values: initial value of layer scale.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, N, D] -> [B, N, D].
     """
@@ -68,11 +81,11 @@ class ResBlock(nn.Layer):
 
 @register("resmlp")
 class ResMlp(MlpMixer):
-    """``MlpMixer`` with residual blocks that have no normalisation, only affine layers.
+    """ResMLP: an ``MlpMixer`` whose blocks have affine layers instead of norms.
 
     Args:
-        init_values: layer scale's initial value.
-        mlp_ratio: hidden width over embed_dim, of the MLP over channels.
+        init_values: initial value of layer scale.
+        mlp_ratio: hidden width of a block's MLP over embed_dim.
     """
 
     def __init__(
@@ -93,7 +106,7 @@ class ResMlp(MlpMixer):
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "constant",
     ) -> None:
-        # ``MlpMixer`` builds the blocks, which read it.
+        # The base class's constructor calls ``_block``, which reads this.
         self.init_values = init_values
         super().__init__(
             image_size=image_size,
@@ -119,15 +132,15 @@ class ResMlp(MlpMixer):
         return Affine(dim)
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """Initialises as the authors do: the stem as PyTorch does, Linears (the classifier as well)
-        by N(0, 0.02).
+        """Initialises as the authors do: the stem as PyTorch by itself, the Linears and the
+        classifier by N(0, 0.02).
         """
         if isinstance(layer, nn.Conv2D):
             init_as_torch(layer)
         init_linear(layer)
 
     def no_weight_decay(self) -> set[str]:
-        """Returns alpha and beta. They are vectors in the authors' program and don't decay; timm's
+        """Returns alpha and beta. In the authors' code they are vectors, which don't decay; timm's
         have three axes and decay.
         """
         return {name for name, _ in self.named_parameters() if name.endswith((".alpha", ".beta"))}

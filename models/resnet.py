@@ -4,8 +4,8 @@
 - ResNet-C and -D (He et al. 2018, "Bag of Tricks", arXiv:1812.01187)
 - ResNet-RS (arXiv:2103.07579), SE-ResNet (arXiv:1709.01507), ECA-ResNet (arXiv:1910.03151)
 
-Parameter names, strides (on the 3 x 3 convolutions), order of operations and initialisation are
-those of timm's ``ResNet``.
+Parameter names, the order of operations and the initialisation are those of timm's ``ResNet``. The
+3 x 3 convolutions have the strides, as there and in torchvision.
 """
 
 import math
@@ -33,8 +33,8 @@ from settings.keys import Factor, InTraining, Rate, Size
 from settings.needs import above_zero
 
 
-class Options(NamedTuple):
-    """What all blocks of a model share; see ``ResNet``."""
+class BlockOptions(NamedTuple):
+    """The options of ``ResNet`` that all its blocks share."""
 
     cardinality: int = 1
     base_width: int = 64
@@ -44,31 +44,41 @@ class Options(NamedTuple):
     eca: bool = False
 
 
-PLAIN = Options()
-
-
 class _Block(nn.Layer):
-    """relu(shortcut(x) + attention(branch(x))), the branch with drop path. [B, in_dim, H, W] -> [B,
-    expansion x dim, H / stride, W / stride], rounded up.
+    """relu(shortcut(x) + channel_attention(branch(x))), the branch with drop path.
+
+    Args:
+        in_dim: channels of the input.
+        dim: channels of the 3 x 3 convolutions, where the blocks aren't wider than ResNet's.
+        stride: 1, or 2: the block halves maps.
+        drop_path: rate of stochastic depth.
+        options: those of all blocks.
+
+    Attributes:
+        expansion: channels of the output over dim.
+        last_norm: name of the branch's last norm.
+
+    Shape: [B, in_dim, H, W] -> [B, expansion * dim, H / stride, W / stride], rounded up.
     """
 
     expansion: int
+    last_norm: str
 
     def __init__(
-        self, in_dim: int, dim: int, stride: int, drop_path: float, options: Options = PLAIN
+        self, in_dim: int, dim: int, stride: int, drop_path: float, options: BlockOptions
     ) -> None:
         super().__init__()
-        # Where maps are blurred before they are halved, the convolution itself halves nothing.
-        blurred = stride == 2 and options.anti_alias is not None
-        self._add_branch(in_dim, dim, 1 if blurred else stride, options)
-        dim = dim * self.expansion
+        # With anti-aliasing, maps are halved by a layer after the convolution instead of by it.
+        halved_after = stride == 2 and options.anti_alias is not None
+        self._add_branch(in_dim, dim, 1 if halved_after else stride, options)
+        out_dim = dim * self.expansion
         width = self.conv2.weight.shape[1] * options.cardinality
-        self.aa = anti_alias(options.anti_alias, width) if blurred else nn.Identity()
-        self.se = channel_attention(dim, options)
-        same = in_dim == dim and stride == 1
-        self.downsample = (
-            nn.Identity() if same else downsample(in_dim, dim, stride, options.avg_down)
-        )
+        self.aa = halving(options.anti_alias, width) if halved_after else nn.Identity()
+        self.se = channel_attention(out_dim, options)
+        if in_dim == out_dim and stride == 1:
+            self.downsample = nn.Identity()
+        else:
+            self.downsample = downsample(in_dim, out_dim, stride, options.avg_down)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -76,34 +86,37 @@ class _Block(nn.Layer):
 
 
 class BasicBlock(_Block):
-    """Two convolutions of 3 x 3."""
+    """A block whose branch is two 3 x 3 convolutions."""
 
     expansion = 1
+    last_norm = "bn2"
 
-    def _add_branch(self, in_dim: int, dim: int, stride: int, options: Options) -> None:
+    def _add_branch(self, in_dim: int, dim: int, stride: int, options: BlockOptions) -> None:
         if options.cardinality != 1 or options.base_width != 64:
             raise InputError(
                 "CARDINALITY and BASE_WIDTH are for blocks of three convolutions, as of DEPTH 50"
             )
         self.conv1, self.bn1 = convolution(in_dim, dim, 3, stride)
         self.conv2, self.bn2 = convolution(dim, dim, 3)
-        self.last_norm = "bn2"
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.bn2(self.conv2(self.aa(self.bn1(self.conv1(x), relu))))
 
 
 class Bottleneck(_Block):
-    """A convolution of 3 x 3 between two of 1 x 1, over a quarter of the block's channels."""
+    """A block whose branch is a 3 x 3 convolution between two of 1 x 1, which narrow its input and
+    widen its output.
+    """
 
     expansion = 4
+    last_norm = "bn3"
 
-    def _add_branch(self, in_dim: int, dim: int, stride: int, options: Options) -> None:
+    def _add_branch(self, in_dim: int, dim: int, stride: int, options: BlockOptions) -> None:
+        # BASE_WIDTH counts the channels of a group in the first stage, which has dim 64.
         width = dim * options.base_width // 64 * options.cardinality
         self.conv1, self.bn1 = convolution(in_dim, width, 1)
         self.conv2, self.bn2 = convolution(width, width, 3, stride, options.cardinality)
-        self.conv3, self.bn3 = convolution(width, dim * 4, 1)
-        self.last_norm = "bn3"
+        self.conv3, self.bn3 = convolution(width, dim * self.expansion, 1)
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.bn1(self.conv1(x), relu)
@@ -111,7 +124,8 @@ class Bottleneck(_Block):
 
 
 class BlurPool(nn.Layer):
-    """Halves maps, each place with a quarter of its neighbours (Zhang 2019, arXiv:1904.11486).
+    """Blurs maps with the binomial filter (1, 2, 1) / 4 along both axes, and halves them (Zhang
+    2019, arXiv:1904.11486).
 
     Shape: [B, dim, H, W] -> [B, dim, H / 2, W / 2], rounded up.
     """
@@ -130,19 +144,25 @@ class BlurPool(nn.Layer):
 
 
 class EfficientChannelAttention(nn.Layer):
-    """Scales each channel by a factor in 0..1 that the means of the channels beside it decide (Wang
-    et al. 2020, arXiv:1910.03151).
+    """Multiplies each channel by a factor in 0..1 that depends on the means of nearby channels
+    (ECA; Wang et al. 2020, arXiv:1910.03151).
+
+    Shape: [B, dim, H, W] -> the same.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        size = int(abs(math.log2(dim) + 1) / 2)
-        size = max(size if size % 2 else size + 1, 3)
-        self.conv = nn.Conv1D(1, 1, size, padding=size // 2, bias_attr=False)
+        # The paper's kernel size: log2(dim) / 2 + 1 / 2, made odd; as in timm at least 3.
+        kernel_size = int(abs(math.log2(dim) + 1) / 2)
+        if kernel_size % 2 == 0:
+            kernel_size += 1
+        kernel_size = max(kernel_size, 3)
+        self.conv = nn.Conv1D(1, 1, kernel_size, padding=kernel_size // 2, bias_attr=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         means = mean_of_places(x).unsqueeze(1)
-        return scale_planes(x, F.sigmoid(self.conv(means)).reshape([*x.shape[:2], 1, 1]))
+        factors = F.sigmoid(self.conv(means))
+        return scale_planes(x, factors.reshape([*x.shape[:2], 1, 1]))
 
 
 def convolution(
@@ -156,28 +176,31 @@ def convolution(
 
 
 def downsample(in_dim: int, dim: int, stride: int, avg_down: bool) -> nn.Layer:
-    """Returns what makes a shortcut as small and as wide as its branch."""
+    """Returns the layers of a shortcut that give it the size and the channels of the branch."""
     if not avg_down:
         return nn.Sequential(*convolution(in_dim, dim, 1, stride))
     pool = nn.Identity() if stride == 1 else AvgPool2D(2, stride, ceil_mode=True)
     return nn.Sequential(pool, *convolution(in_dim, dim, 1))
 
 
-def anti_alias(kind: str | None, dim: int) -> nn.Layer:
-    """Returns what halves maps of ``dim`` channels without aliasing."""
-    return BlurPool(dim) if kind == "blur" else AvgPool2D(2, ceil_mode=True)
+def halving(anti_alias: str | None, dim: int) -> nn.Layer:
+    """Returns the layer that halves maps of ``dim`` channels: ANTI_ALIAS "blur" or "avg"."""
+    return BlurPool(dim) if anti_alias == "blur" else AvgPool2D(2, ceil_mode=True)
 
 
-def channel_attention(dim: int, options: Options) -> nn.Layer:
-    """Returns what scales the channels of a block's branch."""
+def channel_attention(dim: int, options: BlockOptions) -> nn.Layer:
+    """Returns the layer that scales the channels of a branch, if the options name one."""
     if options.eca:
         return EfficientChannelAttention(dim)
-    if not options.se_ratio:
-        return nn.Identity()
-    return SqueezeExcite(dim, max(8, int(dim * options.se_ratio + 4) // 8 * 8))
+    if options.se_ratio:
+        # The multiple of 8 that is nearest, at least 8.
+        hidden_dim = max(8, int(dim * options.se_ratio + 4) // 8 * 8)
+        return SqueezeExcite(dim, hidden_dim)
+    return nn.Identity()
 
 
-SIZES = {  # by depth: the kind of block, and how many of each stage
+# The kind of block, and the number of blocks of each stage, by DEPTH.
+SIZES = {
     10: (BasicBlock, (1, 1, 1, 1)),
     14: (Bottleneck, (1, 1, 1, 1)),
     18: (BasicBlock, (2, 2, 2, 2)),
@@ -189,54 +212,60 @@ SIZES = {  # by depth: the kind of block, and how many of each stage
     200: (Bottleneck, (3, 24, 36, 3)),
     201: (Bottleneck, (3, 24, 36, 4)),
     269: (Bottleneck, (3, 30, 48, 8)),
-    270: (Bottleneck, (4, 29, 53, 4)),  # ResNet-RS's, as the next two
+    # ResNet-RS.
+    270: (Bottleneck, (4, 29, 53, 4)),
     350: (Bottleneck, (4, 36, 72, 4)),
     420: (Bottleneck, (4, 44, 87, 4)),
 }
 
 
-def pool_of_stem(dim: int, kind: str, aliasing: str | None) -> nn.Layer:
-    """Returns what halves the stem's maps before the first stage."""
-    if kind == "conv":
-        conv, norm = convolution(dim, dim, 3, 2 if aliasing is None else 1)
-        halved = () if aliasing is None else (anti_alias(aliasing, dim),)
-        return nn.Sequential(conv, *halved, norm, ReLU())
-    if aliasing == "blur":
+def stem_pooling(dim: int, stem_pool: str, anti_alias: str | None) -> nn.Layer:
+    """Returns the layer that halves the stem's maps before the first stage."""
+    if stem_pool == "conv":
+        if anti_alias is None:
+            return nn.Sequential(*convolution(dim, dim, 3, stride=2), ReLU())
+        conv, norm = convolution(dim, dim, 3)
+        return nn.Sequential(conv, halving(anti_alias, dim), norm, ReLU())
+    if anti_alias is None:
+        return MaxPool2D(3, 2, 1)
+    if anti_alias == "blur":
         return nn.Sequential(MaxPool2D(3, 1, 1), BlurPool(dim))
-    return MaxPool2D(3, 2, 1) if aliasing is None else anti_alias(aliasing, dim)
+    return halving(anti_alias, dim)
 
 
 @register("resnet")
 class ResNet(ImageModel):
-    """ResNet: images of any size, from 17 x 17 with ``anti_alias`` "blur".
+    """ResNet. It takes images of any size, from 17 x 17 on with ``anti_alias`` "blur".
 
-    Features: the last block's channels [B, num_features, H / 32, W / 32], rounded up; with
-    ``small_stem`` H / 8, W / 8.
+    Its features are the last block's output: [B, num_features, H / 32, W / 32], rounded up; with
+    ``small_stem`` H / 8 and W / 8.
 
     Args:
-        depth: layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420. Blocks of
-            10, 18 and 34 have two convolutions, those of the others three.
-        dropout: before the classifier.
-        small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first
-            convolution is 3 x 3 with stride 1, and there is no pooling after it.
-        stem_type: what reads the image. "plain": one convolution of 7 x 7; "deep": three of 3 x 3;
-            "deep_tiered": the first of fewer channels. The three have stem_width, stem_width and
-            twice as many.
+        depth: number of layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420.
+            The blocks of 10, 18 and 34 have two convolutions, those of the others three.
+        dropout: rate before the classifier.
+        small_stem: whether the stem is for small images, as in section 4.2 of the paper (CIFAR-10):
+            the first convolution is 3 x 3 with stride 1, and there is no pooling after it.
+        stem_type: "plain": one 7 x 7 convolution; "deep": three 3 x 3 convolutions, of stem_width,
+            stem_width and 2 * stem_width channels; "deep_tiered": the same, but the first one has
+            fewer channels.
         stem_width: channels of a deep stem's first two convolutions.
         stem_pool: "max": max pooling; "conv": a convolution of stride 2 (ResNet-RS).
-        avg_down: shortcuts are halved by average pooling before their convolution (ResNet-D).
+        avg_down: whether shortcuts are halved by average pooling before their convolution
+            (ResNet-D).
         cardinality: groups of the 3 x 3 convolutions (ResNeXt).
         base_width: channels of each of these groups in the first stage; 64 in ResNet, 128 in Wide
             ResNet-2.
-        anti_alias: what halves maps in place of strided convolutions: "avg": the mean of 2 x 2
-            places; "blur": ``BlurPool``; None: nothing.
-        se_ratio: channels that squeeze and excitation reduces to, over its block's; 0: none.
-        eca: efficient channel attention.
+        anti_alias: the layer that halves maps, instead of strided convolutions. "avg": the mean of
+            2 x 2 places; "blur": ``BlurPool``; None: there is none.
+        se_ratio: hidden channels of squeeze and excitation over the block's; 0: there is none.
+        eca: whether blocks have efficient channel attention.
         droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last
-            one's rate.
-        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a
-            fresh block is its shortcut alone. False: it starts at 1 (the paper's, torchvision's).
+        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
+            the last one's rate.
+        zero_init_last: whether the weight of a block's last norm starts at 0, as timm's does, so
+            that a fresh block is its shortcut alone. Otherwise it starts at 1, as the paper's and
+            torchvision's.
 
     Raises:
         InputError: another depth, or options that don't fit together.
@@ -270,60 +299,14 @@ class ResNet(ImageModel):
         zero_init_last: InTraining[bool] = True,
     ) -> None:
         if anti_alias == "blur":
-            self.min_image_size = 17  # a border is mirrored, for which a map needs two places
+            # BlurPool mirrors the border, for which a map needs two places along each side.
+            self.min_image_size = 17
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if depth not in SIZES:
             raise InputError(f"DEPTH is {depth}, expected one of {', '.join(map(str, SIZES))}")
         self.zero_init_last = zero_init_last
         block, stage_depths = SIZES[depth]
-        self._check_options(small_stem, (stem_type, stem_pool, anti_alias), se_ratio, eca)
-        stem_dim = 64 if stem_type == "plain" else 2 * stem_width
-        self._add_stem(in_channels, stem_dim, small_stem, stem_type)
-        self.maxpool = (
-            nn.Identity() if small_stem else pool_of_stem(stem_dim, stem_pool, anti_alias)
-        )
-        options = Options(cardinality, base_width, avg_down, anti_alias, se_ratio, eca)
-        in_dim = stem_dim
-        for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
-            stage = nn.Sequential()
-            for j, rate in enumerate(rates):
-                stage.add_sublayer(
-                    str(j), block(in_dim, 64 << i, 1 if j or i == 0 else 2, rate, options)
-                )
-                in_dim = (64 << i) * block.expansion
-            self.add_sublayer(f"layer{i + 1}", stage)
-        self.num_features = in_dim
-        dims = [stem_dim, *((64 << i) * block.expansion for i in range(4))]
-        reductions = (1, 1, 2, 4, 8) if small_stem else (2, 4, 8, 16, 32)
-        self.feature_info = feature_info(
-            ["act1", *(f"layer{i + 1}" for i in range(4))], dims, reductions
-        )
-        self.drop = nn.Dropout(dropout)
-        self._finish()
-
-    def _add_stem(self, in_channels: int, dim: int, small: bool, kind: str) -> None:
-        self.act1 = ReLU()
-        if kind == "plain":
-            kernel, stride = (3, 1) if small else (7, 2)
-            self.conv1, self.bn1 = convolution(in_channels, dim, kernel, stride)
-            self.first_conv = "conv1"
-            return
-        second = dim // 2
-        first = second // 4 * 3 if kind == "deep_tiered" else second
-        last, self.bn1 = convolution(second, dim, 3)
-        layers = (
-            *convolution(in_channels, first, 3, 2),
-            ReLU(),
-            *convolution(first, second, 3),
-            ReLU(),
-        )
-        self.conv1 = nn.Sequential(*layers, last)
-        self.first_conv = "conv1.0"
-
-    def _check_options(
-        self, small_stem: bool, kinds: tuple[str | None, ...], se_ratio: float, eca: bool
-    ) -> None:
-        if small_stem and kinds != ("plain", "max", None):
+        if small_stem and not (stem_type == "plain" and stem_pool == "max" and anti_alias is None):
             raise InputError(
                 "SMALL_STEM True has no pooling; leave STEM_TYPE, STEM_POOL and ANTI_ALIAS out"
             )
@@ -332,6 +315,55 @@ class ResNet(ImageModel):
                 f"SE_RATIO is {se_ratio} and ECA True, expected one of them: each scales the channels"
             )
 
+        stem_dim = 64 if stem_type == "plain" else 2 * stem_width
+        self.act1 = ReLU()
+        if stem_type == "plain":
+            self._add_plain_stem(in_channels, stem_dim, small_stem)
+        else:
+            self._add_deep_stem(in_channels, stem_dim, tiered=stem_type == "deep_tiered")
+        if small_stem:
+            self.maxpool = nn.Identity()
+        else:
+            self.maxpool = stem_pooling(stem_dim, stem_pool, anti_alias)
+
+        options = BlockOptions(cardinality, base_width, avg_down, anti_alias, se_ratio, eca)
+        dims = [stem_dim]
+        in_dim = stem_dim
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
+            dim = 64 * 2**i
+            stage = nn.Sequential()
+            for j, rate in enumerate(rates):
+                # The first block of each stage but the first halves the maps.
+                stride = 2 if i > 0 and j == 0 else 1
+                stage.add_sublayer(str(j), block(in_dim, dim, stride, rate, options))
+                in_dim = dim * block.expansion
+            self.add_sublayer(f"layer{i + 1}", stage)
+            dims.append(in_dim)
+        self.num_features = in_dim
+        modules = ["act1", "layer1", "layer2", "layer3", "layer4"]
+        reductions = (1, 1, 2, 4, 8) if small_stem else (2, 4, 8, 16, 32)
+        self.feature_info = feature_info(modules, dims, reductions)
+        self.drop = nn.Dropout(dropout)
+        self._finish()
+
+    def _add_plain_stem(self, in_channels: int, dim: int, small: bool) -> None:
+        kernel_size, stride = (3, 1) if small else (7, 2)
+        self.conv1, self.bn1 = convolution(in_channels, dim, kernel_size, stride)
+        self.first_conv = "conv1"
+
+    def _add_deep_stem(self, in_channels: int, dim: int, tiered: bool) -> None:
+        second_dim = dim // 2
+        first_dim = second_dim // 4 * 3 if tiered else second_dim
+        last_conv, self.bn1 = convolution(second_dim, dim, 3)
+        self.conv1 = nn.Sequential(
+            *convolution(in_channels, first_dim, 3, stride=2),
+            ReLU(),
+            *convolution(first_dim, second_dim, 3),
+            ReLU(),
+            last_conv,
+        )
+        self.first_conv = "conv1.0"
+
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.act1(self.bn1(self.conv1(x)))
 
@@ -339,7 +371,9 @@ class ResNet(ImageModel):
         return (self.layer1, self.layer2, self.layer3, self.layer4)
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        return self._run_all(stage, self.maxpool(x) if stage is self.layer1 else x)
+        if stage is self.layer1:
+            x = self.maxpool(x)
+        return self._run_all(stage, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.fc(self.drop(mean_of_places(x)))

@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al. 2021, arXiv:2103.14030).
 
-Parameter names, order of operations and initialisation are those of timm's ``SwinTransformer``; a
-Linear's weight is [in, out] here and [out, in] there.
+Parameter names, the order of operations and the initialisation are those of timm's
+``SwinTransformer``. The weight of a Linear is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,8 @@
 """Swin Transformer V2 (Liu et al. 2022, arXiv:2111.09883).
 
-Parameter names, order of operations and initialisation are those of timm's ``SwinTransformerV2``.
-Windows, their shift and the stages are the first version's (``models.swin``).
+Parameter names, the order of operations and the initialisation are those of timm's
+``SwinTransformerV2``. Windows, their shift and the stages are the first version's
+(``models.swin``).
 """
 
 import math
@@ -26,9 +27,15 @@ from weights.names import swinv2 as names
 
 
 class OffsetMlp(nn.Sequential):
-    """Gives the bias of each offset, between 0 and 16: [rows, num_heads] float32."""
+    """Computes the bias of each offset between two tokens, a number between 0 and 16.
 
-    offsets: paddle.Tensor  # [rows, 2]
+    It is called without an input and returns [rows, num_heads], float32.
+
+    Attributes:
+        offsets: [rows, 2], the output of ``relative_coords_table``.
+    """
+
+    offsets: paddle.Tensor
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(Linear(2, 512), ReLU(), Linear(512, num_heads, bias_attr=False))
@@ -42,8 +49,10 @@ class OffsetMlp(nn.Sequential):
 
 
 class OffsetBias(nn.Layer):
-    """What an ``OffsetMlp`` gives, computed once. (Paddle Inference 2.6 crashes as it fuses an MLP
-    of constants.)
+    """The output of an ``OffsetMlp``, computed once for inference.
+
+    It also saves Paddle Inference 2.6 from fusing an MLP whose input is a constant, at which it
+    crashes.
     """
 
     bias: paddle.Tensor
@@ -57,11 +66,11 @@ class OffsetBias(nn.Layer):
 
 
 class WindowAttention(swin.WindowAttention):
-    """Attention within a window by the cosine of query and key; an MLP gives the bias of each
-    offset.
+    """Scaled cosine attention within each window, with a bias that an MLP computes from the offset.
 
-    The cosine is multiplied by a learnt factor of each head, 100 at most. The MLP reads the
-    offset's logarithm, so that it can be asked about larger windows, too. Keys have no bias.
+    The cosine of a query and a key is multiplied by a learnt factor of the head, at most 100. The
+    MLP reads the logarithm of the offset between both tokens, so that it extrapolates to larger
+    windows. Keys have no bias.
 
     Args and shape: as ``swin.WindowAttention``.
     """
@@ -77,29 +86,29 @@ class WindowAttention(swin.WindowAttention):
         attn_drop: float,
         proj_drop: float,
     ) -> None:
-        super().__init__(dim, num_heads, window_size, False, attn_drop, proj_drop)
-        tenfold = Constant(math.log(10))
-        zero = Constant(0.0)
-        self.logit_scale = self.create_parameter([num_heads, 1, 1], default_initializer=tenfold)
-        self.q_bias = self.v_bias = None
+        super().__init__(
+            dim, num_heads, window_size, qkv_bias=False, attn_drop=attn_drop, proj_drop=proj_drop
+        )
+        # A fresh head multiplies cosines by 10.
+        self.logit_scale = self.create_parameter(
+            [num_heads, 1, 1], default_initializer=Constant(math.log(10))
+        )
+        self.q_bias = None
+        self.v_bias = None
         if qkv_bias:
-            self.q_bias = self.create_parameter([dim], default_initializer=zero)
-            self.v_bias = self.create_parameter([dim], default_initializer=zero)
+            self.q_bias = self.create_parameter([dim], default_initializer=Constant(0.0))
+            self.v_bias = self.create_parameter([dim], default_initializer=Constant(0.0))
 
     def _add_table(self, rows: int, num_heads: int, std: float) -> None:
         self.cpb_mlp = OffsetMlp(num_heads)
-        self.measure_by(0)
+        self.set_pretrained_window(self.window_size)
 
-    def measure_by(self, pretrained_window: int) -> tuple[int, int]:
-        """Sets the unit of offsets: the side of the windows that the MLP learnt with; 0: of these.
-        Returns the unit.
+    def set_pretrained_window(self, window_size: tuple[int, int]) -> None:
+        """Sets the (height, width) of the windows with which the MLP was trained. Offsets are
+        measured in units of it.
         """
-        height, width = unit = (
-            (pretrained_window, pretrained_window) if pretrained_window else self.window_size
-        )
-        offsets = relative_coords_table(self.window_size, (height, width))
+        offsets = relative_coords_table(self.window_size, window_size)
         self.cpb_mlp.register_buffer("offsets", paddle.to_tensor(offsets), persistable=False)
-        return unit
 
     def table(self) -> paddle.Tensor:
         return self.cpb_mlp()
@@ -111,23 +120,30 @@ class WindowAttention(swin.WindowAttention):
         return self.qkv(x, bias)
 
     def _scale(self) -> paddle.Tensor:
-        # In Paddle 2.6, clip has no gradient at the limit itself: the factor would stay there.
-        most = paddle.full_like(self.logit_scale, math.log(100))
-        return paddle.where(self.logit_scale > most, most, self.logit_scale).exp()
+        # Not clip: in Paddle 2.6 it has no gradient at the limit itself, so the factor would stay
+        # there.
+        limit = paddle.full_like(self.logit_scale, math.log(100))
+        return paddle.where(self.logit_scale > limit, limit, self.logit_scale).exp()
 
 
-def relative_coords_table(window_size: Sequence[int], unit: Sequence[int]) -> np.ndarray:
-    """Returns offsets (rows, columns) between a window's tokens, by row of
-    ``relative_position_index``: [rows, 2].
+def relative_coords_table(
+    window_size: Sequence[int], pretrained_window_size: Sequence[int]
+) -> np.ndarray:
+    """Returns the offsets between a window's tokens that the MLP reads: [rows, 2], float32.
 
-    An offset d is sign(d) log8(1 + 8 |d| / (unit - 1)): 1.06 for the largest within windows of
-    ``unit``.
+    Row ``relative_position_index`` of two tokens has their offset in rows and in columns. An offset
+    of d places is sign(d) log8(1 + 8 |d| / (s - 1)), where s is the side of the window in
+    pre-training. Within such a window it is at most log8(9), which is 1.06.
+
+    Args:
+        window_size: (height, width) of the windows.
+        pretrained_window_size: (height, width) of the windows in pre-training.
     """
-    sides = [
-        np.arange(1 - side, side) / max(one - 1, 1)
-        for side, one in zip(window_size, unit, strict=True)
+    axes = [
+        np.arange(1 - side, side) / max(pretrained_side - 1, 1)
+        for side, pretrained_side in zip(window_size, pretrained_window_size, strict=True)
     ]
-    offsets = 8 * np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
+    offsets = 8 * np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
     return (np.sign(offsets) * np.log2(np.abs(offsets) + 1) / np.log2(8)).astype(np.float32)
 
 
@@ -145,8 +161,8 @@ class Block(swin.Block):
 
 
 class PatchMerging(nn.Layer):
-    """Joins 2 x 2 neighbours to one token of twice the channels, normalised; an odd side is padded
-    by zeros.
+    """Merges 2 x 2 neighbours into one token of twice the channels, then normalises it. An odd side
+    is padded by zeros.
 
     Shape: [B, H, W, D] -> [B, ceil(H / 2), ceil(W / 2), 2 D].
     """
@@ -162,14 +178,14 @@ class PatchMerging(nn.Layer):
 
 @register("swinv2")
 class SwinTransformerV2(SwinTransformer):
-    """Swin Transformer V2; images of other sizes than image_size aren't taken.
+    """Swin Transformer V2. It takes images of image_size only.
 
-    Features: the last stage's tokens, normalised: [B, height, width, num_features].
+    Its features are the last stage's tokens, normalised: [B, height, width, num_features].
 
     Args:
-        pretrained_window_sizes: windows' sides, one per stage, with which the weights were
-            pre-trained; offsets between tokens are measured by them. 0, or None for all: the
-            model's own.
+        pretrained_window_sizes: for each stage, the side of the windows with which the weights were
+            pre-trained. Offsets between tokens are measured in units of it. 0: the side of the
+            model's own windows; None: 0 for all stages.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -198,36 +214,39 @@ class SwinTransformerV2(SwinTransformer):
         head_init_scale: InTraining[Factor] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
-        sizes = pretrained_window_sizes or [0] * len(stage_depths)
-        if len(sizes) != len(stage_depths):
+        pretrained_sides = pretrained_window_sizes or [0] * len(stage_depths)
+        if len(pretrained_sides) != len(stage_depths):
             expected = f"expected {len(stage_depths)} numbers: one per stage, as in STAGE_DEPTHS"
-            raise InputError(f"PRETRAINED_WINDOW_SIZES is {list(sizes)}, {expected}")
+            raise InputError(f"PRETRAINED_WINDOW_SIZES is {list(pretrained_sides)}, {expected}")
         super().__init__(
-            image_size,
-            patch_size,
-            in_channels,
-            num_classes,
-            embed_dim,
-            stage_depths,
-            num_heads,
-            window_size,
-            mlp_ratio,
-            qkv_bias,
-            dropout,
-            attention_dropout,
-            droppath,
-            head_init_scale,
-            recompute,
+            image_size=image_size,
+            patch_size=patch_size,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            embed_dim=embed_dim,
+            stage_depths=stage_depths,
+            num_heads=num_heads,
+            window_size=window_size,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            droppath=droppath,
+            head_init_scale=head_init_scale,
+            recompute=recompute,
         )
         self.pretrained_window_sizes = []
-        for stage, size in zip(self.layers, sizes, strict=True):
-            for block in stage.blocks:
-                height, width = block.attn.measure_by(size)
-            self.pretrained_window_sizes.append(max(height, width))
+        for stage, side in zip(self.layers, pretrained_sides, strict=True):
+            if side:
+                for block in stage.blocks:
+                    block.attn.set_pretrained_window((side, side))
+            else:
+                side = max(stage.blocks[0].window_size)
+            self.pretrained_window_sizes.append(side)
 
     def inference_model(self) -> SwinTransformer:
-        """Returns an equal model for inference, which doesn't compute the biases of offsets anew
-        each time.
+        """Returns an equivalent model for inference, in which the biases of offsets are computed
+        once.
         """
         return fold(self)
 
@@ -240,6 +259,7 @@ class SwinTransformerV2(SwinTransformer):
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
-        if isinstance(layer, Block):  # blocks are the identity at first
+        if isinstance(layer, Block):
+            # A fresh block is the identity.
             for norm in (layer.norm1, layer.norm2):
                 Constant(0.0)(norm.weight)

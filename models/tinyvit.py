@@ -1,11 +1,10 @@
-"""TinyViT (Wu et al. 2022, arXiv:2207.10666): a stage of convolutions, then three of attention
+"""TinyViT (Wu et al. 2022, arXiv:2207.10666): a stage of convolutions, then stages of attention
 within windows.
 
-Parameter names, order of operations and initialisation are those of timm's ``TinyVit``.
+Parameter names, the order of operations and the initialisation are those of timm's ``TinyVit``.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import paddle
@@ -31,7 +30,10 @@ from weights.names import tinyvit as names
 
 
 class ConvNorm(nn.Layer):
-    """Convolution without a bias, batch norm, and ``act`` if any."""
+    """A convolution without a bias, batch norm, and the activation ``act`` if one is given.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
+    """
 
     def __init__(
         self, in_dim: int, dim: int, kernel_size: int = 1, stride: int = 1, groups: int = 1
@@ -48,8 +50,9 @@ class ConvNorm(nn.Layer):
 
 
 class PatchEmbed(nn.Layer):
-    """Two convolutions with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 4, W / 4], rounded
-    up.
+    """Two 3 x 3 convolutions with stride 2, and GELU between them.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / 4, W / 4], rounded up.
     """
 
     def __init__(self, in_dim: int, dim: int) -> None:
@@ -62,8 +65,7 @@ class PatchEmbed(nn.Layer):
 
 
 class Convolutions(nn.Layer):
-    """The three convolutions of MobileNetV2: to ``mid_dim`` channels, a depthwise one of 3 x 3, and
-    to ``dim``.
+    """The convolutions of MobileNetV2: a depthwise one of 3 x 3 places between two of 1 x 1.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
@@ -79,20 +81,24 @@ class Convolutions(nn.Layer):
 
 
 class MBConv(Convolutions):
-    """gelu(x + convolutions(x)), the branch with drop path. Shape: [B, D, H, W] -> the same."""
+    """gelu(x + convolutions(x)), the branch with drop path.
+
+    Shape: [B, D, H, W] -> the same.
+    """
 
     def __init__(self, dim: int, mid_dim: int, drop_path: float) -> None:
         super().__init__(dim, mid_dim, dim, stride=1)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        # (Paddle 2.6 traces no super())
+        # Not super(), which Paddle 2.6 can't trace.
         return gelu(self.drop_path(Convolutions.forward(self, x), onto=x))
 
 
 class Attention(nn.Layer):
-    """A layer norm, then multi-head self-attention within a window, with a learnt bias of each
-    distance.
+    """A layer norm, then multi-head self-attention within a window.
+
+    There is a learnt bias for each distance between query and key.
 
     Args:
         dim: channels D of the tokens.
@@ -139,10 +145,18 @@ class NormMlp(Mlp):
 
 
 class Block(nn.Layer):
-    """x + attention(x) within windows, a depthwise convolution of 3 x 3, then x + mlp(x).
+    """x + attn(x) within windows, then local_conv(x), then x + mlp(x). Branches have drop path.
 
-    Both branches have drop path. A map that isn't a multiple of the windows is padded by zeros, to
-    which tokens attend, too.
+    A map that isn't a multiple of the windows is padded by zeros. As in timm, tokens attend to
+    these, too.
+
+    Args:
+        dim: channels D.
+        num_heads: attention heads.
+        window_size: places along a window's side.
+        mlp_ratio: hidden width of the MLP over D.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, H, W, D] -> the same.
     """
@@ -170,32 +184,31 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width. But for the first stage, ``downsample`` halves height and width before
-    them.
-    """
+    """``downsample`` (not in the first stage), then blocks of one width."""
 
-    def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer]) -> None:
+    def __init__(self, downsample: nn.Layer, blocks: Iterable[nn.Layer]) -> None:
         super().__init__()
-        self.downsample = Convolutions(in_dim, dim, dim, stride=2) if in_dim else nn.Identity()
-        self.blocks = nn.LayerList(list(blocks))
+        self.downsample = downsample
+        self.blocks = nn.LayerList(blocks)
 
 
 @register("tinyvit")
 class TinyViT(ImageModel):
-    """TinyViT: images of any size from 32 x 32.
+    """TinyViT. It takes images of any size from 32 x 32 on.
 
-    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up, not
-    normalised.
+    Its features are the last stage's output, not normalised: [B, embed_dims[3], H / 32, W / 32],
+    rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages; the first's are convolutions.
+        stage_depths: blocks of each of four stages. Those of the first are convolutions.
         embed_dims: channels of each of four stages.
-        num_heads: heads of each stage; the first has none, its number is ignored.
-        window_sizes: places along a window's side, of each stage; the first's number is ignored,
-            too.
+        num_heads: heads of each stage. The first number is ignored, since the first stage doesn't
+            attend.
+        window_sizes: places along a window's side, of each stage. The first number is ignored.
         mlp_ratio: hidden width of the MLP over its input's.
-        dropout: in the MLP.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: rate in the MLPs.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Raises:
         InputError: not four stages, or sizes that don't fit together.
@@ -234,22 +247,25 @@ class TinyViT(ImageModel):
         self.patch_embed = PatchEmbed(in_channels, embed_dims[0])
         rates = drop_path_rates(droppath, stage_depths)
         dim = embed_dims[0]
-        convolutions = (MBConv(dim, 4 * dim, rate) for rate in rates[0])
-        self.stages = nn.LayerList([Stage(0, dim, convolutions)])
+        convolutions = [MBConv(dim, 4 * dim, rate) for rate in rates[0]]
+        self.stages = nn.LayerList([Stage(nn.Identity(), convolutions)])
         for i in (1, 2, 3):
-            block = partial(
-                Block,
-                embed_dims[i],
-                num_heads[i],
-                window_size=window_sizes[i],
-                mlp_ratio=mlp_ratio,
-                drop=dropout,
-            )
-            blocks = (block(drop_path=rate) for rate in rates[i])
-            self.stages.append(Stage(embed_dims[i - 1], embed_dims[i], blocks))
-        self.feature_info = feature_info(
-            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
-        )
+            dim = embed_dims[i]
+            downsample = Convolutions(embed_dims[i - 1], dim, dim, stride=2)
+            blocks = [
+                Block(
+                    dim,
+                    num_heads[i],
+                    window_size=window_sizes[i],
+                    mlp_ratio=mlp_ratio,
+                    drop=dropout,
+                    drop_path=rate,
+                )
+                for rate in rates[i]
+            ]
+            self.stages.append(Stage(downsample, blocks))
+        modules = [f"stages.{i}" for i in range(4)]
+        self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
         self.head = nn.Sequential(("norm", LayerNorm(self.num_features)), ("fc", nn.Identity()))
         self._finish()
 
@@ -275,8 +291,8 @@ class TinyViT(ImageModel):
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the authors' groups (models/tiny_vit.py in microsoft/Cream), one for each block.
 
-        The first block has the stem. The last of a stage has the downsampling after it, and the last
-        of all has the head.
+        The first block has the stem. The last block of a stage has the downsampling after it, the
+        last of all has the head.
         """
         groups: list[tuple[str, ...]] = []
         for i, stage in enumerate(self.stages):
@@ -301,5 +317,5 @@ class TinyViT(ImageModel):
         if isinstance(layer, nn.Conv2D):
             init_as_torch(layer)
         elif isinstance(layer, MBConv):
-            # The block starts as gelu(x).
+            # A fresh block is gelu(x).
             Constant(0.0)(layer.conv3.bn.weight)

@@ -1,8 +1,7 @@
-"""What transformers' config.json says of the model beside how its images are prepared: its
-architecture and its sizes.
+"""Reads a model's architecture and options from the config.json of the library transformers.
 
-Some change what a model computes, but none of its tensors' shapes: an epsilon, an activation, a
-number of heads. Such weights would load, and answer something else.
+Some options change what a model computes, but no shape of its tensors: an epsilon, an activation, a
+number of heads. Without them the weights would load into a model that computes something else.
 """
 
 import math
@@ -18,49 +17,65 @@ from settings.options import Configuration, add_note, is_users
 from settings.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
+# ACT by transformers' names.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
 }
+# The rules that values of a config.json have to meet, which anybody may have written.
 _NUMBER = optional(Rule("a whole number", lambda value: is_whole(value, 1, 1 << 20)))
 _COUNT = Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20))
 _REAL = optional(Rule("a number", lambda value: is_real(value, 0, 1e6)))
 _NUMBERS = Rule(
-    "whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100)
+    "whole numbers", lambda value: is_list(value, lambda item: is_whole(item, 1, 1 << 20), 1, 100)
 )
+_COUNTS = Rule("whole numbers", lambda value: is_list(value, _COUNT.holds, 1, 100))
 _SIDES = Rule(
     "a whole number, or a list of such", lambda value: _NUMBER.holds(value) or _NUMBERS.holds(value)
 )
 _FLAGS = Rule(
-    "a list of true and false", lambda value: is_list(value, lambda one: type(one) is bool, 1, 100)
+    "a list of true and false",
+    lambda value: is_list(value, lambda item: type(item) is bool, 1, 100),
 )
 _LISTS = optional(
-    Rule("a list of lists", lambda value: is_list(value, lambda one: type(one) is list, 0, 100))
+    Rule("a list of lists", lambda value: is_list(value, lambda item: type(item) is list, 0, 100))
 )
-_FORM = (
-    dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "embed_dim"), _NUMBER)
-    | dict.fromkeys(("window_size", "groups_width"), _NUMBER)
-    | {"patch_size": _SIDES, "masked_unit_attention": optional(_FLAGS)}
-    | dict.fromkeys(
-        ("depths", "hidden_sizes", "neck_hidden_sizes", "num_heads", "sr_ratios", "key_dim"),
-        optional(_NUMBERS),
-    )
-    | dict.fromkeys(
-        ("layer_norm_eps", "layerscale_value", "layer_scale_init_value", "expand_ratio"), _REAL
-    )
-    | {"rope_theta": _REAL, "down_ops": _LISTS}
-    | dict.fromkeys(("num_register_tokens", "num_query_pool"), optional(_COUNT))
-    | {
-        "pretrained_window_sizes": Rule(
-            "whole numbers", lambda value: is_list(value, _COUNT.holds, 1, 100)
-        )
-    }
-)
+_FORM = {
+    "hidden_size": _NUMBER,
+    "num_hidden_layers": _NUMBER,
+    "intermediate_size": _NUMBER,
+    "embed_dim": _NUMBER,
+    "window_size": _NUMBER,
+    "groups_width": _NUMBER,
+    "patch_size": _SIDES,
+    "masked_unit_attention": optional(_FLAGS),
+    "depths": optional(_NUMBERS),
+    "hidden_sizes": optional(_NUMBERS),
+    "neck_hidden_sizes": optional(_NUMBERS),
+    "num_heads": optional(_NUMBERS),
+    "sr_ratios": optional(_NUMBERS),
+    "key_dim": optional(_NUMBERS),
+    "layer_norm_eps": _REAL,
+    "layerscale_value": _REAL,
+    "layer_scale_init_value": _REAL,
+    "expand_ratio": _REAL,
+    "rope_theta": _REAL,
+    "down_ops": _LISTS,
+    "num_register_tokens": optional(_COUNT),
+    "num_query_pool": optional(_COUNT),
+    "pretrained_window_sizes": _COUNTS,
+}
 # The defaults of transformers' classes, for keys that a config.json leaves out.
-_VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "patch_size": 16}
-_VIT |= {"layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+_VIT = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "patch_size": 16,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
 _VIT_MLP = _VIT | {"intermediate_size": 3072}
 _DINOV2 = _VIT | {"mlp_ratio": 4, "layer_norm_eps": 1e-6, "layerscale_value": 1.0}
 _CLIP = _VIT_MLP | {"patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
@@ -132,9 +147,8 @@ def _vit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deit(config: dict[str, Any]) -> dict[str, Any]:
-    """With a teacher, both tokens have a head. Without one, no head reads the distillation token:
-    it is a register.
-    """
+    # With a teacher, both tokens have a head. Without one, no head reads the distillation token,
+    # which makes it a register.
     without_teacher = "DeiTForImageClassification" in config["architectures"]
     return _vit(config) | {"DISTILLED": not without_teacher, "REG_TOKENS": int(without_teacher)}
 
@@ -144,6 +158,7 @@ def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
     if registers := config.get("num_register_tokens"):
         values |= {"REG_TOKENS": registers, "NO_EMBED_CLASS": True}
     if config.get("use_swiglu_ffn"):
+        # Two thirds of the width, rounded up to a multiple of 8, as in transformers.
         half = (int(config["hidden_size"] * values["MLP_RATIO"]) * 2 // 3 + 7) // 8 * 8
         values |= {"ACT": "swiglu", "MLP_RATIO": 2 * half / config["hidden_size"]}
     if _classifies(config):
@@ -153,10 +168,15 @@ def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
 
 def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
     gated = bool(config.get("use_gated_mlp"))
-    biased = config.get("query_bias", True)
-    fixed = {"key_bias": False, "proj_bias": True, "mlp_bias": True, "value_bias": biased}
-    for key, value in (fixed | {"hidden_act": "silu" if gated else "gelu"}).items():
-        _expect(config, key, value)
+    qkv_bias = config.get("query_bias", True)
+    _expect_all(
+        config,
+        key_bias=False,
+        proj_bias=True,
+        mlp_bias=True,
+        value_bias=qkv_bias,
+        hidden_act="silu" if gated else "gelu",
+    )
     return {
         "EMBED_DIM": config["hidden_size"],
         "DEPTH": config["num_hidden_layers"],
@@ -165,7 +185,7 @@ def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
         "MLP_RATIO": config["intermediate_size"] / config["hidden_size"],
         "SWIGLU_MLP": gated,
         "SWIGLU_ALIGN_TO": math.gcd(config["intermediate_size"], 8) if gated else 0,
-        "QKV_BIAS": biased,
+        "QKV_BIAS": qkv_bias,
         "INIT_VALUES": config.get("layerscale_value", 1.0),
         "REG_TOKENS": config.get("num_register_tokens") or 0,
         "USE_ABS_POS_EMB": False,
@@ -190,31 +210,28 @@ def _beit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clip(config: dict[str, Any]) -> dict[str, Any]:
-    """The classifier reads the mean of the patches, without the last norm."""
     values = _vit(config) | {"PRE_NORM": True}
+    # A classifier reads the mean of the patches, without the last norm.
     if _classifies(config):
         values |= {"GLOBAL_POOL": "avg", "FINAL_NORM": False}
     return values
 
 
 def _siglip(config: dict[str, Any]) -> dict[str, Any]:
-    """The classifier reads the mean of the patches. Only the encoder's own output is pooled by
-    attention.
-    """
     values = _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True}
+    # A classifier reads the mean of the patches. Only an encoder's output is pooled by attention.
     if config.get("vision_use_head", True) and not _classifies(config):
         return values | {"GLOBAL_POOL": "map"}
     return values | {"GLOBAL_POOL": "avg", "FC_NORM": False}
 
 
 def _classifies(config: dict[str, Any]) -> bool:
+    """Returns whether the weights are those of a classifier."""
     return head_of(config) == LABELS
 
 
 def _swin(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "gelu")
-    _expect(config, "layer_norm_eps", 1e-5)
-    _expect(config, "use_absolute_embeddings", False)
+    _expect_all(config, hidden_act="gelu", layer_norm_eps=1e-5, use_absolute_embeddings=False)
     return {
         "PATCH_SIZE": config["patch_size"],
         "EMBED_DIM": config["embed_dim"],
@@ -228,35 +245,38 @@ def _swin(config: dict[str, Any]) -> dict[str, Any]:
 
 def _swin_v2(config: dict[str, Any]) -> dict[str, Any]:
     sizes = config.get("pretrained_window_sizes", [0, 0, 0, 0])
-    # Its default has four numbers; a model of fewer stages doesn't read the last ones.
+    # transformers' default has four numbers. A model of fewer stages doesn't read the last ones.
     return _swin(config) | {"PRETRAINED_WINDOW_SIZES": sizes[: len(config["depths"])]}
 
 
 def _hiera(config: dict[str, Any]) -> dict[str, Any]:
     stages = len(config["depths"])
-    fixed = {
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
-        "embed_dim_multiplier": 2.0,
-        "query_stride": [2, 2],
-    }
-    fixed |= {"patch_size": [7, 7], "patch_stride": [4, 4], "patch_padding": [3, 3]}
-    fixed |= {"masked_unit_size": [2 ** (stages - 1)] * 2}
-    fixed |= {"num_heads": [config["num_heads"][0] << stage for stage in range(stages)]}
-    for key, value in fixed.items():
-        _expect(config, key, value)
+    unit_side = 2 ** (stages - 1)
+    _expect_all(
+        config,
+        hidden_act="gelu",
+        layer_norm_eps=1e-6,
+        embed_dim_multiplier=2.0,
+        query_stride=[2, 2],
+        patch_size=[7, 7],
+        patch_stride=[4, 4],
+        patch_padding=[3, 3],
+        masked_unit_size=[unit_side, unit_side],
+        num_heads=[config["num_heads"][0] * 2**stage for stage in range(stages)],
+    )
     within = config.get("masked_unit_attention") or [True, True, False, False]
     if within != sorted(within, reverse=True):
         raise InputError(
             f"masked_unit_attention is {value_text(within)}, models here have it in the first stages alone"
         )
-    # There the mask units shrink from stage to stage, pooled or not; here they shrink by the
-    # pooling.
-    pools = config.get("num_query_pool", 3)
-    units = min(sum(within), stages - 1)
-    if pools < units:
+    # In transformers, mask units shrink from stage to stage, pooled or not. Here they shrink by the
+    # pooling alone. Both agree where every stage that attends within units is pooled.
+    q_pool = config.get("num_query_pool", 3)
+    least = min(sum(within), stages - 1)
+    if q_pool < least:
         raise InputError(
-            f"num_query_pool is {value_text(pools)}, models here have at least {units} with this masked_unit_attention"
+            f"num_query_pool is {value_text(q_pool)}, models here have at least {least} with this"
+            " masked_unit_attention"
         )
     values = {
         "EMBED_DIM": config["embed_dim"],
@@ -265,48 +285,55 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         "MASK_UNIT_ATTN": within,
         "MLP_RATIO": config.get("mlp_ratio", 4.0),
     }
-    # it pools once less than the classifiers
-    masked = "PreTraining" in str(config.get("architectures"))
-    return values if masked else values | {"Q_POOL": pools}
+    # A model for pre-training pools once less than the classifiers made of it.
+    if "PreTraining" in str(config.get("architectures")):
+        return values
+    return values | {"Q_POOL": q_pool}
 
 
 def _levit(config: dict[str, Any]) -> dict[str, Any]:
-    dims, (key_dim, *_) = config["hidden_sizes"], config["key_dim"]
-    ratios = {
-        "attention_ratio": config.get("attention_ratio", [2])[0],
-        "mlp_ratio": config.get("mlp_ratio", [2])[0],
-    }
-    between = [["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]]
-    told = config.get("down_ops", between)
+    dims = config["hidden_sizes"]
+    stages = len(dims)
+    key_dim = config["key_dim"][0]
+    attn_ratio = config.get("attention_ratio", [2])[0]
+    mlp_ratio = config.get("mlp_ratio", [2])[0]
+    # The name, key_dim, heads, attn_ratio, mlp_ratio and stride of each downsampling.
+    expected = [["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]]
+    down_ops = config.get("down_ops", expected)
     # transformers appends a [""] each time that it builds the model.
-    while told and told[-1] == [""]:
-        told = told[:-1]
-    if told != between:
+    while down_ops and down_ops[-1] == [""]:
+        down_ops = down_ops[:-1]
+    if down_ops != expected:
         raise InputError("down_ops tells another way from stage to stage than models here have")
-    fixed = {"kernel_size": 3, "stride": 2, "padding": 1, "patch_size": 16}
-    fixed |= {key: [value] * len(dims) for key, value in (ratios | {"key_dim": key_dim}).items()}
-    for key, value in fixed.items():
-        _expect(config, key, value)
+    _expect_all(
+        config,
+        kernel_size=3,
+        stride=2,
+        padding=1,
+        patch_size=16,
+        attention_ratio=[attn_ratio] * stages,
+        mlp_ratio=[mlp_ratio] * stages,
+        key_dim=[key_dim] * stages,
+    )
     return {
         "EMBED_DIMS": dims,
         "STAGE_DEPTHS": config["depths"],
         "NUM_HEADS": config["num_attention_heads"],
         "KEY_DIM": key_dim,
-        "ATTN_RATIO": ratios["attention_ratio"],
-        "MLP_RATIO": ratios["mlp_ratio"],
+        "ATTN_RATIO": attn_ratio,
+        "MLP_RATIO": mlp_ratio,
         "DISTILLED": "WithTeacher" in str(config.get("architectures")),
     }
 
 
 def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
-    fixed = {
-        "hidden_act": "gelu",
-        "num_encoder_blocks": 4,
-        "patch_sizes": [7, 3, 3, 3],
-        "strides": [4, 2, 2, 2],
-    }
-    for key, value in fixed.items():
-        _expect(config, key, value)
+    _expect_all(
+        config,
+        hidden_act="gelu",
+        num_encoder_blocks=4,
+        patch_sizes=[7, 3, 3, 3],
+        strides=[4, 2, 2, 2],
+    )
     return {
         "EMBED_DIMS": config["hidden_sizes"],
         "STAGE_DEPTHS": config["depths"],
@@ -320,35 +347,36 @@ def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
-    fixed = {
-        "hidden_act": "gelu",
-        "pool_size": 3,
-        "mlp_ratio": 4.0,
-        "use_layer_scale": True,
-        "num_encoder_blocks": 4,
-    }
-    fixed |= {"patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2], "padding": [2, 1, 1, 1]}
-    for key, value in fixed.items():
-        _expect(config, key, value)
-    scale = config.get("layer_scale_init_value", 1e-5)
+    _expect_all(
+        config,
+        hidden_act="gelu",
+        pool_size=3,
+        mlp_ratio=4.0,
+        use_layer_scale=True,
+        num_encoder_blocks=4,
+        patch_sizes=[7, 3, 3, 3],
+        strides=[4, 2, 2, 2],
+        padding=[2, 1, 1, 1],
+    )
     return {
         "STAGE_DEPTHS": config["depths"],
         "EMBED_DIMS": config["hidden_sizes"],
-        "INIT_VALUES": scale,
+        "INIT_VALUES": config.get("layer_scale_init_value", 1e-5),
         "FC_NORM": False,
     }
 
 
 def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
-    only = {
-        "hidden_act": "silu",
-        "patch_size": 2,
-        "conv_kernel_size": 3,
-        "output_stride": 32,
-        "qkv_bias": True,
-    }
-    for key, value in (only | {"layer_norm_eps": 1e-5}).items():
-        _expect(config, key, value)
+    _expect_all(
+        config,
+        hidden_act="silu",
+        patch_size=2,
+        conv_kernel_size=3,
+        output_stride=32,
+        qkv_bias=True,
+        layer_norm_eps=1e-5,
+    )
+    # The second stage has three blocks of the same width.
     stem, first, second, *others = config["neck_hidden_sizes"]
     return {
         "EMBED_DIMS": [stem, first, second, second, second, *others],
@@ -361,37 +389,39 @@ def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convnext(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "gelu")
-    _expect(config, "patch_size", 4)
-    second = config["model_type"] == "convnextv2"
+    _expect_all(config, hidden_act="gelu", patch_size=4)
+    v2 = config["model_type"] == "convnextv2"
     return {
         "STAGE_DEPTHS": config["depths"],
         "EMBED_DIMS": config["hidden_sizes"],
-        "INIT_VALUES": 0.0 if second else config.get("layer_scale_init_value", 1e-6),
-        "USE_GRN": second,
+        "INIT_VALUES": 0.0 if v2 else config.get("layer_scale_init_value", 1e-6),
+        "USE_GRN": v2,
         "HEAD_NORM_EPS": config.get("layer_norm_eps", 1e-12),
     }
 
 
 def _resnet(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "relu")
-    _expect(config, "embedding_size", 64)
-    _expect(config, "downsample_in_bottleneck", False)
-    _expect(config, "downsample_in_first_stage", False)
+    _expect_all(
+        config,
+        hidden_act="relu",
+        embedding_size=64,
+        downsample_in_bottleneck=False,
+        downsample_in_first_stage=False,
+    )
     kind = config.get("layer_type", "bottleneck")
     stage_depths = config["depths"]
     blocks = {"basic": BasicBlock, "bottleneck": Bottleneck}
-    for depth, (block, own) in SIZES.items():
-        if block is blocks.get(kind) and list(own) == stage_depths:
+    for depth, (known_block, known_depths) in SIZES.items():
+        if known_block is blocks.get(kind) and list(known_depths) == stage_depths:
             return {"DEPTH": depth}
-    told = f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)}"
-    raise InputError(f"{told}, which no ResNet here has")
+    raise InputError(
+        f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)}, which no ResNet here"
+        " has"
+    )
 
 
 def _regnet(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "relu")
-    _expect(config, "embedding_size", 32)
-    _expect(config, "downsample_in_first_stage", True)
+    _expect_all(config, hidden_act="relu", embedding_size=32, downsample_in_first_stage=True)
     values = {"STAGE_DEPTHS": config["depths"], "EMBED_DIMS": config["hidden_sizes"]}
     se_ratio = 0.25 if config.get("layer_type", "y") == "y" else 0.0
     return values | {"GROUP_WIDTH": config["groups_width"], "SE_RATIO": se_ratio}
@@ -407,8 +437,8 @@ def _activation(config: dict[str, Any]) -> str:
 
 
 def _expect(config: dict[str, Any], key: str, value: Any) -> None:
-    """Raises InputError where a setting isn't the only one that models here have, which is
-    transformers' default.
+    """Raises InputError unless a setting has this value, the only one of models here, or is left
+    out.
     """
     if config.get(key, value) != value:
         raise InputError(
@@ -416,7 +446,13 @@ def _expect(config: dict[str, Any], key: str, value: Any) -> None:
         )
 
 
-# model_type: MODEL.TYPE, its keys
+def _expect_all(config: dict[str, Any], **settings: Any) -> None:
+    """Raises InputError unless each setting has this value or is left out."""
+    for key, value in settings.items():
+        _expect(config, key, value)
+
+
+# By model_type: MODEL.TYPE, and the function that returns the keys of MODEL.
 _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "vit": ("ViT", _vit),
     "deit": ("DeiT", _deit),
@@ -440,7 +476,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "resnet": ("ResNet", _resnet),
     "regnet": ("RegNet", _regnet),
 }
-# Sizes that the tensors' shapes tell: where they differ, the weights don't fit, and
+# Keys that show in the shapes of tensors. Where they differ, the weights don't fit, and
 # ``load_weights`` says so.
 _SHAPED = {
     "EMBED_DIM",
@@ -451,20 +487,21 @@ _SHAPED = {
     "MLP_RATIO",
     "INIT_VALUES",
     "REG_TOKENS",
+    "USE_GRN",
+    "HIDDEN_DIMS",
+    "EXPAND_RATIO",
 }
-_SHAPED |= {"USE_GRN", "HIDDEN_DIMS", "EXPAND_RATIO"}
 
 
 def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
-    """Returns MODEL.TYPE and the keys of MODEL that transformers' config.json beside weights tells,
-    or None.
+    """Returns MODEL.TYPE and the keys of MODEL from transformers' config.json beside weights; None:
+    there is no such file.
 
     Args:
-        path: what ``find_weights`` takes.
+        path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: it can't be read, is of a model that isn't here, or has a setting that models
-            here haven't got.
+        InputError: the file can't be read, or describes a model or a setting that isn't here.
     """
     config = read_transformers(path)
     if not config:
@@ -486,37 +523,37 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def with_transformers_arguments(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that change no shapes, as transformers' config.json
-    tells them.
+    """Returns ``config`` with the keys of MODEL in transformers' config.json that change no shapes.
 
-    The user's own values stay; a note tells of each that differs, and of each that is taken.
+    Values that the user has set stay. A note tells of each of them that differs, and of each value
+    that is taken.
 
     Args:
-        path: what ``find_weights`` takes.
+        path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: as ``described_model``, or they are of another architecture.
+        InputError: as ``described_model``, or the weights are of another architecture.
     """
-    found = described_model(path)
-    if found is None:
+    described = described_model(path)
+    if described is None:
         return config
-    kind, values = found
-    encoder = head_of(read_transformers(path)) == ENCODER
-    taken = architecture(config.MODEL.TYPE).arguments
+    kind, values = described
+    is_encoder = head_of(read_transformers(path)) == ENCODER
+    known_keys = architecture(config.MODEL.TYPE).arguments
     if architecture(kind).module != architecture(config.MODEL.TYPE).module:
         raise InputError(
             f"the config.json of {path}: it is of a {kind}, {config.MODEL.NAME} is a {config.MODEL.TYPE}"
         )
     for key, value in values.items():
-        if key in _SHAPED or f"MODEL.{key}" not in taken or config.MODEL[key] == value:
+        if key in _SHAPED or f"MODEL.{key}" not in known_keys or config.MODEL[key] == value:
             continue
         # An encoder doesn't say what a classifier on top of it would read.
-        if encoder and key in ("GLOBAL_POOL", "FC_NORM"):
+        if is_encoder and key in ("GLOBAL_POOL", "FC_NORM"):
             continue
-        beside = f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells"
+        note = f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells"
         if is_users(config, f"MODEL.{key}"):
-            add_note(config, f"{beside}; yours is {config.MODEL[key]}")
+            add_note(config, f"{note}; yours is {config.MODEL[key]}")
         else:
             config = with_values(config, "the weights' config.json", **{f"MODEL__{key}": value})
-            add_note(config, beside)
+            add_note(config, note)
     return config

@@ -1,8 +1,8 @@
-"""Vision Outlooker (Yuan et al. 2021, arXiv:2106.13112), with what token labels train (Jiang et al.
-2021, arXiv:2104.10858).
+"""VOLO, the Vision Outlooker (Yuan et al. 2021, arXiv:2106.13112).
 
-Parameter names, order of operations and initialisation are those of timm's ``VOLO``; a Linear's
-weight is [in, out] here and [out, in] there.
+It can be trained by token labels (Jiang et al. 2021, arXiv:2104.10858). Parameter names, the order
+of operations and the initialisation are those of timm's ``VOLO``. The weight of a Linear is [in,
+out] here and [out, in] there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,10 @@ from weights.names import volo as names
 
 
 def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Returns the places 2 i - 1, 2 i and 2 i + 1 around each second place i, in a new axis after
-    ``axis``.
+    """Returns the windows of 3 places with stride 2 along ``axis``, in a new axis after it.
 
-    Before the first place is a zero. Along both axes it is ``unfold`` of 3 x 3 windows with stride
-    2 and padding 1.
+    Window i has the places 2 i - 1, 2 i and 2 i + 1; a zero stands before the first place. Applied
+    to rows and to columns, it is ``unfold`` with 3 x 3 windows, stride 2 and padding 1.
 
     Shape: [..., 2 n, ...] -> [..., n, 3, ...].
     """
@@ -49,8 +48,9 @@ def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
 
 
 def sum_windows(x: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Adds up, as ``neighbours``'s transpose, what several windows give to one place, as ``fold``
-    does.
+    """Returns for each place the sum of its values in all windows that contain it.
+
+    It is the transpose of ``neighbours``. Applied to rows and to columns, it is ``fold``.
 
     Shape: [..., n, 3, ...] -> [..., 2 n, ...].
     """
@@ -65,12 +65,22 @@ def sum_windows(x: paddle.Tensor, axis: int) -> paddle.Tensor:
 
 
 def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Tensor:
+    """Returns ``x[..., start:end, ...]`` along ``axis``."""
     return x[(slice(None),) * axis + (slice(start, end),)]
 
 
 class OutlookAttention(nn.Layer):
-    """Every 2 x 2 places weigh the 3 x 3 places around them by a Linear of their mean. The output
-    of a place is the sum of what all windows give to it.
+    """Outlook attention: attention within 3 x 3 windows, whose weights a Linear computes.
+
+    There is a window around every second place of each row and column. A Linear of the mean of 2 x
+    2 places computes the 9 x 9 attention weights of their window. The output of a place is the sum
+    of its outputs in all windows that contain it.
+
+    Args:
+        dim: channels D.
+        num_heads: attention heads.
+        qkv_bias: whether the values have a bias.
+        attn_drop: dropout of the attention weights.
 
     Shape: [B, 2 h, 2 w, D] -> the same.
     """
@@ -81,7 +91,8 @@ class OutlookAttention(nn.Layer):
         self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.v = Linear(dim, dim, bias_attr=None if qkv_bias else False)
-        self.attn = Linear(dim, 81 * num_heads)
+        # The weights of 9 queries and 9 keys for each head.
+        self.attn = Linear(dim, 9 * 9 * num_heads)
         self.drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
 
@@ -93,9 +104,11 @@ class OutlookAttention(nn.Layer):
         attn = self.attn(mean)
         if can_fuse(v, self.drop):
             return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
-        v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
+        # [B, h, 3, w, 3, D] -> [B, h, w, 3, 3, D]
+        v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])
         v = v.reshape([-1, rows * columns, 9, self.num_heads, self.head_dim])
-        v = v.transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
+        # [B, heads, h * w, 9, head_dim]
+        v = v.transpose([0, 3, 1, 2, 4])
         attn = attn.reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
         attn = self.drop(F.softmax(attn * self.scale, axis=-1))
         x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4])
@@ -104,7 +117,10 @@ class OutlookAttention(nn.Layer):
 
 
 class ClassAttention(nn.Layer):
-    """Attention of the first token to all. Shape: [B, N, D] -> [B, 1, D]."""
+    """Multi-head attention of the first token to all tokens.
+
+    Shape: [B, N, D] -> [B, 1, D].
+    """
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float) -> None:
         super().__init__()
@@ -124,7 +140,10 @@ class ClassAttention(nn.Layer):
 
 
 class ClassBlock(Block):
-    """A block that changes the first token alone. Shape: [B, N, D] -> the same."""
+    """A transformer block that changes the first token only.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         token = self.drop_path1(self.attn(self.norm1(x)), onto=x[:, :1])
@@ -133,8 +152,9 @@ class ClassBlock(Block):
 
 
 class PatchEmbed(nn.Layer):
-    """Three convolutions, the first of which halves the image, then patches. Shape: [B, C, H, W] ->
-    [B, dim, h, w].
+    """Three convolutions, the first of which halves the image, then the patches.
+
+    Shape: [B, in_channels, H, W] -> [B, dim, H / patch_size, W / patch_size].
     """
 
     def __init__(
@@ -168,7 +188,10 @@ class PatchEmbed(nn.Layer):
 
 
 class Downsample(nn.Layer):
-    """Halves rows and columns. Shape: [B, 2 h, 2 w, C] -> [B, h, w, D]."""
+    """A 2 x 2 convolution that halves rows and columns.
+
+    Shape: [B, 2 h, 2 w, in_dim] -> [B, h, w, dim].
+    """
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
@@ -182,29 +205,31 @@ class Downsample(nn.Layer):
 class VOLO(ImageModel):
     """VOLO. It takes images of image_size only.
 
-    The logits are those of the class token plus half the largest of the patches' logits. Its
+    The logits are those of the class token plus half the largest logits of the patches. Its
     features are the class token, then the patches, normalised: [B, 1 + patches, num_features].
 
     Args:
-        image_size: pixels, or (height, width): multiples of 2 patch_size.
-        patch_size: pixels along a patch's side in the first stage; 4, 8 or 16.
+        image_size: pixels, or (height, width): multiples of 2 * patch_size.
+        patch_size: pixels along a patch's side in the first stage: 4, 8 or 16. Later stages have
+            patches of twice the side.
         stem_hidden_dim: channels of the convolutions before the patches.
-        stage_depths: blocks of each of four stages; outlookers in the first.
-        embed_dims: channels of each of four stages; of the last three alike.
+        stage_depths: blocks of each of four stages. Those of the first have outlook attention.
+        embed_dims: channels of each of four stages; the last three are equal.
         num_heads: heads of each of four stages.
         mlp_ratio: hidden width of the MLPs over their input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: after the position embedding.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear, from 0 at the first, but 0 in
-            the first stage.
+        dropout: rate after the position embedding.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block. Rates grow linearly from 0 at the
+            first block, but the first stage has none.
 
     Attributes:
         dense_training: True: train mode returns (logits [B, K], logits of the patches [B, patches,
             K], ``mixed``), for ``training.losses.TokenLabelCrossEntropy``.
-        mix_token: True: such training swaps a rectangle of patches with the batch's image from the
-            other end; the patches' logits are put back. ``mixed`` [] is the share of the swapped, 0
-            without.
+        mix_token: True: with dense_training, a rectangle of patches of each image is swapped with
+            that of another one, the first image's with the last one's and so on. The logits of the
+            patches are swapped back. ``mixed`` [] is the share of patches that were swapped; 0 if
+            mix_token is False.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -238,17 +263,19 @@ class VOLO(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         mlp_ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
-        _check(self.image_size, patch_size, stage_depths, embed_dims, num_heads, mlp_ratios)
+        _check_sizes(self.image_size, patch_size, stage_depths, embed_dims, num_heads, mlp_ratios)
         self.num_features = embed_dims[-1]
         self.patch_embed = PatchEmbed(
             self.image_size, in_channels, stem_hidden_dim, embed_dims[0], patch_size
         )
         rows, columns = (side // (2 * patch_size) for side in self.image_size)
-        start = Normal(std=0.02)
+        initializer = Normal(std=0.02)
         self.pos_embed = self.create_parameter(
-            [1, rows, columns, self.num_features], default_initializer=start
+            [1, rows, columns, self.num_features], default_initializer=initializer
         )
-        self.cls_token = self.create_parameter([1, 1, self.num_features], default_initializer=start)
+        self.cls_token = self.create_parameter(
+            [1, 1, self.num_features], default_initializer=initializer
+        )
         self.pos_drop = nn.Dropout(dropout)
         self.network = nn.LayerList()
         for i, drop_paths in enumerate(drop_path_rates(droppath, stage_depths)):
@@ -283,11 +310,10 @@ class VOLO(ImageModel):
             )
             self.post_network.append(block)
         # The index of each stage in ``network``; index 1 is the downsampling.
-        self.ends = (0, 2, 3, 4)
-        reductions = (patch_size, *[2 * patch_size] * 3)
-        self.feature_info = feature_info(
-            [f"network.{end}" for end in self.ends], embed_dims, reductions
-        )
+        self.stage_indices = (0, 2, 3, 4)
+        modules = [f"network.{index}" for index in self.stage_indices]
+        coarse = 2 * patch_size
+        self.feature_info = feature_info(modules, embed_dims, (patch_size, coarse, coarse, coarse))
         self.norm = LayerNorm(self.num_features)
         self._add_classifiers()
         set_norm_eps(self, 1e-5)
@@ -297,11 +323,11 @@ class VOLO(ImageModel):
     @property
     def blocks(self) -> list[Any]:
         """Returns all blocks, from the first to the last."""
-        stages = [*(self._blocks(end) for end in self.ends), self.post_network]
+        stages = [*(self._blocks(index) for index in self.stage_indices), self.post_network]
         return [block for stage in stages for block in stage]
 
-    def _blocks(self, end: int) -> Any:
-        return self.network[end]
+    def _blocks(self, index: int) -> Any:
+        return self.network[index]
 
     def forward(
         self, x: paddle.Tensor
@@ -309,51 +335,53 @@ class VOLO(ImageModel):
         if not (self.training and self.dense_training and self.num_classes):
             return self.forward_head(self.forward_features(x))
         x = self._embed(x)
-        swapped = self._rectangle() if self.mix_token else paddle.zeros(self.pos_embed.shape[:3])
+        # [1, rows, columns]: 1 where a patch is swapped.
+        mask = paddle.zeros(self.pos_embed.shape[:3])
         if self.mix_token:
+            mask = self._random_rectangle()
             # The first stage has twice as many places along each side.
-            places = swapped.unsqueeze(-1).repeat_interleave(2, 1).repeat_interleave(2, 2)
-            x = x + (x.flip([0]) - x) * places.astype(x.dtype)
+            fine_mask = mask.unsqueeze(-1).repeat_interleave(2, 1).repeat_interleave(2, 2)
+            x = x + (x.flip([0]) - x) * fine_mask.astype(x.dtype)
         for stage in self._stages():
             x = self._stage(stage, x, None)
         x = self._head_input(x, last=True)
         logits = self.head(x[:, 0])
-        dense = self.aux_head(x[:, 1:])
+        patch_logits = self.aux_head(x[:, 1:])
         if self.mix_token:
-            places = swapped.flatten(1).unsqueeze(-1).astype(dense.dtype)
-            dense = dense + (dense.flip([0]) - dense) * places
-        return logits, dense, swapped.mean()
+            patch_mask = mask.flatten(1).unsqueeze(-1).astype(patch_logits.dtype)
+            patch_logits = patch_logits + (patch_logits.flip([0]) - patch_logits) * patch_mask
+        return logits, patch_logits, mask.mean()
 
-    def _rectangle(self) -> paddle.Tensor:
-        """Returns a random rectangle of ones in zeros [1, rows, columns] (CutMix's,
-        arXiv:1905.04899).
+    def _random_rectangle(self) -> paddle.Tensor:
+        """Returns zeros [1, rows, columns] with a random rectangle of ones, drawn as CutMix does
+        (arXiv:1905.04899).
         """
-        # CutMix's sqrt(1 - lambda) with a uniform lambda is distributed as sqrt(lambda).
-        side = paddle.rand([]).sqrt()
+        # The side over the image's. CutMix's sqrt(1 - lambda) with a uniform lambda is distributed
+        # as sqrt(lambda).
+        ratio = paddle.rand([]).sqrt()
         within = []
         for count in self.pos_embed.shape[1:3]:
-            length = (side * count).floor()
+            length = (ratio * count).floor()
             middle = (paddle.rand([]) * count).floor()
             place = paddle.arange(count, dtype="float32")
-            first = middle - (length / 2).floor()
-            last = middle + ((length + 1) / 2).floor()
-            within.append(((place >= first) & (place < last)).astype("float32"))
+            start = middle - (length / 2).floor()
+            end = middle + ((length + 1) / 2).floor()
+            within.append(((place >= start) & (place < end)).astype("float32"))
         return (within[0].unsqueeze(-1) * within[1]).unsqueeze(0)
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return channels_last(self.patch_embed(x))
 
     def _stages(self) -> Iterable[Any]:
-        return self.ends
+        return self.stage_indices
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         if stage == 0:
             return self._run_all(self._blocks(0), x)
         if stage == 2:
             x = self.pos_drop(self.network[1](x) + self.pos_embed)
-        return self._run_all(self._blocks(stage), x.flatten(1, 2)).reshape(
-            [-1, *self.pos_embed.shape[1:]]
-        )
+        x = self._run_all(self._blocks(stage), x.flatten(1, 2))
+        return x.reshape([-1, *self.pos_embed.shape[1:]])
 
     def _fits_last_norm(self, index: int) -> bool:
         return index > 0
@@ -373,29 +401,29 @@ class VOLO(ImageModel):
         if not self.num_classes:
             return logits
         # In float32: not every build of Paddle has a gradient of the maximum in half precision.
-        values = in_float32(self.aux_head(x[:, 1:]))
+        patch_logits = in_float32(self.aux_head(x[:, 1:]))
         # As in PyTorch, the first of equal values gets the gradient. The gradient of paddle.max
         # takes seconds on a CPU, and in Paddle 2.6 each of equal values gets all of it.
-        if self.training or ops.usable(values):
+        if self.training or ops.usable(patch_logits):
             # On a GPU argmax is -1 where all are NaN.
-            place = values.argmax(axis=1, keepdim=True).clip(min=0)
-            return logits + 0.5 * paddle.take_along_axis(values, place, 1)[:, 0]
-        return logits + 0.5 * values.max(axis=1)
+            place = patch_logits.argmax(axis=1, keepdim=True).clip(min=0)
+            return logits + 0.5 * paddle.take_along_axis(patch_logits, place, 1)[:, 0]
+        return logits + 0.5 * patch_logits.max(axis=1)
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "aux_head")
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups of parameters: the embedding, each block, the blocks of the class
-        token, the classifiers with their norm. The second stage's first block has what downsamples
-        before it. The first block of the class token has the token.
+        """Returns the groups: the embedding, each block, each block of the class token, and the
+        classifiers with their norm. The first block of the second stage has the downsampling before
+        it, the first block of the class token has the token.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
-        for end in self.ends:
+        for index in self.stage_indices:
             blocks: list[tuple[str, ...]] = [
-                (f"network.{end}.{i}",) for i in range(len(self._blocks(end)))
+                (f"network.{index}.{i}",) for i in range(len(self._blocks(index)))
             ]
-            if end == 2:
+            if index == 2:
                 blocks[0] += ("network.1", "pos_embed")
             groups += blocks
         groups += [("post_network.0", "cls_token"), ("post_network.1",)]
@@ -410,7 +438,7 @@ class VOLO(ImageModel):
             init_as_torch(layer)
 
 
-def _check(
+def _check_sizes(
     image_size: Sequence[int],
     patch_size: int,
     depths: Sequence[int],

@@ -1,8 +1,8 @@
-"""XCiT (El-Nouby et al. 2021, arXiv:2106.09681): channels attend to each other, then a class token
-to the patches.
+"""XCiT, the cross-covariance image transformer (El-Nouby et al. 2021, arXiv:2106.09681).
 
-Parameter names, order of operations and initialisation are those of timm's ``Xcit``; a Linear's
-weight is [in, out] here and [out, in] there.
+In its blocks channels attend to each other instead of tokens. In the last blocks a class token
+attends to the patches. Parameter names, the order of operations and the initialisation are those of
+timm's ``Xcit``. The weight of a Linear is [in, out] here and [out, in] there.
 """
 
 import math
@@ -32,30 +32,37 @@ from models.layers.stages import feature_info
 from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import xcit as names
 
-_STEM = {8: 3, 16: 4}  # convolutions by the patch's side, each of which halves the image
+# Number of convolutions in the stem by patch size. Each of them halves the image.
+_STEM_CONVOLUTIONS = {8: 3, 16: 4}
 
 
 class PatchEmbed(nn.Layer):
-    """Convolutions with stride 2, each with batch norm, and GELU between them; the first has the
-    fewest channels.
+    """Convolutions of stride 2 with batch norm, and GELU between them.
 
-    Shape: [B, C, H, W] -> [B, dim, H / patch_size, W / patch_size], rounded up.
+    Each convolution has twice the channels of the one before.
+
+    Shape: [B, in_channels, H, W] -> [B, dim, H / patch_size, W / patch_size], rounded up.
 
     Attributes:
-        grid_size: rows and columns that the last images gave.
+        grid_size: rows and columns of the last output.
     """
 
     def __init__(
         self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int
     ) -> None:
         super().__init__()
-        self.grid_size = (-(-image_size[0] // patch_size), -(-image_size[1] // patch_size))
-        widths = [dim // 2**i for i in reversed(range(_STEM[patch_size]))]
+        height, width = image_size
+        self.grid_size = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         layers: list[nn.Layer] = []
-        for before, width in zip([in_channels, *widths], widths, strict=False):
-            convolution = Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
-            layers += [nn.Sequential(convolution, BatchNorm2D(width)), GELU()]
-        self.proj = nn.Sequential(*layers[:-1])
+        channels = in_channels
+        for i in reversed(range(_STEM_CONVOLUTIONS[patch_size])):
+            if layers:
+                layers.append(GELU())
+            out_channels = dim // 2**i
+            conv = Conv2D(channels, out_channels, 3, stride=2, padding=1, bias_attr=False)
+            layers.append(nn.Sequential(conv, BatchNorm2D(out_channels)))
+            channels = out_channels
+        self.proj = nn.Sequential(*layers)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.proj(x)
@@ -64,11 +71,18 @@ class PatchEmbed(nn.Layer):
 
 
 class FourierPositions(nn.Layer):
-    """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim,
-    rows, columns].
+    """A position embedding for grids of any size: sines and cosines of a place's row and column,
+    mixed by a 1 x 1 convolution.
 
-    Row i of n is the angle 2 pi i / n times frequencies. These fall geometrically from 1 to about 1
-    / temperature, so any grid has positions.
+    The angles of row i of n are 2 pi i / n times frequencies, which fall geometrically from 1 to
+    about 1 / temperature; so are those of a column.
+
+    Args:
+        dim: channels of the embedding.
+        channels: sines and cosines of a row, and of a column.
+        temperature: the frequencies are powers of it.
+
+    Shape: rows, columns (numbers) -> [1, dim, rows, columns].
     """
 
     def __init__(self, dim: int, channels: int = 32, temperature: float = 10_000.0) -> None:
@@ -78,24 +92,27 @@ class FourierPositions(nn.Layer):
         self.token_projection = Conv2D(2 * channels, dim, 1)
 
     def forward(self, rows: int, columns: int) -> paddle.Tensor:
-        down = self._waves(rows).unsqueeze(1).expand([rows, columns, self.channels])
-        across = self._waves(columns).unsqueeze(0).expand([rows, columns, self.channels])
-        waves = paddle.concat([down, across], axis=-1).transpose([2, 0, 1])
+        row_waves = self._waves(rows).unsqueeze(1).expand([rows, columns, self.channels])
+        column_waves = self._waves(columns).unsqueeze(0).expand([rows, columns, self.channels])
+        waves = paddle.concat([row_waves, column_waves], axis=-1).transpose([2, 0, 1])
         return self.token_projection(waves.unsqueeze(0))
 
     def _waves(self, count: int) -> paddle.Tensor:
-        """Returns a sine and a cosine in turn, of one frequency after the other: [count, channels]."""
+        """Returns the sine and the cosine of each frequency, side by side: [count, channels]."""
         places = paddle.arange(1, count + 1, dtype="float32") / (count + 1e-6) * (2 * math.pi)
         periods = self.temperature ** (
             paddle.arange(0, self.channels, 2, dtype="float32") / self.channels
         )
-        # expand: Paddle 2.6 Inference divides [n, 1] by [m] wrongly.
+        # Expanded by hand, because Paddle Inference 2.6 divides [n, 1] by [m] wrongly.
         angles = places.unsqueeze(1).expand([count, self.channels // 2]) / periods
         return paddle.stack([angles.sin(), angles.cos()], axis=2).flatten(1)
 
 
 class CrossCovarianceAttention(nn.Layer):
-    """Attention of each head's channels to each other, over all tokens (timm's ``XCA``).
+    """Cross-covariance attention: the channels of a head attend to each other (timm's ``XCA``).
+
+    The score of two channels is their cosine over all tokens times a learnt temperature of the
+    head.
 
     Args:
         dim: channels D of the tokens.
@@ -117,8 +134,8 @@ class CrossCovarianceAttention(nn.Layer):
             [num_heads, 1, 1], default_initializer=Constant(1.0)
         )
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
-        # It isn't called ``attn_drop``, by which ``attention_layers`` finds attention maps: these
-        # weights belong to no place of the image.
+        # Not called ``attn_drop``, by which ``attention_layers`` finds attention maps: these
+        # weights are of channels, not of places.
         self.weight_drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -130,18 +147,17 @@ class CrossCovarianceAttention(nn.Layer):
             x = ops.attention([qkv], self.num_heads, self.head_dim, self.temperature, across=True)
             return self.proj_drop(self.proj(x))
         qkv = qkv.reshape([-1, length, 3, self.num_heads, self.head_dim])
-        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        scores = (
-            paddle.matmul(l2_normalize(q, axis=2), l2_normalize(k, axis=2), transpose_x=True)
-            * self.temperature
-        )
-        attn = self.weight_drop(F.softmax(scores, axis=-1))  # [B, H, head_dim, head_dim]
-        x = paddle.matmul(v, attn, transpose_y=True).transpose([0, 2, 1, 3])
+        # Each [B, H, N, head_dim].
+        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)
+        cosines = paddle.matmul(l2_normalize(q, axis=2), l2_normalize(k, axis=2), transpose_x=True)
+        # [B, H, head_dim, head_dim]
+        weights = self.weight_drop(F.softmax(cosines * self.temperature, axis=-1))
+        x = paddle.matmul(v, weights, transpose_y=True).transpose([0, 2, 1, 3])
         return self.proj_drop(self.proj(x.reshape([-1, length, dim])))
 
 
 class LocalPatchInteraction(nn.Layer):
-    """Two depthwise convolutions of 3 x 3, with GELU and batch norm between them.
+    """Two depthwise 3 x 3 convolutions, with GELU and batch norm between them.
 
     Shape: [B, H, W, D] -> the same.
     """
@@ -157,8 +173,8 @@ class LocalPatchInteraction(nn.Layer):
         return channels_last(self.conv2(x))
 
 
-class Branches(nn.Layer):
-    """Base of both kinds of blocks: attention and an MLP, their norms, and layer scale for both."""
+class _BlockBase(nn.Layer):
+    """The layers of both kinds of blocks: attention and an MLP, their norms and layer scale."""
 
     def __init__(
         self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float
@@ -172,9 +188,17 @@ class Branches(nn.Layer):
         self.gamma2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
 
-class Block(Branches):
-    """x + attention(x), then x + local patch interaction(x), then x + mlp(x): normalised, scaled,
-    with drop path.
+class Block(_BlockBase):
+    """x + gamma1 * attn(norm1(x)), then x + gamma3 * local_mp(norm3(x)), then x + gamma2 *
+    mlp(norm2(x)), each branch with drop path.
+
+    Args:
+        dim: channels D.
+        attn: the attention layer, of tokens [B, N, D].
+        mlp_ratio: hidden width of the MLP over D.
+        init_values: initial value of layer scale.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
 
     Shape: [B, H, W, D] -> the same.
     """
@@ -202,14 +226,15 @@ class Block(Branches):
         return self.drop_path(scale_channels(self.mlp(self.norm2(x)), self.gamma2), onto=x)
 
 
-class ClassBlock(Branches):
-    """Lets the class token attend to itself and the patches, then applies an MLP to it.
+class ClassBlock(_BlockBase):
+    """A block of the class token: attention to itself and the patches, then an MLP.
 
-    The patches change, too, as the authors' weights expect: their norm is added to them, and in the
-    end they are doubled.
+    The patches change, too, as the authors' weights expect. Their norm times gamma1 is added to
+    them, and in the end they are doubled.
 
     Args:
-        tokens_norm: whether ``norm2`` normalises the patches as well.
+        tokens_norm: whether ``norm2`` normalises the patches as well. The others are those of
+            ``Block``.
 
     Shape: [B, 1 + N, D], the class token first -> the same.
     """
@@ -230,33 +255,35 @@ class ClassBlock(Branches):
         normed = self.norm1(x)
         token = self.norm2(x[:, :1] + scale_channels(self.attn(normed), self.gamma1))
         patches = x[:, 1:] + scale_channels(normed[:, 1:], self.gamma1)
-        patches = self.norm2(patches) if self.tokens_norm else patches
-        return paddle.concat(
-            [token + scale_channels(self.mlp(token), self.gamma2), 2 * patches], axis=1
-        )
+        if self.tokens_norm:
+            patches = self.norm2(patches)
+        token = token + scale_channels(self.mlp(token), self.gamma2)
+        # The residual connection of the patches, whose branch is the patches themselves.
+        return paddle.concat([token, 2 * patches], axis=1)
 
 
 @register("xcit")
 class XCiT(ImageModel):
-    """XCiT: images of any size from one patch.
+    """XCiT. It takes images of any size from one patch on.
 
-    Features: the class token and the patches [B, 1 + patches, embed_dim], normalised.
+    Its features are the class token and the patches, normalised: [B, 1 + patches, embed_dim].
 
     Args:
         patch_size: pixels along a patch's side: 8 or 16.
         embed_dim: channels of a token.
-        depth: blocks of the patches, without a class token.
+        depth: blocks of the patches, which have no class token.
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         qkv_bias: whether the queries, keys and values have a bias.
-        init_values: layer scale's initial value; the authors' is 1 with a depth of 12, and 1e-5
+        init_values: initial value of layer scale; the authors' is 1 with a depth of 12, and 1e-5
             with 24.
-        tokens_norm: the second norm of the class token's blocks is of the patches, too.
+        tokens_norm: whether the second norm of the class token's blocks normalises the patches,
+            too.
         depth_token_only: blocks of the class token, after those of the patches.
-        global_pool: what the head reads: "token": the class token; "avg": the mean of the patches.
-        dropout: after the positions, after each attention's projection and in the MLPs.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at each of the patches' blocks.
+        global_pool: what the head reads. "token": the class token; "avg": the mean of the patches.
+        dropout: rate after the positions, after each attention's projection and in the MLPs.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth of each block of the patches.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -266,7 +293,8 @@ class XCiT(ImageModel):
     layout = "NHWC"
     pos_embed_layout = "NCHW"
     first_conv = "patch_embed.proj.0.0"
-    min_image_size = 8  # a model's own is its patch
+    # The constructor sets it to the patch size.
+    min_image_size = 8
 
     def __init__(
         self,
@@ -289,10 +317,10 @@ class XCiT(ImageModel):
         head_init_scale: InTraining[Factor] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
-        # ``ImageModel`` reads it as it checks image_size.
+        # ImageModel's constructor compares image_size with it.
         self.min_image_size = patch_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        _check(patch_size, embed_dim, num_heads)
+        _check_sizes(patch_size, embed_dim, num_heads)
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim, patch_size)
@@ -333,7 +361,7 @@ class XCiT(ImageModel):
         return self.pos_drop(channels_last(x))
 
     def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
-        # ``last`` doesn't matter: all intermediates have one shape.
+        # ``last`` is always True, since all intermediates have one shape.
         token = self.cls_token.expand([x.shape[0], -1, -1])
         x = self._run_all(self.cls_attn_blocks, paddle.concat([token, x.flatten(1, 2)], axis=1))
         return self.norm(x)
@@ -348,15 +376,13 @@ class XCiT(ImageModel):
         return self.cls_attn_blocks[-1].norm1 if self.global_pool == "token" else None
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (those of the class token last), and the
-        classifier with its norm.
+        """Returns the groups: the embedding, each block of the patches, each block of the class
+        token, and the classifier with its norm.
         """
-        blocks = [
-            (f"{name}.{i}",)
-            for name in ("blocks", "cls_attn_blocks")
-            for i in range(len(getattr(self, name)))
-        ]
-        return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
+        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
+        class_blocks = [(f"cls_attn_blocks.{i}",) for i in range(len(self.cls_attn_blocks))]
+        embedding = ("cls_token", "pos_embed", "patch_embed")
+        return [embedding, *blocks, *class_blocks, ("norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
         """Returns the authors' choice; timm adds the convolution of the positions."""
@@ -368,9 +394,8 @@ class XCiT(ImageModel):
             init_as_torch(layer)
 
 
-def _check(patch_size: int, embed_dim: int, num_heads: int) -> None:
-    """Raises InputError for sizes that don't fit together."""
-    if patch_size not in _STEM:
+def _check_sizes(patch_size: int, embed_dim: int, num_heads: int) -> None:
+    if patch_size not in _STEM_CONVOLUTIONS:
         raise InputError(f"PATCH_SIZE is {patch_size}, expected 8 or 16")
     if embed_dim % num_heads:
         raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")

@@ -101,16 +101,17 @@ def test_each_name_is_registered_and_found_without_a_list():
 
 
 def test_what_a_docstring_says_is_found_in_the_class_and_above_it():
-    said = architecture("ResMLP").arguments
+    keys = architecture("ResMLP").arguments
     # its own
-    assert said["MODEL.MLP_RATIO"].text == "hidden width over embed_dim, of the MLP over channels."
-    assert said["MODEL.DROPOUT"].text == "in the MLPs."  # MlpMixer's
+    expected = "hidden width of a block's MLP over embed_dim."
+    assert keys["MODEL.MLP_RATIO"].text == expected
+    # MlpMixer's
+    assert keys["MODEL.DROPOUT"].text == "rate in the MLPs."
     # ImageModel's
-    assert (
-        said["MODEL.HEAD_INIT_SCALE"].text == "factor of the weight and bias of a fresh classifier."
-    )
+    expected = "factor of the weight and bias of a fresh classifier."
+    assert keys["MODEL.HEAD_INIT_SCALE"].text == expected
     lines = architecture("PoolFormer").arguments["MODEL.FC_NORM"].text
-    assert "``head.norm``, a layer norm, as in timm. False: before it" in lines
+    assert "a layer norm, ``head.norm``, as in timm. Otherwise the last norm comes" in lines
 
 
 # ----------------------------------------------------------------------- checks

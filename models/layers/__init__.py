@@ -25,11 +25,11 @@ __all__ = [
 
 
 def init_linear(layer: nn.Layer) -> None:
-    """Initialises a Linear as most Vision Transformers do: weights N(0, 0.02), bias 0; leaves other
-    layers alone.
+    """Initialises a Linear as most Vision Transformers do: weights by N(0, 0.02), the bias with 0.
+
+    Other layers stay as they are.
     """
-    # timm truncates at +-2, a hundred standard deviations away: the plain normal is the same
-    # distribution.
+    # timm truncates the normal distribution at +-2, which is a hundred standard deviations away.
     if isinstance(layer, nn.Linear):
         Normal(std=0.02)(layer.weight)
         if layer.bias is not None:

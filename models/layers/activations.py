@@ -1,5 +1,6 @@
-"""Activations, by the compiled operators (ops/) where there are any: functions, and the layers of
-``paddle.nn``.
+"""Activations as functions and as layers, by the compiled operators (ops/) if they can be used.
+
+The layers keep the class of their counterparts in ``paddle.nn``, if there is one.
 """
 
 import paddle
@@ -14,7 +15,7 @@ def relu(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gelu(x: paddle.Tensor) -> paddle.Tensor:
-    """The exact one."""
+    """The exact GELU, not its approximation by tanh."""
     return ops.activation(x, "gelu") if ops.usable(x) else F.gelu(x)
 
 
@@ -24,13 +25,13 @@ def silu(x: paddle.Tensor) -> paddle.Tensor:
 
 def plain_silu(x: paddle.Tensor) -> paddle.Tensor:
     """``silu`` by Paddle's own operators."""
-    # On a CPU the gradient of F.silu is infinite at -88 and NaN below.
+    # On a CPU, the gradient of F.silu is infinite at x = -88 and NaN below.
     on_cpu = paddle.in_dynamic_mode() and x.place.is_cpu_place()
     return x * F.sigmoid(x) if on_cpu else F.silu(x)
 
 
 def softmax(x: paddle.Tensor) -> paddle.Tensor:
-    """Over the last axis."""
+    """The softmax over the last axis."""
     return ops.activation(x, "softmax") if ops.usable(x) else F.softmax(x, axis=-1)
 
 
@@ -45,7 +46,7 @@ class GELU(nn.GELU):
 
 
 class TanhGELU(nn.Layer):
-    """GELU by its approximation with tanh."""
+    """The approximation of GELU by tanh."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return ops.activation(x, "gelu_tanh") if ops.usable(x) else F.gelu(x, approximate=True)
@@ -62,7 +63,9 @@ class Hardswish(nn.Hardswish):
 
 
 class QuickGELU(nn.Layer):
-    """x * sigmoid(1.702 x), which OpenAI's CLIP was trained with (arXiv:1606.08415, section 2)."""
+    """The approximation of GELU by x * sigmoid(1.702 x), as in OpenAI's CLIP (arXiv:1606.08415,
+    section 2).
+    """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return ops.activation(x, "quick_gelu") if ops.usable(x) else x * F.sigmoid(1.702 * x)

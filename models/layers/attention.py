@@ -38,10 +38,11 @@ def attend_heads(
             (``attention_weights``), it is called with them.
         bias: [H, N, M], or one for each item: [B, H, N, M].
         mask: [windows, N, M], if the items are the windows of one image after the other.
-        by_head: a tensor of several parts holds all parts of the first head, then those of the
-            second one, and so on. Otherwise it holds the queries of all heads, then all keys.
+        by_head: how a tensor of several parts is ordered. True: all parts of the first head, then
+            those of the second one, and so on. False: the queries of all heads, then all keys, then
+            all values.
         turns: cosines and sines by which queries and keys are rotated (``rotate``).
-        halves: which channels make a pair there.
+        halves: which channels make a pair in ``rotate``.
         flash: whether tensors of half precision may go to flash attention, if there is one.
 
     Returns:
@@ -76,8 +77,10 @@ def attend_heads(
 
 
 def can_fuse(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
-    """Returns whether one operator may compute the attention of x: nothing needs the weights, as
-    dropout or a hook of ``drop`` would.
+    """Returns whether one compiled operator may compute the attention of x.
+
+    It doesn't return the attention weights, so neither dropout nor a hook of ``drop`` may need
+    them.
     """
     return ops.usable(x) and not _has_hooks(drop) and not _drop_rate(drop)
 
@@ -137,7 +140,10 @@ def _scores(
     bias: paddle.Tensor | None,
     mask: paddle.Tensor | None,
 ) -> paddle.Tensor:
-    """q, k [B, H, N, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M]."""
+    """Returns the scores of queries and keys, which the softmax turns into weights.
+
+    Shape: q [B, H, N, d], k [B, H, M, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M].
+    """
     if isinstance(scale, paddle.Tensor):
         q = l2_normalize(q)
         k = l2_normalize(k)
@@ -178,7 +184,10 @@ class Heads(nn.Layer):
         self.attn_drop = nn.Dropout(attn_drop)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        """[B, N, 3 H d], all queries first, then all keys and all values -> [B, N, H d]."""
+        """Returns the outputs of all heads, side by side.
+
+        Shape: [B, N, 3 H d], all queries first, then all keys, then all values -> [B, N, H d].
+        """
         tensors = [qkv]
         if self.qk_norm:
             q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
@@ -189,8 +198,9 @@ class Heads(nn.Layer):
 
 
 class Attention(Heads):
-    """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as timm's
-    ``Attention``.
+    """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762), as timm's ``Attention``.
+
+    One Linear projects to queries, keys and values.
 
     Args:
         dim: channels D of the tokens.
@@ -228,8 +238,9 @@ class Attention(Heads):
 def l2_normalize(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
     """Returns x with vectors of length 1 along ``axis``; zero vectors stay zeros.
 
-    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times that of the output,
-    which float16 can't hold; as it is multiplied by zeros alone, the results are the same.
+    The keys of padding are such zero vectors. Their gradient is 0 here. In PyTorch it is 1e12 times
+    that of the output, which float16 can't hold. It is multiplied by zeros only, so the results are
+    the same.
     """
     x = in_float32(x)
     square = (x * x).sum(axis=axis, keepdim=True)
@@ -238,7 +249,10 @@ def l2_normalize(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
 
 
 def attention_layers(model: nn.Layer) -> dict[str, nn.Layer]:
-    """Returns the attention layers by name, in the order of depth: those that have an ``attn_drop``."""
+    """Returns the attention layers by name, in the order of depth.
+
+    An attention layer is a layer that has an ``attn_drop``.
+    """
     return {
         name: layer for name, layer in model.named_sublayers() if "attn_drop" in layer._sub_layers
     }
@@ -251,10 +265,12 @@ def attention_weights(
     """Yields a dictionary that receives the attention weights [B, H, queries, keys] of the layers
     ``names`` as the model runs.
 
-    They are the weights of the values: the softmax's output before dropout, in CaiT after the heads
-    are mixed. For Swin B counts the windows of all images, for HaloNet B counts heads and H blocks.
-    A class token that attends by itself is a single query. Every kind of attention passes its
-    weights to its ``attn_drop``, where a hook reads them. Without this context no weights are kept.
+    They are the weights by which the values are multiplied: the softmax's output before dropout, in
+    CaiT after the heads are mixed. In Swin, B counts the windows of all images. In HaloNet, B
+    counts the heads of all images and H the blocks. Class attention has a single query.
+
+    Every kind of attention passes its weights to its ``attn_drop``, where a hook reads them.
+    Outside of this context no weights are kept.
     """
     kept: dict[str, paddle.Tensor] = {}
     layers = {name: layer for name, layer in attention_layers(model).items() if name in names}

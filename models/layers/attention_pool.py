@@ -10,10 +10,12 @@ from models.layers.mlp import hidden_width, make_mlp
 
 
 class AttentionPool(nn.Layer):
-    """Attention of one learnt query to all tokens, then x + mlp(norm(x)), as in SigLIP (Lee et al.
-    2019, arXiv:1810.00825).
+    """Attention of one learnt query to all tokens, then x + mlp(norm(x)), as in SigLIP.
 
-    It is timm's ``AttentionPoolLatent`` with one latent. Shape: [B, N, D] -> [B, D].
+    The pooling is that of the Set Transformer (Lee et al. 2019, arXiv:1810.00825), and timm's
+    ``AttentionPoolLatent`` with one latent.
+
+    Shape: [B, N, D] -> [B, D].
 
     Args:
         dim: channels D.

@@ -1,9 +1,8 @@
-"""Batch norm as in PyTorch: the running statistics are buffers, and the running variance takes in
-the batch's variance divided by n - 1.
+"""Batch norm whose running statistics are those of PyTorch.
 
-Paddle's layers hold the statistics as parameters without a gradient, so they would be counted,
-frozen and averaged as parameters. They also divide the batch's variance by n, which gives a smaller
-running variance than PyTorch's.
+Paddle's layers differ in two ways. They hold the running statistics as parameters without a
+gradient, which would be counted, frozen and averaged as parameters; here they are buffers. And
+their running variance is that of variances over n, which is smaller than PyTorch's, over n - 1.
 """
 
 import math
@@ -23,7 +22,7 @@ from models.layers.classifier_norm import ClassifierNorm
 from utils import num_gpus, world_size
 
 BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
-# The activations that the compiled batch norm can apply to its output, by their functions.
+# The activations that the compiled batch norm can apply to its output, and its names for them.
 FUSED = {None: "", relu: "relu", gelu: "gelu", silu: "silu"}
 Act = Callable[[paddle.Tensor], paddle.Tensor]
 
@@ -100,10 +99,11 @@ class BatchNorm2D(_Statistics, nn.BatchNorm2D):
 
     def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
         if not ops.usable(x) or act not in FUSED:
-            return _Statistics.forward(self, x, act)  # (Paddle 2.6 traces no super())
+            # Not super(), which Paddle 2.6 can't trace.
+            return _Statistics.forward(self, x, act)
         updates = self.training and self._momentum < 1
         if updates:
-            # Refuses a batch with a single value of a channel.
+            # Raises an error if a channel has a single value.
             _values_of_a_channel(x, 1)
         out, mean, variance = ops.batch_norm(
             x,
@@ -133,7 +133,10 @@ class BatchNorm2D(_Statistics, nn.BatchNorm2D):
 
 
 class SyncBatchNorm(_Statistics, nn.SyncBatchNorm):
-    """Batch norm over the images of all processes, of equally many each. For GPUs: not run on one."""
+    """Batch norm over the images of all processes, which have equally many each.
+
+    It is for GPUs, and hasn't been run on one.
+    """
 
     def _processes(self) -> int:
         return world_size()
@@ -147,7 +150,8 @@ class SyncBatchNorm(_Statistics, nn.SyncBatchNorm):
         return nn.SyncBatchNorm.forward(layer, x)
 
 
-@paddle.jit.not_to_static  # there shapes would become tensors
+# Traced, its shapes would become tensors.
+@paddle.jit.not_to_static
 def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tensor:
     """Returns the number of values that x [B, C, ...] has of each channel on all processes. In a
     graph for any image size it is a tensor.

@@ -1,4 +1,4 @@
-"""Convolution with batch norm, and the scaling of channels that goes with it."""
+"""Convolution with batch norm, and squeeze and excitation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,17 @@ from models.layers.scale import scale_planes
 
 
 class ConvNorm(nn.Layer):
-    """Convolution without a bias, batch norm, and ``act`` if any (timm's ``ConvNormAct``).
+    """A convolution without a bias, batch norm, and an activation if one is given (timm's
+    ``ConvNormAct``).
 
     Args:
-        act: the activation function, such as ``F.relu``; None: none.
-        options: of ``nn.Conv2D``: stride, groups.
+        in_dim: channels of the input.
+        dim: channels of the output.
+        kernel_size: side of the kernels.
+        act: the activation function, such as ``relu``; None: there is none.
+        options: other arguments of ``Conv2D``: ``stride``, ``groups``.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
 
     def __init__(
@@ -42,8 +48,10 @@ class ConvNorm(nn.Layer):
 
 
 class SqueezeExcite(nn.Layer):
-    """Scales each channel by a factor in 0..1 that all channels' means decide (Hu et al. 2018,
-    arXiv:1709.01507).
+    """Multiplies each channel by a factor in 0..1, computed from the means of all channels (Hu et
+    al. 2018, arXiv:1709.01507).
+
+    Shape: [B, dim, H, W] -> the same.
     """
 
     def __init__(self, dim: int, hidden_dim: int) -> None:

@@ -1,5 +1,6 @@
-"""Differential attention (Ye et al. 2024, arXiv:2410.05258): the difference of two attention maps
-cancels the noise that both have.
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258).
+
+The attention weights are the difference of two attention maps, which cancels their common noise.
 """
 
 import math
@@ -32,16 +33,17 @@ class RMSNorm(nn.Layer):
 
 
 class DifferentialHeads(Heads):
-    """Heads that weigh their values by one map minus a learnt share of another, before an RMS norm.
+    """A mixin for a subclass of ``Heads``, whose attention it replaces by differential attention.
 
-    It is the first base of a class whose second one is a subclass of ``Heads``. ``add_lambdas`` has
-    to be called once, after the constructor.
+    The weights of a head's values are one attention map minus a learnt share of another. An RMS
+    norm follows. ``add_lambdas`` has to be called once, after the constructor.
     """
 
     maps = 2
 
     def add_lambdas(self, block: int) -> None:
-        """Adds the parameters of the share, which starts at 0.8 - 0.6 exp(-0.3 block).
+        """Adds the parameters of the share. It starts at 0.8 - 0.6 exp(-0.3 block), as in the
+        paper.
 
         Args:
             block: the index of this layer's block, from 0.
@@ -71,18 +73,22 @@ class DifferentialHeads(Heads):
         return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * width])
 
     def _weights(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
-        """q, k [B, 2 H, N, d / 2] -> [B, 2 H, N, N]."""
+        """Returns the attention maps: q, k [B, 2 H, N, d / 2] -> [B, 2 H, N, N]."""
         scores = paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True)
         return self.attn_drop(F.softmax(scores, axis=-1))
 
 
 class DifferentialAttention(DifferentialHeads, Attention):
-    """``Attention`` of differential heads, as timm's ``DiffAttention``: [B, N, D] -> [B, N, D]."""
+    """``Attention`` with differential heads, as timm's ``DiffAttention``.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
 
 
 class DifferentialParallelBlock(DifferentialHeads, ParallelBlock):
-    """``ParallelBlock`` of differential heads, with one projection of both branches: timm's block
-    of this name.
+    """``ParallelBlock`` with differential heads, as timm's block of this name.
+
+    One Linear is the last layer of both branches.
     """
 
     joined = True

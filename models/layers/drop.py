@@ -7,8 +7,10 @@ from models.layers.scale import add_branch, times_samples
 
 
 class DropPath(nn.Layer):
-    """Stochastic depth: drops a residual branch for each sample with probability ``drop_prob``, and
-    scales up the branches that stay (Huang et al. 2016).
+    """Stochastic depth (Huang et al. 2016, arXiv:1603.09382).
+
+    In training a residual branch is dropped for each sample with probability ``drop_prob``. The
+    branches that stay are divided by 1 - drop_prob.
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
@@ -16,8 +18,11 @@ class DropPath(nn.Layer):
         self.drop_prob = drop_prob
 
     def forward(self, x: paddle.Tensor, onto: paddle.Tensor | None = None) -> paddle.Tensor:
-        """Returns the branch x [B, ...], or with ``onto`` of the same shape the sum of both: a
-        residual connection in one pass.
+        """Returns the branch x [B, ...].
+
+        Args:
+            onto: a tensor of the same shape to which the branch is added. A residual connection is
+                faster so than with a sum of its own.
         """
         factors = self._factors(x)
         if onto is not None:
@@ -25,7 +30,7 @@ class DropPath(nn.Layer):
         return x if factors is None else times_samples(x, factors)
 
     def _factors(self, x: paddle.Tensor) -> paddle.Tensor | None:
-        """Returns the factor of each sample of x, float32 [B]; None: nothing is dropped."""
+        """Returns the factor of each sample of x, [B], float32; None: no branch is dropped."""
         if self.drop_prob == 0.0 or not self.training:
             return None
         keep = 1.0 - self.drop_prob
@@ -34,10 +39,11 @@ class DropPath(nn.Layer):
 
 class PatchDropout(nn.Layer):
     """Leaves out a random share ``drop_prob`` of each sample's patch tokens in training (Liu et al.
-    2022).
+    2022, arXiv:2208.07220).
 
     The first ``num_prefix_tokens`` tokens stay in front. As in timm's ``PatchDropout``, every
-    sample keeps the same number of patches, at least one and in random order, unscaled.
+    sample keeps the same number of patches, at least one. They come in random order and aren't
+    scaled.
 
     Shape: [B, prefix + patches, D] -> [B, prefix + kept, D].
     """
@@ -55,6 +61,6 @@ class PatchDropout(nn.Layer):
         kept = max(1, int(patches * (1.0 - self.drop_prob)))
         chosen = paddle.rand([batch, patches]).argsort(axis=1)[:, :kept] + self.num_prefix_tokens
         prefix = paddle.arange(self.num_prefix_tokens).expand([batch, -1])
-        # One gather of whole rows of [B * N, D] for all samples.
+        # Gathers whole rows of [B * N, D] for all samples at once.
         rows = paddle.concat([prefix, chosen], axis=1) + length * paddle.arange(batch).unsqueeze(1)
         return paddle.gather(x.reshape([-1, dim]), rows.flatten()).reshape([batch, -1, dim])

@@ -1,4 +1,4 @@
-"""CoaT's factorized attention, and its positions (Xu et al. 2021, arXiv:2104.06399)."""
+"""Factorized attention and position encodings of CoaT (Xu et al. 2021, arXiv:2104.06399)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ from models.layers.scale import add_branch, multiply
 
 
 class ConvPosEnc(nn.Layer):
-    """Adds a 3 x 3 depthwise convolution of the places, which tells where they are; a class token
-    stays as it is.
+    """Convolutional position encoding: x + depthwise_3x3(x) for the places.
+
+    The class token stays as it is.
 
     Shape: [B, 1 + rows * columns, D] -> the same.
     """
@@ -31,36 +32,49 @@ class ConvPosEnc(nn.Layer):
 
 
 class ConvRelPosEnc(nn.Layer):
-    """What the values around each place, weighed by where they are from it, give its query.
+    """Convolutional relative position encoding: q * depthwise(v) for the places.
+
+    The kernel of the depthwise convolution holds the relative positions. The output for the class
+    token is 0.
 
     Args:
-        windows: side of each head's window; heads of one window share a depthwise convolution.
+        dim: channels D.
+        windows: side of the window of each head. Heads with the same side share a convolution.
+        grid: (rows, columns) of the places.
 
-    Shape: queries and values [B, D, 1 + rows * columns] -> the same; 0 for the class token.
+    Shape: queries and values [B, D, 1 + rows * columns] -> the same.
     """
 
     def __init__(self, dim: int, windows: Sequence[int], grid: tuple[int, int]) -> None:
         super().__init__()
-        self.grid, sides = grid, Counter(windows)
-        self.widths = [count * dim // len(windows) for count in sides.values()]
+        self.grid = grid
+        heads_by_side = Counter(windows)
+        self.widths = [heads * dim // len(windows) for heads in heads_by_side.values()]
         self.conv_list = nn.LayerList(
             Conv2D(width, width, side, padding=side // 2, groups=width)
-            for width, side in zip(self.widths, sides, strict=True)
+            for width, side in zip(self.widths, heads_by_side, strict=True)
         )
 
     def forward(self, q: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
         batch, dim, tokens = v.shape
-        (_, q), (_, v) = [split(x, [1, tokens - 1], axis=2) for x in (q, v)]
+        _, q = split(q, [1, tokens - 1], axis=2)
+        _, v = split(v, [1, tokens - 1], axis=2)
         parts = split(v.reshape([batch, dim, *self.grid]), self.widths, axis=1)
-        around = concat([conv(parts[i]) for i, conv in enumerate(self.conv_list)], axis=1)
-        encoded = multiply(q, around.flatten(2))
+        convolved = concat([conv(parts[i]) for i, conv in enumerate(self.conv_list)], axis=1)
+        encoded = multiply(q, convolved.flatten(2))
         return concat([paddle.zeros_like(encoded[:, :, :1]), encoded], axis=2)
 
 
 class FactorizedAttention(nn.Layer):
-    """Attention whose time is linear in the tokens. A softmax of the keys over all tokens brings
-    the values together to one matrix per head, and queries are multiplied by it. Relative positions
-    come from ``ConvRelPosEnc``.
+    """Attention whose cost is linear in the number of tokens: q (softmax(k)^T v) for each head.
+
+    The softmax is over all tokens. The output of a ``ConvRelPosEnc`` is added.
+
+    Args:
+        dim: channels D of the tokens.
+        num_heads: attention heads.
+        qkv_bias: whether the queries, keys and values have a bias.
+        drop: dropout of the output.
 
     Shape: [B, N, D] -> the same.
     """
@@ -76,24 +90,25 @@ class FactorizedAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor, crpe: ConvRelPosEnc) -> paddle.Tensor:
         batch, tokens, dim = x.shape
-        # each [B, D, N]: each channel's tokens side by side
-        q, k, v = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)
-        heads = [batch, self.num_heads, self.head_dim, tokens]
-        brought = matmul(softmax(k).reshape(heads), v.reshape(heads), transpose_y=True)
-        attended = matmul(brought, q.reshape(heads), transpose_x=True, scale=self.scale).reshape(
-            [batch, dim, tokens]
-        )
+        # Each is [B, D, N]: the tokens of a channel lie side by side.
+        q, k, v = split(swap_axes(self.qkv(x)), [dim, dim, dim], axis=1)
+        by_head = [batch, self.num_heads, self.head_dim, tokens]
+        # [B, H, head_dim, head_dim]
+        context = matmul(softmax(k).reshape(by_head), v.reshape(by_head), transpose_y=True)
+        attended = matmul(context, q.reshape(by_head), transpose_x=True, scale=self.scale)
+        attended = attended.reshape([batch, dim, tokens])
         return self.proj_drop(self.proj(swap_axes(add_branch(attended, crpe(q, v)))))
 
 
 def as_map(x: paddle.Tensor, grid: tuple[int, int]) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns of tokens [B, 1 + rows * columns, D] the class token [B, 1, D] and the places [B, D,
-    rows, columns].
+    """Returns the class token and the places of tokens.
+
+    Shape: [B, 1 + rows * columns, D] -> [B, 1, D] and [B, D, rows, columns].
     """
     token, places = split(x, [1, x.shape[1] - 1], axis=1)
     return token, swap_axes(places).reshape([x.shape[0], x.shape[2], *grid])
 
 
 def as_tokens(token: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
-    """Is ``as_map``'s inverse."""
+    """Returns the class token and the places as tokens. It inverts ``as_map``."""
     return concat([token, swap_axes(places.flatten(2))], axis=1)

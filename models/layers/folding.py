@@ -1,6 +1,6 @@
-"""Layers whose batch norm is folded into the layer beside it for inference.
+"""Layers whose batch norm can be folded into the convolution or Linear beside it, for inference.
 
-Parameter names are those of timm's LeViT.
+Parameter names are those of timm's ``Levit``.
 """
 
 import copy
@@ -18,7 +18,7 @@ _Layer = TypeVar("_Layer", bound="nn.Conv2D | nn.Linear")
 
 
 def fold(model: _Model) -> _Model:
-    """Returns a copy of ``model`` for evaluation, in which every layer with a method ``fold`` is
+    """Returns a copy of ``model`` in evaluation mode, in which each layer with a method ``fold`` is
     replaced by its result. A model without such layers is returned itself.
     """
     if not any(hasattr(layer, "fold") for layer in model.sublayers()):
@@ -34,7 +34,7 @@ def fold(model: _Model) -> _Model:
 
 @paddle.no_grad()
 def scale_and_shift(norm: BatchNorm2D) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns the factors and addends of a batch norm in evaluation, each [C]."""
+    """Returns the factor and the addend of each channel of a batch norm in evaluation, both [C]."""
     scale = norm.weight / (norm._variance + norm._epsilon).sqrt()
     return scale, norm.bias - norm._mean * scale
 
@@ -48,8 +48,9 @@ def fill(layer: _Layer, weight: paddle.Tensor, bias: paddle.Tensor) -> _Layer:
 
 
 class ConvNorm(nn.Layer):
-    """3 x 3 convolution of stride 2 without a bias, then batch norm. [B, in_dim, H, W] -> [B, dim,
-    H / 2, W / 2].
+    """A 3 x 3 convolution of stride 2 without a bias, then batch norm.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / 2, W / 2], rounded up.
     """
 
     def __init__(self, in_dim: int, dim: int) -> None:
@@ -69,15 +70,19 @@ class ConvNorm(nn.Layer):
 
 
 class LinearNorm(nn.Layer):
-    """Linear without a bias, then batch norm over all tokens. [B, N, in_dim] -> [B, N, dim].
+    """A Linear without a bias, then batch norm over all tokens.
 
-    Attributes:
-        start: initial value of the norm's weights.
+    Args:
+        in_dim: channels of the input.
+        dim: channels of the output.
+        norm_weight: initial value of the norm's weights.
+
+    Shape: [B, N, in_dim] -> [B, N, dim].
     """
 
-    def __init__(self, in_dim: int, dim: int, start: float = 1.0) -> None:
+    def __init__(self, in_dim: int, dim: int, norm_weight: float = 1.0) -> None:
         super().__init__()
-        self.start = start
+        self.norm_weight = norm_weight
         self.linear = Linear(in_dim, dim, bias_attr=False)
         self.bn = BatchNorm2D(dim)
 
@@ -92,7 +97,10 @@ class LinearNorm(nn.Layer):
 
 
 class NormLinear(nn.Layer):
-    """Batch norm, dropout, Linear: a classifier. [B, dim] -> [B, num_classes]."""
+    """A classifier: batch norm, dropout, then a Linear.
+
+    Shape: [B, dim] -> [B, num_classes].
+    """
 
     def __init__(self, dim: int, num_classes: int, drop: float) -> None:
         super().__init__()

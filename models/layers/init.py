@@ -12,20 +12,22 @@ from paddle.nn.initializer import Constant, Normal, TruncatedNormal, Uniform
 from models.layers.attention import Attention
 from models.layers.mlp import Mlp
 
-# Of a normal distribution of deviation 1 that is cut at +-2.
+# The standard deviation of a normal distribution with deviation 1 that is cut at +-2.
 _DEVIATION_OF_CUT = 0.87962566103423978
 
 
 def fan_in(layer: nn.Layer) -> int:
-    """Returns how many inputs an output of a convolution or Linear reads."""
-    return (
-        layer.weight.shape[0] if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
-    )
+    """Returns the number of inputs that an output of a convolution or Linear reads."""
+    if isinstance(layer, nn.Linear):
+        return layer.weight.shape[0]
+    return math.prod(layer.weight.shape[1:])
 
 
 def init_as_torch(layer: nn.Layer) -> None:
-    """Initialises a convolution or Linear as PyTorch does by itself: uniform within 1 / sqrt(fan
-    in), its bias too.
+    """Initialises a convolution or Linear as PyTorch does by itself.
+
+    Weights and biases are uniform between -1 / sqrt(fan in) and 1 / sqrt(fan in). Other layers stay
+    as they are.
     """
     if isinstance(layer, (nn.Conv2D, nn.Linear)):
         bound = fan_in(layer) ** -0.5
@@ -34,22 +36,25 @@ def init_as_torch(layer: nn.Layer) -> None:
 
 
 def init_lecun(layer: nn.Layer) -> None:
-    """Initialises a convolution or Linear as Flax does by itself. Weights are normal, of deviation
-    1 / sqrt(fan in), cut at two deviations of the uncut; the bias is 0.
+    """Initialises a convolution or Linear as Flax does by itself (LeCun's normal distribution).
+
+    Weights come from a normal distribution that is cut at two standard deviations, and has the
+    deviation 1 / sqrt(fan in) after the cut. Biases are 0. Other layers stay as they are.
     """
     if isinstance(layer, (nn.Conv2D, nn.Linear)):
         deviation = fan_in(layer) ** -0.5 / _DEVIATION_OF_CUT
-        # Paddle 2.6 cuts at two deviations; Paddle 3 at the values a and b.
-        by_value = "a" in inspect.signature(TruncatedNormal.__init__).parameters
-        bounds = {"a": -2 * deviation, "b": 2 * deviation} if by_value else {}
+        # Paddle 2.6 cuts at two deviations, Paddle 3 at the values a and b.
+        bounds = {}
+        if "a" in inspect.signature(TruncatedNormal.__init__).parameters:
+            bounds = {"a": -2 * deviation, "b": 2 * deviation}
         TruncatedNormal(std=deviation, **bounds)(layer.weight)
         if layer.bias is not None:
             Constant(0.0)(layer.bias)
 
 
 def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
-    """Redraws the last layer of each branch with a deviation divided by sqrt(2 i) in block i, from 1
-    (BEiT, arXiv:2106.08254).
+    """Redraws the last layer of each branch with a deviation divided by sqrt(2 i) in block i, from
+    1 (BEiT, arXiv:2106.08254).
 
     Args:
         flax: whether to draw as ``init_as_flax`` does; otherwise from N(0, 0.02).
@@ -63,24 +68,24 @@ def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
 
 
 def init_convolution(layer: nn.Layer) -> None:
-    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852). Its
-    weights get the variance 2 / fan out, its bias stays at Paddle's 0. Other layers stay as they
-    are.
+    """Initialises a convolution for a ReLU after it (He et al. 2015, arXiv:1502.01852).
+
+    Its weights are normal with the variance 2 / fan out, its bias stays at Paddle's 0. Other layers
+    stay as they are.
     """
     if isinstance(layer, nn.Conv2D):
         out_channels, _, *kernel = layer.weight.shape
-        Normal(std=math.sqrt(2.0 * layer._groups / (out_channels * math.prod(kernel))))(
-            layer.weight
-        )
+        variance = 2.0 * layer._groups / (out_channels * math.prod(kernel))
+        Normal(std=math.sqrt(variance))(layer.weight)
 
 
 @paddle.no_grad()
 def init_as_flax(layer: nn.Layer) -> None:
-    """Initialises one layer as timm's ``init_weight_jax``; of a layer that has others, it comes
-    after them.
+    """Initialises one layer as timm's ``init_weight_jax`` does.
 
     Linears are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), convolutions
-    ``init_lecun``'s. Biases are 0, those of an MLP N(0, 1e-6).
+    are drawn by ``init_lecun``. Biases are 0, those of an MLP come from N(0, 1e-6). A layer has to
+    be initialised after its sublayers, as ``Layer.apply`` does.
     """
     if isinstance(layer, nn.Linear):
         _glorot(layer, *layer.weight.shape)
@@ -92,10 +97,10 @@ def init_as_flax(layer: nn.Layer) -> None:
 
 
 def init_as_big_vision(layer: nn.Layer) -> None:
-    """Initialises one layer of a ViT as Flax does in big_vision; of a layer that has others, it
-    comes after them.
+    """Initialises one layer of a ViT as big_vision does.
 
-    It is ``init_as_flax``, but queries, keys and values are drawn each by themselves.
+    It is ``init_as_flax``, but the weights of queries, keys and values are drawn as those of three
+    Linears. A layer has to be initialised after its sublayers, as ``Layer.apply`` does.
     """
     init_as_flax(layer)
     if isinstance(layer, Attention):
@@ -105,6 +110,11 @@ def init_as_big_vision(layer: nn.Layer) -> None:
 def _glorot(
     linear: nn.Linear, fan_in: int, fan_out: int, scale: float = 1.0, bias: bool = True
 ) -> None:
+    """Draws the weights uniformly with variance scale ** 2 * 2 / (fan_in + fan_out).
+
+    Args:
+        bias: whether the bias is set to 0.
+    """
     bound = scale * math.sqrt(6 / (fan_in + fan_out))
     Uniform(-bound, bound)(linear.weight)
     if bias and linear.bias is not None:

@@ -1,4 +1,4 @@
-"""Linear and LayerNorm, by the compiled operators (ops/) where there are any."""
+"""Linear, LayerNorm and matrix products, by the compiled operators (ops/) if they can be used."""
 
 import functools
 
@@ -14,17 +14,20 @@ def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) 
     """Returns x [..., K] @ weight [K, N] + bias [N]: [..., N]."""
     if not ops.usable(x):
         return plain_linear(x, weight, bias)
-    frozen = not x.stop_gradient and weight.stop_gradient and (bias is None or bias.stop_gradient)
-    return (ops.frozen_linear if frozen else ops.linear)(x, weight, bias)
+    frozen = weight.stop_gradient and (bias is None or bias.stop_gradient)
+    if frozen and not x.stop_gradient:
+        return ops.frozen_linear(x, weight, bias)
+    return ops.linear(x, weight, bias)
 
 
 def plain_linear(
     x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None
 ) -> paddle.Tensor:
-    """``linear`` by Paddle's own operators."""
+    """Returns the output of ``linear``, computed by Paddle's own operators."""
     if bias is None or _bias_is_fused():
         return F.linear(x, weight, bias)
-    return add_bias(paddle.matmul(x, weight), bias)  # F.linear of 3.3 looks up a flag first: 6 us
+    # Faster than F.linear of Paddle 3.3, which looks up a flag at each call (6 us).
+    return add_bias(paddle.matmul(x, weight), bias)
 
 
 def matmul(
@@ -35,8 +38,18 @@ def matmul(
     scale: float = 1.0,
     bias: paddle.Tensor | None = None,
 ) -> paddle.Tensor:
-    """Products of scale * [..., M, K] and [..., K, N], or of one [M, K] and all of y, plus a bias
-    [M] of their rows.
+    """Returns scale * x @ y + bias.
+
+    Args:
+        x: [..., M, K], or [M, K]: the same matrix for all of y.
+        y: [..., K, N].
+        transpose_x: whether x is [..., K, M].
+        transpose_y: whether y is [..., N, K].
+        scale: factor of the product.
+        bias: [M], a number for each row of the product.
+
+    Returns:
+        [..., M, N].
     """
     if ops.usable(x):
         return ops.matmul(x, y, transpose_x, transpose_y, scale, bias)
@@ -45,38 +58,41 @@ def matmul(
 
 
 def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
-    """Returns product + bias in the product's type, as PyTorch's Linear and convolutions do under
-    autocast.
+    """Returns product + bias in the type of the product, as PyTorch's layers do under autocast.
 
-    Under Paddle's autocast a half product plus a float32 bias would be float32. Flash attention
-    refuses that, and all that follows would take twice the memory.
+    Under Paddle's autocast the sum of a product in half precision and a float32 bias would be
+    float32. Flash attention refuses that, and everything after it would take twice the memory.
     """
     return product + (bias if bias.dtype == product.dtype else bias.astype(product.dtype))
 
 
 def in_float32(x: paddle.Tensor) -> paddle.Tensor:
-    """Returns x, autocast's half types as float32: for what blocks add to, where no norm or float32
-    position comes between a Linear and the blocks. PyTorch's autocast would round each sum to half
-    there.
+    """Returns x in float32, if autocast made it half precision.
+
+    It is for the input of residual blocks that is the output of a Linear or a convolution. So the
+    sums of the blocks are float32, too. PyTorch's autocast would round each of them.
     """
     return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
 
 
 @functools.cache
 def _bias_is_fused() -> bool:
-    """Whether F.linear is one operator that autocast casts whole: Paddle 3.3's on GPUs. Before, it
-    is two.
+    """Returns whether F.linear is one operator, whose inputs autocast casts together.
+
+    That holds for Paddle 3.3 on GPUs. Otherwise it is a product and a sum.
     """
     try:
         [legacy] = paddle.get_flags("FLAGS_use_legacy_linear").values()
-    except ValueError:  # a Paddle that hasn't got it
+    except ValueError:
+        # Paddle 2.6 doesn't have the flag.
         return False
     return paddle.is_compiled_with_cuda() and not legacy
 
 
 class Linear(nn.Linear):
-    """x [..., in_features] -> [..., out_features], as ``paddle.nn.Linear``; a ``bias`` counts in
-    place of its own.
+    """``paddle.nn.Linear``, whose bias may be replaced at each call.
+
+    Shape: [..., in_features] -> [..., out_features].
     """
 
     def forward(self, x: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -84,7 +100,10 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalises over the last axis, as ``paddle.nn.LayerNorm``."""
+    """``paddle.nn.LayerNorm`` over the last axis.
+
+    Shape: [..., dim] -> [..., dim].
+    """
 
     weight: paddle.Tensor
     bias: paddle.Tensor | None
@@ -92,8 +111,8 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
-        # On a CPU, Paddle's gradient of x leaves the weight out where nobody wants the weight's: if
-        # it is frozen, or if paddle.grad is asked for x alone.
+        # On a CPU, Paddle's gradient of x lacks the weight as a factor where the weight needs no
+        # gradient: if it is frozen, or if paddle.grad is asked for that of x alone.
         on_cpu = paddle.in_dynamic_mode() and x.place.is_cpu_place()
         if not x.stop_gradient and (on_cpu or self.weight.stop_gradient):
             x = F.layer_norm(x, self._normalized_shape, None, None, self._epsilon) * self.weight
@@ -102,14 +121,17 @@ class LayerNorm(nn.LayerNorm):
 
 
 class ChannelNorm(LayerNorm):
-    """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
+    """Layer norm over the channels of each place (timm's ``LayerNorm2d``).
+
+    Shape: [B, C, H, W] -> the same.
+    """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return channels_first(LayerNorm.forward(self, channels_last(x)))
 
 
 def set_norm_eps(model: nn.Layer, epsilon: float | None) -> None:
-    """Gives every layer norm of ``model`` this epsilon; None leaves them as they are."""
+    """Sets the epsilon of every layer norm of ``model``; None: leaves them as they are."""
     for layer in model.sublayers():
         if isinstance(layer, LayerNorm) and epsilon is not None:
             layer._epsilon = epsilon

@@ -1,6 +1,4 @@
-"""Linears that learn through a product of two narrow ones beside them: LoRA (Hu et al. 2021,
-arXiv:2106.09685).
-"""
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): frozen Linears, each with a trained low-rank update."""
 
 import math
 
@@ -14,14 +12,14 @@ from models.layers.mlp import Mlp
 
 
 class LoRALinear(Linear):
-    """x W + b + scale * (dropout(x) A) B, of which W and b are a ``Linear``'s own, and frozen.
+    """x W + b + scale * (dropout(x) A) B, where W and b are those of a ``Linear`` and frozen.
 
-    ``weight`` is W + scale * A B: whoever reads it, as fused operators do, computes with both, and
-    gradients reach A and B through the sum. In training the layer itself takes the narrow way: W
-    then needs no gradient.
+    ``weight`` is W + scale * A B. So fused operators that read it compute with both, and gradients
+    reach A and B through the sum. In training, the layer itself multiplies by A and B, so that the
+    gradient of W isn't needed.
 
     Attributes:
-        lora_A, lora_B: Linears [in, rank] and [rank, out], named as peft's.
+        lora_A, lora_B: Linears [in, rank] and [rank, out], with the names of the library peft.
         scale: alpha / rank.
     """
 
@@ -49,9 +47,16 @@ class LoRALinear(Linear):
 
 
 def adapt(layer: Linear, rank: int, alpha: float, dropout: float) -> None:
-    """Makes a ``Linear`` a ``LoRALinear``, in place and under its names; it computes what it did.
+    """Turns a ``Linear`` into a ``LoRALinear`` in place. Its output and its names stay the same.
 
-    A is drawn uniformly within +-1 / sqrt(in), as the authors' Kaiming initialisation does; B is 0.
+    A is uniform between -1 / sqrt(in) and 1 / sqrt(in), as the authors' Kaiming initialisation
+    draws it. B is 0.
+
+    Args:
+        layer: the Linear.
+        rank: channels between A and B.
+        alpha: the product is multiplied by alpha / rank.
+        dropout: dropout of the input of A.
     """
     ins, outs = layer.weight.shape
     bound = 1 / math.sqrt(ins)
@@ -65,8 +70,9 @@ def adapt(layer: Linear, rank: int, alpha: float, dropout: float) -> None:
 
 
 def call_by_layer(model: nn.Layer) -> None:
-    """Lets each ``Mlp`` with an adapted layer call its layers one by one, which dropout on their
-    inputs needs.
+    """Makes each ``Mlp`` with an adapted layer call its layers one by one.
+
+    Dropout of the layers' inputs needs that, since a fused operator has none.
     """
     for layer in model.sublayers():
         if isinstance(layer, Mlp) and any(

@@ -1,4 +1,4 @@
-"""The MLPs of transformers, plain and gated."""
+"""The MLPs of transformer blocks, plain and gated."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from models.layers.swiglu import swiglu
 
 
 class StarReLU(nn.Layer):
-    """scale * relu(x) ** 2 + bias, with one learnt number each (Yu et al. 2022, arXiv:2210.13452)."""
+    """scale * relu(x) ** 2 + bias, where both are learnt numbers (Yu et al. 2022, arXiv:2210.13452)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class StarReLU(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.star_relu(x, self.scale, self.bias)
-        # Under autocast this is float32: squares would overflow float16.
+        # Under autocast this is float32, since squares would overflow float16.
         return self.scale * relu(x).square() + self.bias
 
 
@@ -41,7 +41,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
 
 
 def hidden_width(dim: int, ratio: float) -> int:
-    """Returns the channels between the two layers of an MLP; raises InputError if it is 0."""
+    """Returns dim * ratio, the channels between the two layers of an MLP.
+
+    Raises:
+        InputError: there would be none.
+    """
     width = int(dim * ratio)
     if not width:
         raise InputError(
@@ -93,8 +97,8 @@ class Mlp(nn.Layer):
 
 
 class GatedMlp(nn.Layer):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` outputs two halves, and the SiLU of the first
-    scales the second.
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` outputs two halves, and the SiLU of the
+    first scales the second.
 
     It is timm's ``SwiGLUPacked``. Shape: [..., dim] -> [..., dim].
 

@@ -1,5 +1,6 @@
-"""A block whose attention and MLP read the same tokens, side by side (Dehghani et al. 2023,
-arXiv:2302.05442).
+"""The parallel block of ViT-22B (Dehghani et al. 2023, arXiv:2302.05442).
+
+Its attention and its MLP read the same normalised tokens.
 """
 
 import paddle

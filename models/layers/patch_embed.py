@@ -13,8 +13,9 @@ from models.layers.sizes import check_multiples
 
 
 class PatchEmbed(nn.Layer):
-    """Cuts an image into patches and projects each, by the weights of a strided convolution (timm's
-    ``PatchEmbed``).
+    """Cuts images into patches and projects each to a token, as timm's ``PatchEmbed``.
+
+    The weights are those of a strided convolution.
 
     Shape: [B, C, H, W] -> [B, (H / patch_size) * (W / patch_size), embed_dim].
 
@@ -80,7 +81,7 @@ class PatchEmbed(nn.Layer):
         rows, columns = self.grid_size
         if (rows * size, columns * size) != (height, width):
             x = x[:, :, : rows * size, : columns * size]
-        # One matrix product over the pixels of each patch equals the strided convolution.
+        # A matrix product with the pixels of each patch equals the strided convolution.
         patches = x.reshape([x.shape[0], channels, rows, size, columns, size])
         patches = patches.transpose([0, 2, 4, 1, 3, 5])
         patches = patches.reshape([x.shape[0], rows * columns, channels * size**2])

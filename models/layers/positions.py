@@ -6,12 +6,11 @@ from errors import InputError
 
 
 def sincos_2d(rows: int, columns: int, channels: int, temperature: float = 10_000.0) -> np.ndarray:
-    """Returns sine-cosine positions of a grid [1, rows * columns, channels], float32: MoCo v3's
-    (Chen et al. 2021, arXiv:2104.02057), which "Better plain ViT baselines" (arXiv:2205.01580)
-    takes.
+    """Returns the sine-cosine position embedding of a grid: [1, rows * columns, channels], float32.
 
-    A quarter of the channels each: sine and cosine of the column, then of the row, times
-    frequencies. These fall geometrically from 1 to 1 / temperature.
+    It is that of MoCo v3 (Chen et al. 2021, arXiv:2104.02057) and of "Better plain ViT baselines"
+    (arXiv:2205.01580). The four quarters of the channels are the sines and the cosines of the
+    column, then of the row, times frequencies. These fall geometrically from 1 to 1 / temperature.
 
     Raises:
         InputError: channels that don't make quarters of two or more.
@@ -22,6 +21,5 @@ def sincos_2d(rows: int, columns: int, channels: int, temperature: float = 10_00
         )
     frequencies = temperature ** -np.linspace(0, 1, channels // 4)
     y, x = (axis.reshape(-1, 1) * frequencies for axis in np.mgrid[:rows, :columns])
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)[
-        None
-    ]
+    table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
+    return table.astype(np.float32)[None]

@@ -1,5 +1,6 @@
-"""Activations that are computed again instead of kept. Paddle has that in ``paddle.distributed``;
-nothing is sent.
+"""Activation recomputation: activations are computed again in the backward pass instead of kept.
+
+Paddle's own is in ``paddle.distributed``, though nothing is sent.
 """
 
 import contextlib
@@ -17,13 +18,21 @@ def recompute(
     *args: paddle.Tensor,
     again: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Any:
-    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them
-    again within ``again()``, drawing the same random numbers. Where no argument needs a gradient
-    (what came before is frozen) they are kept.
+    """Returns ``function(*args)`` without keeping its activations.
+
+    The backward pass computes them again, with the same random numbers. They are kept if no
+    argument needs a gradient, because everything before is frozen.
+
+    Args:
+        function: computes the output of tensors.
+        args: the tensors.
+        again: makes the context in which the backward pass calls the function.
     """
-    if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
+    if all(tensor.stop_gradient for tensor in args):
+        # Paddle would warn at each step.
         return function(*args)
-    first: list[Any] = []  # the generators' state at the first call
+    # The state of the random generators at the first call.
+    first: list[Any] = []
     bfloat16 = ops.bfloat16_products_enabled()
 
     def replayed(*args: paddle.Tensor) -> Any:
@@ -38,6 +47,6 @@ def recompute(
         finally:
             paddle.set_rng_state(state)
 
-    # Reentrant, parameters would be hidden from DataParallel, which fails; and Paddle 2.6 keeps no
-    # state on a CPU.
+    # Not reentrant, which would hide the parameters from DataParallel and make it fail. The random
+    # state is kept above, because Paddle 2.6 doesn't keep that of a CPU.
     return paddle_recompute(replayed, *args, use_reentrant=False, preserve_rng_state=False)

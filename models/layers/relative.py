@@ -1,4 +1,4 @@
-"""Relative position bias."""
+"""Relative position biases of attention scores."""
 
 import numpy as np
 import paddle
@@ -8,21 +8,21 @@ from paddle.nn.initializer import Normal
 
 
 class RelativePositionBias(nn.Layer):
-    """A learnt addend to the attention scores of each head, by where a query is from its key.
+    """A learnt bias of attention scores for each head and each offset between query and key.
 
-    The table and its name are those of timm's Swin (Liu et al. 2021, arXiv:2103.14030) and BEiT
-    (arXiv:2106.08254).
+    The table and its name are those of Swin (Liu et al. 2021, arXiv:2103.14030) and BEiT
+    (arXiv:2106.08254) in timm.
 
     Args:
         window_size: (height, width) of the tokens that attend to each other; None: there is no
             table.
         num_heads: heads H.
-        class_token: a class token comes before the window's tokens.
+        class_token: whether a class token comes before the tokens of the window.
         std: standard deviation of a fresh table.
 
     Attributes:
-        window_size: see above; the table has (2 height - 1) (2 width - 1) rows, and 3 more for a
-            class token.
+        relative_position_bias_table: [rows, H]. There are (2 height - 1) (2 width - 1) rows, and 3
+            more with a class token.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RelativePositionBias(nn.Layer):
             )
 
     def _add_table(self, rows: int, num_heads: int, std: float) -> None:
-        """Adds what ``table`` is made of."""
+        """Adds the parameters from which ``table`` is computed."""
         self.relative_position_bias_table = self.create_parameter(
             [rows, num_heads], default_initializer=Normal(std=std)
         )
@@ -52,18 +52,18 @@ class RelativePositionBias(nn.Layer):
         return self.relative_position_bias_table
 
     def position_bias(self) -> paddle.Tensor:
-        """Returns [H, N, N]: head, query, key; N counts the window's tokens and the class token."""
-        # On a GPU the gradient of paddle.gather adds in no order; that of an embedding has an
-        # ordered form, which DETERMINISTIC asks for.
+        """Returns the bias of each head, query and key: [H, N, N], the class token included."""
+        # On a GPU, the gradient of paddle.gather adds in no fixed order. That of an embedding does
+        # where DETERMINISTIC is set.
         return F.embedding(self.relative_position_index, self.table()).transpose([2, 0, 1])
 
 
 def relative_position_index(window_size: tuple[int, int], class_token: bool = False) -> np.ndarray:
-    """Returns the table's row of each pair of tokens: [N, N], int64, by query and key.
+    """Returns the row of the table for each query and key: [N, N], int64.
 
-    A query that is dy rows and dx columns after its key has row (dy + height - 1) (2 width - 1) +
-    dx + width - 1. A class token, the first, has the last three: to a patch, from a patch, to
-    itself.
+    For a query that is dy rows and dx columns after its key, it is (dy + height - 1) (2 width - 1)
+    + dx + width - 1. The class token, which comes first, has the last three rows: one for its
+    attention to patches, one for that of patches to it, one for that to itself.
     """
     height, width = window_size
     y, x = np.divmod(np.arange(height * width), width)
@@ -71,24 +71,23 @@ def relative_position_index(window_size: tuple[int, int], class_token: bool = Fa
     if class_token:
         rows = (2 * height - 1) * (2 * width - 1)
         index = np.pad(index, ((1, 0), (1, 0)))
-        index[0], index[:, 0], index[0, 0] = rows, rows + 1, rows + 2
+        index[0] = rows
+        index[:, 0] = rows + 1
+        index[0, 0] = rows + 2
     return index
 
 
 def gather_columns(table: paddle.Tensor, index: paddle.Tensor) -> paddle.Tensor:
-    """Returns of a parameter [H, offsets] the columns ``index`` [N, M]: [H, N, M].
-
-    An embedding, as of ``RelativePositionBias``. The factor makes a copy: else the parameter's
-    gradient would be a view, which Paddle's DataParallel leaves as it is on each rank.
-    """
+    """Returns the columns ``index`` [N, M] of a parameter [H, offsets]: [H, N, M]."""
+    # An embedding, for the reason in RelativePositionBias. The factor makes a copy. Without it, the
+    # gradient of the parameter would be a view, which DataParallel doesn't average.
     return F.embedding(index, (table * 1.0).transpose([1, 0])).transpose([2, 0, 1])
 
 
 def offset_index(window_size: tuple[int, int]) -> np.ndarray:
-    """Returns the column of LeViT's and TinyViT's table of each pair of tokens: [N, N], int64.
+    """Returns the column of TinyViT's ``attention_biases`` for each query and key: [N, N], int64.
 
-    A query that is dy rows and dx columns from its key, on either side, has column |dy| width +
-    |dx|.
+    For a query that is dy rows and dx columns from its key, it is |dy| width + |dx|.
     """
     height, width = window_size
     y, x = np.divmod(np.arange(height * width), width)

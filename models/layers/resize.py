@@ -7,11 +7,16 @@ import paddle
 
 
 def resize_evenly(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) -> paddle.Tensor:
-    """Returns maps [B, D, *grid] resized bilinearly to multiples or even fractions of both sides,
-    as PyTorch's ``interpolate`` does without aligned corners.
+    """Returns maps resized bilinearly: [B, D, *grid] -> [B, D, *size].
 
-    Paddle's own ``interpolate`` reduces to a single row by taking the first place instead of the
-    middle ones. On a GPU its gradient adds in no fixed order.
+    It equals PyTorch's ``interpolate`` with align_corners=False. Paddle's own takes the first place
+    instead of the middle ones to reduce a side to one place, and on a GPU its gradient adds in no
+    fixed order.
+
+    Args:
+        grid: rows and columns of the maps.
+        size: rows and columns of the result. Each is a multiple of that of ``grid``, or ``grid`` is
+            an even multiple of it.
     """
     for axis in (2, 3):
         old = grid[axis - 2]
@@ -21,7 +26,7 @@ def resize_evenly(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) ->
 
 
 def _enlarge(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
-    """Makes each place ``factor`` places: means of it and its nearer neighbour, weighted by distance."""
+    """Replaces each place by ``factor`` means of it and its nearest neighbour, weighted by distance."""
     shape = x.shape
     ends = [paddle.slice(x, [axis], [start], [start + 1]) for start in (0, length - 1)]
     padded = paddle.concat([ends[0], x, ends[1]], axis)
@@ -36,7 +41,7 @@ def _enlarge(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Te
 
 
 def _reduce(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
-    """Returns the mean of the middle two of each ``factor`` places; with factor 1 the place itself."""
+    """Replaces each ``factor`` places by the mean of the middle two; with factor 1 returns x."""
     if factor == 1:
         return x
     shape = [*x.shape[:axis], length // factor, factor, *x.shape[axis + 1 :]]
@@ -45,10 +50,10 @@ def _reduce(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Ten
 
 
 def interpolate(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate``
-    without aligned corners.
+    """Returns maps resized bilinearly to any size: [B, D, H, W] -> [B, D, *size].
 
-    It multiplies with matrices, whose gradients add in a fixed order on a GPU.
+    It equals PyTorch's ``interpolate`` with align_corners=False. It is computed by matrix products,
+    whose gradients add in a fixed order on a GPU.
     """
     height, width = x.shape[2:]
     if width != size[1]:
@@ -59,11 +64,12 @@ def interpolate(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
 
 
 def _weights(length: int, new: int) -> paddle.Tensor:
-    """Returns the weight of each of ``length`` places in each of ``new`` places: [new, length]."""
-    at = np.maximum((np.arange(new) + 0.5) * (length / new) - 0.5, 0)
-    first = np.minimum(at.astype(int), length - 1)
+    """Returns the weights of ``length`` places in each of ``new`` places: [new, length]."""
+    # The middle of each new place, in old places.
+    position = np.maximum((np.arange(new) + 0.5) * (length / new) - 0.5, 0)
+    first = np.minimum(position.astype(int), length - 1)
     second = np.minimum(first + 1, length - 1)
-    share = at - first
+    share = position - first
     weights = np.zeros([new, length], np.float32)
     np.add.at(weights, (np.arange(new), first), 1 - share)
     np.add.at(weights, (np.arange(new), second), share)

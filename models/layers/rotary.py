@@ -1,5 +1,6 @@
-"""Rotary position embeddings of a grid (RoPE; Su et al. 2021, arXiv:2104.09864): queries and keys
-are rotated by angles that depend on their places.
+"""Rotary position embeddings of a grid (RoPE; Su et al. 2021, arXiv:2104.09864).
+
+Queries and keys are rotated by angles that depend on their places.
 """
 
 from typing import Literal
@@ -19,8 +20,8 @@ Table = tuple[paddle.Tensor, paddle.Tensor]
 class RotaryEmbedding(nn.Layer):
     """Computes cosines and sines of the angles by which pairs of a head's channels are rotated.
 
-    Half of the pairs rotate by the row, half by the column. Tokens before the places aren't
-    rotated. There are no parameters, and weight files hold nothing of it.
+    Half of the pairs are rotated by the row, half by the column. Tokens before the places aren't
+    rotated. There are no parameters, and nothing is stored in weight files.
 
     Args:
         kind: "cat": angles follow the index of row and column (EVA-02, arXiv:2303.11331, timm's

@@ -1,4 +1,6 @@
-"""Layer scale, and element-wise factors and sums, by the compiled operators (ops/) if they can be used."""
+"""Layer scale, and element-wise products and sums, by the compiled operators (ops/) if they can be
+used.
+"""
 
 import paddle
 from paddle import nn
@@ -18,7 +20,9 @@ def scale_channels(
 
 def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1]."""
-    return ops.scale_planes(x, factors) if ops.usable(x) and ops.usable(factors) else x * factors
+    if ops.usable(x) and ops.usable(factors):
+        return ops.scale_planes(x, factors)
+    return x * factors
 
 
 def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
@@ -39,19 +43,24 @@ def add_branch(
     return x + branch
 
 
-def add_to_all(x: paddle.Tensor, one: paddle.Tensor) -> paddle.Tensor:
-    """Returns x [B, ...] + one [1, ...], which is the same for all of the batch."""
-    return ops.add_to_all(x, one) if ops.usable(x) and ops.usable(one) else x + one
+def add_to_all(x: paddle.Tensor, addend: paddle.Tensor) -> paddle.Tensor:
+    """Returns x [B, ...] + addend [1, ...], which is added to each item of the batch."""
+    if ops.usable(x) and ops.usable(addend):
+        return ops.add_to_all(x, addend)
+    return x + addend
 
 
 def multiply(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
-    """Returns x * y, element by element; both have the same shape."""
-    return ops.multiply(x, y) if ops.usable(x) and ops.usable(y) else x * y
+    """Returns the element-wise product of two tensors of the same shape."""
+    if ops.usable(x) and ops.usable(y):
+        return ops.multiply(x, y)
+    return x * y
 
 
 class LayerScale(nn.Layer):
-    """Multiplies each channel by a learnt factor (CaiT; Touvron et al. 2021). Shape: [..., dim] ->
-    the same.
+    """Multiplies each channel by a learnt factor (CaiT; Touvron et al. 2021, arXiv:2103.17239).
+
+    Shape: [..., dim] -> the same.
     """
 
     def __init__(self, dim: int, init_value: float) -> None:

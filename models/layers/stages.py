@@ -1,4 +1,4 @@
-"""What models of several stages share."""
+"""Helpers of architectures that have several stages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from errors import InputError
 
 
 def check_stages(depths: Sequence[int], dims: Sequence[int]) -> None:
-    """Raises InputError unless both have four numbers, one per stage."""
+    """Raises InputError unless STAGE_DEPTHS and EMBED_DIMS have four numbers, one per stage."""
     for key, numbers in (("STAGE_DEPTHS", depths), ("EMBED_DIMS", dims)):
         if len(numbers) != 4:
             raise InputError(f"{key} is {list(numbers)}, expected four numbers: one per stage")
@@ -28,9 +28,9 @@ def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -
     """Returns each block's rate of stochastic depth, stage by stage.
 
     Args:
-        rate: the last block's.
-        depths: blocks per stage.
-        shape: "linear": from 0 at the first block; "constant": ``rate`` at all.
+        rate: the rate of the last block.
+        depths: blocks of each stage.
+        shape: "linear": rates grow from 0 at the first block; "constant": all blocks have ``rate``.
     """
     if shape == "constant":
         return [[rate] * depth for depth in depths]
@@ -45,23 +45,32 @@ def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -
 def feature_info(
     modules: Sequence[str], channels: int | Sequence[int], reductions: int | Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns ``ImageModel.feature_info`` of what ``modules`` give: one number for all of them, or
-    one for each.
+    """Returns ``ImageModel.feature_info`` for the outputs of ``modules``.
+
+    Args:
+        modules: names of the layers.
+        channels: channels of each output, or of all of them.
+        reductions: pixels along a side of a place, of each output, or of all of them.
     """
-    count = len(modules)
-    columns = ([one] * count if isinstance(one, int) else one for one in (channels, reductions))
+    if isinstance(channels, int):
+        channels = [channels] * len(modules)
+    if isinstance(reductions, int):
+        reductions = [reductions] * len(modules)
     return [
         {"module": module, "num_chs": channels, "reduction": reduction}
-        for module, channels, reduction in zip(modules, *columns, strict=True)
+        for module, channels, reduction in zip(modules, channels, reductions, strict=True)
     ]
 
 
 def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[str, ...]]:
-    """Returns timm's groups for layer-wise learning rate decay, without the head: the stem, then each
-    block. A stage's first block has its downsampling.
+    """Returns timm's groups for layer-wise learning rate decay, without that of the head.
+
+    They are the stem, then each block. The first block of a stage has the downsampling before it.
 
     Args:
-        name: of the list of stages in the model.
+        stem: name of the stem.
+        name: name of the list of stages.
+        stages: the stages, each with ``blocks``.
     """
     groups: list[tuple[str, ...]] = [(stem,)]
     for i, stage in enumerate(stages):
@@ -74,14 +83,13 @@ def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[s
 
 
 def groups_of_twelve(model: nn.Layer, classifier: str) -> list[tuple[str, ...]]:
-    """Returns groups of twelve consecutive parameters, then the classifier: timm's layer-wise decay
-    for architectures without groups of their own.
+    """Returns groups of twelve consecutive parameters, then the classifier.
+
+    They are timm's for layer-wise learning rate decay of architectures without groups of their own.
 
     Args:
-        classifier: name of the layer that timm calls so.
+        classifier: name of the layer that timm takes for the classifier.
     """
     names = [name for name, _ in model.named_parameters() if not name.startswith(f"{classifier}.")]
-    return [
-        *(tuple(names[first : first + 12]) for first in range(0, len(names), 12)),
-        (classifier,),
-    ]
+    groups = [tuple(names[start : start + 12]) for start in range(0, len(names), 12)]
+    return [*groups, (classifier,)]

@@ -1,4 +1,4 @@
-"""MLPs with a gate: SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+"""SwiGLU, an MLP with a gate (Shazeer 2020, arXiv:2002.05202)."""
 
 import paddle
 from paddle import nn
@@ -9,7 +9,12 @@ from models.layers.linear import LayerNorm, Linear
 
 
 def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Returns silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
+    """Returns silu(gate) * x: [..., N].
+
+    Args:
+        gate: [..., N]; without x [..., 2 N]: the gate, then x.
+        x: [..., N].
+    """
     if ops.usable(gate):
         return ops.swiglu(gate, x)
     if x is None:
@@ -18,12 +23,15 @@ def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor
 
 
 class SwiGLU(nn.Layer):
-    """fc2(norm(silu(fc1_g(x)) * fc1_x(x))), as timm's ``SwiGLU``. Shape: [..., dim] -> [..., dim].
+    """fc2(norm(silu(fc1_g(x)) * fc1_x(x))), as timm's ``SwiGLU``.
 
     Args:
-        dim, hidden_dim: channels outside and inside.
-        epsilon: the norm's; None: no norm.
+        dim: channels of input and output.
+        hidden_dim: channels of the gate and of the gated half.
+        epsilon: epsilon of the norm; None: there is no norm.
         drop: dropout before the norm and at the end.
+
+    Shape: [..., dim] -> [..., dim].
     """
 
     def __init__(
@@ -42,8 +50,10 @@ class SwiGLU(nn.Layer):
 
 
 class PackedSwiGLU(nn.Layer):
-    """``SwiGLU`` without a norm, both first layers in one, the gate first (timm's
+    """A ``SwiGLU`` without a norm whose first two Linears are one, the gate first (timm's
     ``SwiGLUPacked``).
+
+    Shape: [..., dim] -> [..., dim].
     """
 
     def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0) -> None:

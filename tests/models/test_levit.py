@@ -12,7 +12,7 @@ from support.small_models import small_levit
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.levit import Block, LeViT, distances
+from models.levit import Block, LeViT, distance_index
 
 
 @pytest.mark.smoke
@@ -74,11 +74,11 @@ def test_initialisation_is_timms():
 
 
 def test_distances_count_rows_and_columns_whatever_the_direction():
-    whole = distances((2, 3), 1)
+    whole = distance_index((2, 3), 1)
     assert whole.tolist()[4] == [4, 3, 4, 1, 0, 1]
     assert (whole == whole.T).all()
-    assert distances((3, 3), 2).tolist() == [
-        whole for i, whole in enumerate(distances((3, 3), 1).tolist()) if i in (0, 2, 6, 8)
+    assert distance_index((3, 3), 2).tolist() == [
+        whole for i, whole in enumerate(distance_index((3, 3), 1).tolist()) if i in (0, 2, 6, 8)
     ]
 
 

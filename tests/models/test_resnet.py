@@ -16,7 +16,7 @@ from errors import InputError
 from models import build_model, create_model
 from models.layers import DropPath, batch_norm
 from models.layers.batch_norm import synchronise
-from models.resnet import BasicBlock, Bottleneck, ResNet
+from models.resnet import BasicBlock, BlockOptions, Bottleneck, ResNet
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -193,7 +193,7 @@ def test_drop_path_rises_linearly_over_all_blocks(name, blocks):
 @pytest.mark.parametrize(("kind", "in_dim"), [(BasicBlock, 8), (Bottleneck, 32), (BasicBlock, 5)])
 def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatch):
     paddle.seed(0)
-    block = kind(in_dim, 8, 1, drop_path=0.2)
+    block = kind(in_dim, 8, 1, drop_path=0.2, options=BlockOptions())
     images = paddle.to_tensor(array("images", (4, in_dim, 3, 3)))
     branch = block._branch(images).numpy()
     shortcut = block.downsample(images).numpy()

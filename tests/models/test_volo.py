@@ -42,7 +42,7 @@ def test_dense_training_gives_what_timms_forward_train_does(tmp_path, monkeypatc
     model.dense_training = True
     box = np.zeros((1, 5, 4), "float32")
     box[:, BOX[0] : BOX[2], BOX[1] : BOX[3]] = 1
-    monkeypatch.setattr(VOLO, "_rectangle", lambda self: paddle.to_tensor(box))
+    monkeypatch.setattr(VOLO, "_random_rectangle", lambda self: paddle.to_tensor(box))
     for end, mixed in (("train", 0.0), ("mixed", 9 / 20)):
         load_formula(model, tmp_path, array).train()
         model.mix_token = end == "mixed"
@@ -78,7 +78,7 @@ def test_a_rectangle_has_the_share_that_is_drawn():
     """
     paddle.seed(0)
     model = small_volo(image_size=(80, 64))
-    found = np.stack([model._rectangle().numpy()[0] for _ in range(400)])
+    found = np.stack([model._random_rectangle().numpy()[0] for _ in range(400)])
     assert set(np.unique(found)) == {0, 1}
     for one in found:
         rows, columns = one.any(1), one.any(0)
