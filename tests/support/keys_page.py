@@ -13,7 +13,7 @@ from pathlib import Path
 import config
 from settings.architectures import all_keys, architectures
 from settings.keys import meanings
-from settings.registry import KINDS, component_keys
+from settings.registry import KINDS, choices_of, component_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "keys.md"
@@ -54,9 +54,11 @@ def page() -> str:
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for key, default in config.default_values().items():
         if key not in all_keys():
-            text = cell(meant.get(key, "")) + (
-                f" (`{'`, `'.join(readers[key])}`)" if key in readers else ""
-            )
+            text = cell(meant.get(key, ""))
+            if key in readers:
+                text += f" (`{'`, `'.join(readers[key])}`)"
+            if choices := choices_of(key):
+                text += f" One of `{'`, `'.join(choices)}`."
             sections.setdefault(key.rpartition(".")[0], []).append(
                 (f"`{key}`", f"`{default}`", text)
             )
