@@ -135,6 +135,23 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
     assert type(found.components["a"].reads["share"].default) is float
 
 
+def test_names_are_in_one_order_whatever_file_has_them(tmp_path, monkeypatch):
+    """A new file changes no message about the others."""
+    declared = '@losses.register("{}")\ndef loss(of, *, factor: int = 3): ...\n'
+    files = {"one": declared.format("beta"), "two": declared.format("Alpha")}
+    found = registry(tmp_path, monkeypatch, **files)
+    assert found.names() == found.readers()["TRAIN.FACTOR"] == ("Alpha", "beta")
+
+
+def test_a_components_key_may_have_a_range_of_its_own(tmp_path, monkeypatch):
+    text = (
+        '@losses.register("a")\ndef a(of, *, power: Annotated[float, between(0.5, 1)] = 1): ...\n'
+    )
+    declared = registry(tmp_path, monkeypatch, one=text).components["a"].reads["power"]
+    assert declared.problem(0.4) == "0.5 to 1"
+    assert declared.problem(0.5) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -235,6 +252,12 @@ def copy(tmp_path_factory):
                 folder / "data" / mode / f"{'rose' if index % 4 < 2 else 'tulip'}-{index}.png"
             )
     return folder
+
+
+def test_the_files_that_are_shown_pass_the_linter(copy):
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", *SHOWN]
+    done = subprocess.run(command, cwd=copy / "toolkit", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def run(copy: Path, *words: str):
