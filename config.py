@@ -448,9 +448,9 @@ class TRAIN(Section):
     ACCUM_ITER: Every = 1
 
     class LR_SCHEDULER(Section):
-        # The course of the learning rate; cosine is warmupcosine. Each begins with WARMUP_EPOCHS
-        # epochs of warm-up. PaddleViT's cosine and multi-step have none: set WARMUP_EPOCHS 0 for
-        # them.
+        # The course of the learning rate. cosine is warmupcosine, multi-step is multistep. Each
+        # begins with WARMUP_EPOCHS epochs of warm-up. PaddleViT's cosine and multi-step have none:
+        # set WARMUP_EPOCHS 0 for them.
         NAME: str = key("warmupcosine", TRAINING)
 
         # It begins after warm-up. False: at epoch 0, where warm-up replaces it.

@@ -240,8 +240,8 @@ def read_for_one_label_alone():
     keys = set()
     for kind, declared in ((losses, "takes"), (datasets, "task")):
         for key, names in kind.readers().items():
-            tasks_of_readers = {kind.components[name].given.get(declared) for name in names}
-            if tasks_of_readers.isdisjoint({"any", "multilabel"}):
+            taken = {kind.components[name].given.get(declared) for name in names}
+            if taken.isdisjoint({"any", "multilabel"}):
                 keys.add(key)
     return keys
 
