@@ -196,7 +196,7 @@ class DATA(Section):
     # The folder of the dataset.
     DATA_PATH: FilePath = "/dataset/imagenet/"
 
-    # How the dataset is stored: folder, imagenet2012, shards, digits, ... (see loading/).
+    # How the dataset is stored.
     DATASET: str = "imagenet2012"
 
     # Height and width in pixels, or [height, width]. The command line also takes 224x160.
@@ -448,9 +448,9 @@ class TRAIN(Section):
     ACCUM_ITER: Every = 1
 
     class LR_SCHEDULER(Section):
-        # Also cosine (the same), linear, poly, step, multistep (or multi-step), onecycle, wsd and
-        # constant. Each begins with WARMUP_EPOCHS epochs of warm-up. PaddleViT's cosine and
-        # multi-step have none: set WARMUP_EPOCHS 0 for them.
+        # The course of the learning rate. cosine is warmupcosine, multi-step is multistep. Each
+        # begins with WARMUP_EPOCHS epochs of warm-up. PaddleViT's cosine and multi-step have none:
+        # set WARMUP_EPOCHS 0 for them.
         NAME: str = key("warmupcosine", TRAINING)
 
         # It begins after warm-up. False: at epoch 0, where warm-up replaces it.
@@ -466,7 +466,7 @@ class TRAIN(Section):
         PER_EPOCH: bool | Literal["start", "late", "end"] = key(False, TRAINING)
 
     class OPTIMIZER(Section):
-        # Also Adam, SGD, LAMB, LARS, Lion and Muon. Muon uses AdamW for all but matrices.
+        # The optimizer. Muon uses AdamW for all but matrices.
         NAME: str = key("AdamW", TRAINING)
 
         # Added to the denominator of the update.
@@ -475,10 +475,10 @@ class TRAIN(Section):
         # Decay rates of the two moving averages. Lion's paper uses [0.9, 0.99].
         BETAS: tuple[Rate, Rate] = key([0.9, 0.999], TRAINING)
 
-        # SGD, LARS and Muon: the share of the old momentum that an update keeps.
+        # The share of the old momentum that an update keeps.
         MOMENTUM: Rate = key(0.9, TRAINING)
 
-        # SGD and Muon: True uses Nesterov's momentum.
+        # True uses Nesterov's momentum.
         NESTEROV: bool = key(True, TRAINING, above_zero("TRAIN.OPTIMIZER.MOMENTUM"))
 
     # True: keep, evaluate and save an exponential moving average of the weights, too.
@@ -490,9 +490,8 @@ class TRAIN(Section):
     # Update n (from 0) keeps at most 1 - (1 + n) ** (-2 / 3), so early weights fade fast.
     MODEL_EMA_WARMUP: bool = key(True, TRAINING, is_("TRAIN.MODEL_EMA", True))
 
-    # cross_entropy (labels), soft_target (distributions), or one yes or no per class: bce, focal,
-    # asymmetric. auto: soft_target with mixup or CutMix, bce with TASK multilabel, otherwise
-    # cross_entropy.
+    # The loss to minimise. auto: soft_target with mixup or CutMix, bce with TASK multilabel,
+    # otherwise cross_entropy. bce, focal and asymmetric ask for yes or no per class.
     LOSS: str = key("auto", TRAINING)
 
     # Label smoothing s of the training loss. multilabel: targets are 1 - s / 2 and s / 2.

@@ -11,6 +11,7 @@ from settings.keys import meanings
 from settings.merging import Keys
 from settings.needs import Need
 from settings.options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, nearest_key
+from settings.registry import choices_of
 
 
 def explanation(config: Configuration, names: Sequence[str], keys: Keys) -> str:
@@ -43,6 +44,8 @@ def explanation(config: Configuration, names: Sequence[str], keys: Keys) -> str:
         lines += [f"over     {source.value}, from {source.text()}" for source in sources[-2::-1]]
         if texts.get(key):
             lines.append(f"means    {texts[key]}")
+        if choices := choices_of(key):
+            lines.append(f"one of   {', '.join(choices)}")
         lines.append(f"default  {defaults[key]}")
         lines += _effect(needs.get(key, ()), values)
         paragraphs.append("\n  ".join(lines))

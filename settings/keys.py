@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from errors import InputError
-from settings.needs import TRAINING, Need, above_zero
+from settings.needs import TRAINING, Need, above_zero, is_, is_not, is_set, is_unset
 from settings.options import nearest
 from settings.values import LARGEST_INT, coerce, quoted
 
@@ -174,7 +174,8 @@ VOCABULARY: dict[str, Any] = {
     "Sequence": Sequence,
     **{name: value for name, value in globals().items() if get_origin(value) is Annotated},
     "Annotated": Annotated,
-    "above_zero": above_zero,
+    "between": between,
+    **{need.__name__: need for need in (is_, is_not, is_set, is_unset, above_zero)},
 }
 
 

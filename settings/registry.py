@@ -49,7 +49,7 @@ class Component(NamedTuple):
 
 
 class Registry:
-    """The components of one kind, by name, in the order of their files and lines.
+    """The components of one kind, in the order of their names.
 
     Args:
         key: the key that chooses one of them. The keys that they read stand beside it.
@@ -93,7 +93,8 @@ class Registry:
                     other = components[name].module
                     raise InputError(f"{file}, line {node.lineno}: {other} registers {name}, too")
                 components[name] = Component(module, given, returns, reads)
-        return components
+        # Messages list them. In the order of files, a new file would change what others say.
+        return dict(sorted(components.items(), key=lambda item: item[0].lower()))
 
     def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Key | None]]:
         """Returns the annotation of a definition's result, and the keys that its keywords are."""
@@ -187,6 +188,11 @@ def component_keys() -> dict[str, Key]:
                         f"{component.module}: {name}'s {dotted} has another default elsewhere"
                     )
     return keys
+
+
+def choices_of(key: str) -> tuple[str, ...]:
+    """Returns the names of the components that a key chooses from; () if it chooses none."""
+    return next((kind.names() for kind in KINDS if kind.key == key), ())
 
 
 def check_reads(shared: Mapping[str, Key]) -> None:

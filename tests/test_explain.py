@@ -16,6 +16,7 @@ from config import default_values, explain, get_config, resolved_yaml, with_valu
 from errors import InputError
 from settings.keys import meanings
 from settings.options import leaves, option_keys, value_sources
+from settings.registry import optimizers
 from training.command_line import config_from_arguments
 from training.run import for_others
 
@@ -339,3 +340,9 @@ def test_every_key_has_a_meaning():
         found["SEED"]
         == "Seed of the first weights, of the order of images and of their augmentation."
     )
+
+
+def test_a_key_that_chooses_a_component_lists_those_that_there_are():
+    names = ", ".join(optimizers.names())
+    assert f"\n  one of   {names}\n" in explain(get_config(), ["TRAIN.OPTIMIZER.NAME"])
+    assert "one of" not in explain(get_config(), ["SEED", "MODEL.TYPE"])

@@ -98,11 +98,14 @@ def test_every_recipe_has_a_source():
 
 
 def test_a_recipe_may_say_that_it_has_no_source_yet(tmp_path, monkeypatch):
+    known = without_source()
     file = tmp_path / "new.yaml"
     file.write_text("# A new recipe.\n# Batch 1,024. Source: none yet.\nTRAIN: {NUM_EPOCHS: 9}\n")
     monkeypatch.setattr(recipe_sources, "shipped_configs", lambda: [*shipped_configs(), file])
-    assert without_source() == ["new"]
-    assert page() == PAGE.read_text() + "\n## No source yet\n\n`new`\n"
+    assert without_source() == sorted([*known, "new"])
+    head = PAGE.read_text().partition("\n## No source yet\n")[0]
+    names = ", ".join(f"`{name}`" for name in without_source())
+    assert page() == f"{head}\n## No source yet\n\n{names}\n"
 
 
 def _own_keys(file):

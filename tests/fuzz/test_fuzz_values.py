@@ -17,6 +17,7 @@ from datasets import get_datasets
 from errors import InputError, reporting_memory
 from settings.architectures import all_keys, architectures
 from settings.options import leaves
+from settings.registry import losses, optimizers, schedules
 from training import engine
 
 # all values; in the suite each key's extremes
@@ -43,8 +44,8 @@ PLACES = [
     ["TRAIN.LINEAR_SCALED_LR", "512"],
     ["TRAIN.CROP", "squash"],
     ["DATA.NUM_WORKERS", "1"],
-    *([SCHEDULE, name] for name in ("poly", "step", "multistep", "linear")),
-    *([OPTIMIZER, name] for name in ("SGD", "LARS", "Lion", "Muon")),
+    *([SCHEDULE, name] for name in schedules.names()),
+    *([OPTIMIZER, name] for name in optimizers.names()),
     ["TRAIN.DISTILLATION_TYPE", "soft", "TRAIN.TEACHER_MODEL", "vit_digits"],
     ["DIST.ENGINE", "fleet"],
     ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"],
@@ -60,9 +61,8 @@ PLACES = [
     [*FOLDER, "DATA.VAL_SPLIT", "0.5"],
     ["TRAIN.EARLY_STOP", "1"],
     ["TRAIN.ADAPTER.NAME", "lora", "MODEL.PRETRAINED", "absent"],
-    [SCHEDULE, "wsd"],
-    ["TRAIN.LOSS", "token_label"],
-    *([*SETS, "TRAIN.LOSS", name] for name in ("bce", "focal", "asymmetric")),
+    *([*SETS, "TRAIN.LOSS", name] for name in losses.names()),
+    *(["TRAIN.LOSS", name] for name in losses.names()),
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", *FOLDER],
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "DATA.CORRUPTION", "fog", *RGB],
     ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],

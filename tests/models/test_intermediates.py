@@ -12,16 +12,6 @@ from errors import InputError
 from models.base import ImageModel
 from weights.layout import sublayer
 
-NORMED_THROUGHOUT = {
-    "vit",
-    "beit",
-    "cait",
-    "mixer",
-    "gmlp",
-    "resmlp",
-    "xcit",
-    "crossvit",
-}  # blocks of one shape, and a last norm
 FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone", "halonet"}
 TOKENS_ALONE = {"pit"}  # are the features
 CLASS_TOKEN_LAST = {
@@ -103,13 +93,20 @@ def test_the_last_norm_leads_to_the_features(kind):
     changed = [
         bool((one.numpy() != two.numpy()).any()) for one, two in zip(plain, normed, strict=True)
     ]
-    last = kind in ("swin", "swinv2", "poolformer", "coat")
-    later = 0 if kind == "volo" else len(plain)  # all but the first
-    normed_from = [
-        kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) or i > later
-        for i in range(len(plain))
-    ]
-    assert changed == normed_from
+    count = len(plain)
+    last_norm = getattr(model, "norm", paddle.nn.Identity())
+    if kind == "crossvit":
+        expected = [True] * count  # each branch has a norm
+    elif kind == "coat":
+        expected = [False] * (count - 1) + [True]  # its norms have other names
+    elif kind == "volo":
+        expected = [False] + [True] * (count - 1)  # all stages but the first have one width
+    elif kind == "pit" or isinstance(last_norm, paddle.nn.Identity):
+        expected = [False] * count  # PiT's norm is of the prefix tokens
+    else:
+        blocks_of_one_shape = len({tuple(one.shape) for one in plain}) == 1
+        expected = [blocks_of_one_shape] * (count - 1) + [True]
+    assert changed == expected
     rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
     features = branches(features)[-1]
     if kind in TOKENS_ALONE:

@@ -13,7 +13,7 @@ from pathlib import Path
 import config
 from settings.architectures import all_keys, architectures
 from settings.keys import meanings
-from settings.registry import KINDS, component_keys
+from settings.registry import KINDS, choices_of, component_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "keys.md"
@@ -57,6 +57,8 @@ def page() -> str:
             text = cell(texts.get(key, ""))
             if key in readers:
                 text += f" (`{'`, `'.join(readers[key])}`)"
+            if choices := choices_of(key):
+                text += f" One of `{'`, `'.join(choices)}`."
             sections.setdefault(key.rpartition(".")[0], []).append(
                 (f"`{key}`", f"`{default}`", text)
             )

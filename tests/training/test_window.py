@@ -158,9 +158,9 @@ def reported(monkeypatch, gpus, others):
     def all_reduce_sum(tensor):
         collectives.append(tensor)
         assert tensor.dtype == paddle.float64
-        # Pairs of loss, acc1, grad_norm and data_wait; samples, skipped updates and images, samples
-        # since a resume.
-        return tensor + paddle.to_tensor([0.0] * 12 + others, dtype="float64")
+        # The peaks of memory, three for each kind, are the last.
+        sums = [0.0] * (tensor.size - len(others))
+        return tensor + paddle.to_tensor(sums + others, dtype="float64")
 
     monkeypatch.setattr(window, "all_reduce_sum", all_reduce_sum)
     own, found = opened()
@@ -178,7 +178,7 @@ def test_a_report_goes_on_from_what_was_carried_over():
         "totals": {"samples": 4, "skipped_updates": 1},
     }
     own, found = opened([before], scaler=True)
-    assert own.gather()[0]["means"] == {"loss": (7.0, 4), "grad_norm": (3.0, 1)}
+    assert own.gather()[0]["means"].items() >= before["means"].items()
     own.add(5, values(loss=[1.0, 2.0], new=[4.0, 8.0]), paddle.to_tensor(float("inf")))
     own.add(6, values(loss=[0.5, 1.5], new=[0.0, 0.0]), paddle.to_tensor(2.0))
     own.report(0.1)
@@ -210,13 +210,12 @@ def test_what_is_saved_is_the_window_at_the_last_mark():
     own.add(1, values(loss=[1.0, 2.0]), paddle.to_tensor(5.0))
     own.mark()
     own.add(2, values(loss=[4.0, 4.0]))
-    expected = [{
-        "means": {"loss": (3.0, 2), "grad_norm": (5.0, 1)},
-        "totals": {"samples": 2, "skipped_updates": 0, "skipped": 0},
-    }]  # fmt: skip
-    assert own.gather() == expected
+    [saved] = own.gather()
+    assert saved["means"].items() >= {"loss": (3.0, 2), "grad_norm": (5.0, 1)}.items()
+    totals = {"samples": 2, "skipped_updates": 0, "skipped": 0}
+    assert saved["totals"].items() >= totals.items()
     own.report(0.1)  # its steps are those after an update: what is saved is from before
-    assert own.gather() == expected
+    assert own.gather() == [saved]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """timm's side of tools/check_parity.py, in a process of its own: it needs torch and timm, and no
 Paddle.
 
-Each line of the input is a JSON object: ``model`` (timm's name, or "lenet"), ``options`` (of its
-constructor), ``images`` (C, H, W) and ``folder``. It writes two files to the folder. One is
+Each line of the input is a JSON object: ``model`` (timm's name, or one of OTHERS), ``options`` (of
+its constructor), ``images`` (C, H, W) and ``folder``. It writes two files to the folder. One is
 weights.safetensors, with random weights. The other one is outputs.npz, with images, logits,
 features (the classifier's input), and intermediates by their number. The answer is a line with
 ``parameters``, ``info`` (channels and reduction of each intermediate) and the versions.
@@ -37,24 +37,33 @@ except (RuntimeError, ImportError):
     timm = importlib.import_module("timm")
 
 
-def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
-    """Returns timm's model, or ``paddle.vision``'s LeNet-5, which timm lacks."""
-    if name != "lenet":
-        return timm.create_model(name, **options)
+def lenet(in_chans: int, num_classes: int, **_: Any) -> torch.nn.Module:
+    """Returns ``paddle.vision``'s LeNet-5."""
     nn = torch.nn
     model = nn.Module()
     convolutions = [
-        nn.Conv2d(options["in_chans"], 6, 3, padding=1),
+        nn.Conv2d(in_chans, 6, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5),
     ]
     model.features = nn.Sequential(*convolutions, nn.ReLU(), nn.MaxPool2d(2))
-    model.fc = nn.Sequential(
-        nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, options["num_classes"])
-    )
+    model.fc = nn.Sequential(nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, num_classes))
     model.forward = lambda x: model.fc(model.features(x).flatten(1))
     return model
+
+
+# Models that timm lacks, by our names: functions of timm's arguments, with the layers and the names
+# of the authors' code. Features and intermediates are compared where a model has timm's methods
+# ``forward_features``, ``forward_head`` and ``forward_intermediates``, and ``feature_info``.
+OTHERS = {"lenet": lenet}
+
+
+def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
+    """Returns timm's model, or one of ``OTHERS``."""
+    if name in OTHERS:
+        return OTHERS[name](**options)
+    return timm.create_model(name, **options)
 
 
 @torch.no_grad()
@@ -93,7 +102,7 @@ def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
 
 def outputs(model: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
     """Returns the features that the classifier reads, and the intermediates after the last norm.
-    For LeNet it returns an empty dict.
+    For a model without them (LeNet) it returns an empty dict.
     """
     if not hasattr(model, "forward_intermediates"):
         return {}
