@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from errors import InputError, Unreadable, install, reading
+from errors import InputError, Unreadable, counted, install, reading
 from inference.export_manifest import Export, read_export
 from launch import progress
 from models.paddle_inference import Program, num_threads, quiet
@@ -67,9 +67,9 @@ def _check_logits(logits: Any, images: int, outputs: int) -> None:
         if logits.dtype == np.float32 and list(logits.shape) == expected:
             return
         output = f"{logits.dtype} {list(logits.shape)}"
-    count = "1 image" if images == 1 else f"{images} images"
     raise Unreadable(
-        f"its graph gives {output} for {count} of {outputs} classes, expected float32 {expected}"
+        f"its graph gives {output} for {counted(images, 'image')} of {outputs} classes,"
+        f" expected float32 {expected}"
     )
 
 
