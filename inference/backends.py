@@ -14,13 +14,12 @@ import numpy as np
 import paddle
 
 from errors import InputError, Unreadable, counted, install, reading
-from inference.export_manifest import Export, read_export
+from inference.export_manifest import ADVICE, Export, read_export
 from launch import progress
 from models.paddle_inference import Program, num_threads, quiet
 from settings.options import pair
 
 Runner = Callable[[np.ndarray], np.ndarray]
-_ADVICE = "; export the model anew (tools/export_model.py)"
 
 
 def open_export(folder: str | Path) -> Runner:
@@ -93,7 +92,7 @@ def open_runner(export: Export, stem: str = "", precision: str = "") -> Runner:
 
 
 def _as_export(export: Export) -> AbstractContextManager[None]:
-    return reading(export.folder, f"an export of format {export.format}", _ADVICE)
+    return reading(export.folder, f"an export of format {export.format}", ADVICE)
 
 
 def import_extra(package: str) -> Any:
