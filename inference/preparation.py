@@ -92,9 +92,9 @@ class Preparation(nn.Layer):
             return (source == (2 * out + 1) * side // (2 * to)).astype("float32")
         # The distance between the centres of two pixels, in pixels of the image or of the resized
         # image, whichever are larger. It is computed in whole numbers, which are exact.
-        offset = (2 * source + 1) * to - (2 * out + 1) * side
-        scale = 2 * paddle.maximum(side, to)
-        distance = (offset.astype("float32") / scale.astype("float32")).abs()
+        offset = ((2 * source + 1) * to - (2 * out + 1) * side).astype("float32")
+        scale = (2 * paddle.maximum(side, to)).astype("float32")
+        distance = (offset / scale).abs()
         if self.kernel == "bicubic":
             weights = _bicubic(distance)
         else:
