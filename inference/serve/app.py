@@ -176,11 +176,11 @@ def _add_image_paths(
             for upload, problem in zip(uploads, problems, strict=True)
             if problem is None
         ]
-        workers_answers = iter(await _answers(items, batcher, settings.timeout))
+        answered = iter(await _answers(items, batcher, settings.timeout))
         answers = []
         for problem in problems:
             if problem is None:
-                answers.append(next(workers_answers))
+                answers.append(next(answered))
             else:
                 answers.append(Answer({"error": problem}))
 

@@ -236,8 +236,10 @@ def _stages(count: int, options: MapOptions) -> list[int]:
     """Returns the indices of the stages to draw, of ``count``."""
     if options.block is not None:
         if not -count <= options.block < count:
-            found = f"-block is {options.block}, the model has {count} intermediates"
-            raise InputError(f"{found}: give 0 to {count - 1}")
+            raise InputError(
+                f"-block is {options.block}, the model has {count} intermediates:"
+                f" give 0 to {count - 1}"
+            )
         return [options.block % count]
     if options.method == "channels":
         return [count - 1]
