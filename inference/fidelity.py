@@ -70,7 +70,7 @@ def compare_with_eager(
     Args:
         runner: computes the export.
         precision: the precision of the export.
-        calibration: the images that calibrated it, [n, C, H, W] float32; None: it wasn't calibrated.
+        calibration: the images that calibrated it, [n, C, H, W] float32, if there are any.
         least: below float32, the least share of images on which the most probable class has to be
             the model's.
 

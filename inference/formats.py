@@ -1,5 +1,5 @@
-"""Converts a layer to other formats: paddle2onnx makes ONNX of its Paddle program, and OpenVINO makes
-its IR of that.
+"""Converts a layer to other formats. paddle2onnx makes ONNX of its Paddle program, and OpenVINO
+makes its IR of the ONNX.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ _LARGEST = 2**31 - 1
 
 
 def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, output: str) -> Any:
-    """Returns a layer as an ONNX ``ModelProto``, in which inputs, weights and free sizes have names.
+    """Returns a layer as an ONNX ``ModelProto`` whose weights and free sizes have names.
 
     Args:
         scratch: a folder for temporary files.
@@ -105,7 +105,8 @@ def _correct_epsilons(model: Any, layer: nn.Layer) -> None:
     epsilons = {norm._epsilon for norm in layer.sublayers() if isinstance(norm, nn.GroupNorm)}
     if len(epsilons) != 1:
         raise InputError(
-            f"the model's group norms have epsilons of {sorted(epsilons)}: ONNX would get them wrong"
+            f"the model's group norms have epsilons of {sorted(epsilons)}:"
+            " ONNX would get them wrong"
         )
     [epsilon] = epsilons
     for node in nodes:

@@ -1,5 +1,5 @@
-"""Exports for PaddleX 3 and for the deployment of PaddleClas 2.6: a graph that returns probabilities,
-and a file of settings.
+"""Exports for PaddleX 3 and for the deployment of PaddleClas 2.6: a graph that returns
+probabilities, and a file of settings.
 
 Neither client computes a softmax or a sigmoid, so the graph does. PaddleX reads a Paddle program
 and inference.yml. It chooses its code by the model's name, which has to be one that it knows.
@@ -155,8 +155,8 @@ def write_settings(
 
 
 def paddlex_config(config: Configuration, description: Description) -> dict[str, Any]:
-    """Returns the settings for PaddleX 3.7.2: a name that it knows, operations with their arguments,
-    and the classes' names.
+    """Returns the settings for PaddleX 3.7.2: a name that it knows, operations with their
+    arguments, and the classes' names.
     """
     height, width = pair(config.DATA.IMAGE_SIZE)
     names = _names(config, description)

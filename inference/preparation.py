@@ -65,7 +65,7 @@ class Preparation(nn.Layer):
         return paddle.floor(x + 0.5).clip(0, 255)
 
     def _resized_size(self, height: paddle.Tensor, width: paddle.Tensor) -> list[paddle.Tensor]:
-        """Returns the height and the width of the resized image. This is ``covering`` in the graph."""
+        """Returns the height and the width of the resized image, as ``covering`` does."""
         rows, columns = self.resized_to
         if self.squash:
             return [paddle.full([1], side, "int64") for side in self.resized_to]
@@ -103,8 +103,8 @@ class Preparation(nn.Layer):
 
 
 def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:
-    """Returns where a central crop begins, at half of the spare pixels: int64. Halves are rounded to
-    the even neighbour, as in Python.
+    """Returns where a central crop begins, at half of the spare pixels: int64. Halves are rounded
+    to the even neighbour, as in Python.
     """
     half = spare // 2
     return half + (spare - 2 * half) * (half - half // 2 * 2)

@@ -72,7 +72,8 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
             dataset = "folder"
         else:
             raise InputError(
-                "-precision int8 is calibrated on a training set: give its -data_path (and -dataset)"
+                "-precision int8 is calibrated on a training set:"
+                " give its -data_path (and -dataset)"
             )
     of_run: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:

@@ -1,4 +1,4 @@
-"""The program of a worker process. It loads the model, decodes images, computes batches and answers.
+"""The program of a worker process. It loads the model, decodes images, and computes batches.
 
 One thread decodes the next batch while another computes. The server starts the program by its path,
 with two arguments: the file descriptor of its socket, and what to load, in JSON. The worker ends
@@ -183,7 +183,7 @@ def _decode_batches(
 
 
 def prepare(predictor: Predictor, data: bytes) -> np.ndarray | str:
-    """Returns an image's pixels as the model sees them, or one line that says why it can't be read."""
+    """Returns an image's pixels as the model sees them, or the reason why it can't be read."""
     is_large = False
     try:
         with readable(_NAME):

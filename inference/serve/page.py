@@ -19,7 +19,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# A browser runs this page's own script and no other, whatever text a class or a file has as its name.
+# A browser runs this page's own script and no other, whatever the name of a class or a file is.
 _POLICY = "; ".join(
     [
         "default-src 'none'",

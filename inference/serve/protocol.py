@@ -1,4 +1,4 @@
-"""Speaks HTTP/1.1 with a client: uvicorn's protocol on h11, made strict, with limits on size and time."""
+"""Speaks HTTP/1.1 with a client: uvicorn's protocol on h11, but strict and with limits."""
 
 import json
 import re
@@ -56,8 +56,8 @@ class StrictBuffer(ReceiveBuffer):
         """Returns the lines of a head or of a trailer, once all of them are there.
 
         Raises:
-            h11.LocalProtocolError: a line is malformed, the lines are too long, or there are several
-                Content-Length.
+            h11.LocalProtocolError: a line is malformed, the lines are too long, or there are
+                several Content-Length.
         """
         start = max(0, self._multiple_lines_search - 1)
         if self._data.startswith(b"\r\n"):
@@ -81,7 +81,7 @@ class StrictBuffer(ReceiveBuffer):
         return super().maybe_extract_next_line()
 
     def _end(self, mark: bytes, start: int) -> int:
-        """Returns where the lines end, behind ``mark``; if they don't end yet, where the data ends."""
+        """Returns where the lines end, behind ``mark``, or the end of the data."""
         place = self._data.find(mark, start)
         return len(self._data) if place < 0 else place + len(mark)
 
@@ -129,8 +129,8 @@ class Connection(h11.Connection):
 
 
 def _is_plain(request: h11.Request) -> bool:
-    """Returns whether a request is of HTTP/1.0 or 1.1, is for a path, and says in a single way where
-    it ends (RFC 9112, 6.1).
+    """Returns whether a request is of HTTP/1.0 or 1.1, is for a path, and says in a single way
+    where it ends (RFC 9112, 6.1).
     """
     if request.http_version not in (b"1.0", b"1.1") or not request.target.startswith(b"/"):
         return False

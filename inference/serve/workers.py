@@ -38,7 +38,8 @@ class Worker:
     Attributes:
         started: when it was started, by ``time.monotonic``.
         ready: whether it has loaded the model.
-        load_failed: whether it couldn't load the model, or loaded another one than the first worker.
+        load_failed: whether it couldn't load the model, or loaded another one than the first
+            worker.
         stuck: whether it was killed because it read one image for too long.
         slots: free places for batches.
         pending: the batches that it hasn't answered, by number: when each was sent, and its images.

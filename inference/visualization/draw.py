@@ -18,8 +18,8 @@ from PIL import Image
 from loading.transforms import visible
 from training.pages.plotting import figure_png
 
-# Small images are enlarged until the shorter side has LEAST pixels, unless the longer one would have
-# more than LONGEST.
+# Small images are enlarged until the shorter side has LEAST pixels, unless the longer one would
+# have more than LONGEST.
 LEAST = 224
 LONGEST = 8 * LEAST
 # A colour map from dark to bright, so that it can be read in grey and by the colour-blind.

@@ -189,8 +189,8 @@ def feature_panels(
 def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the first three principal components of maps [h, w, C]: [h, w, 3], from 0 to 1.
 
-    The largest weight of a component is positive, which fixes its sign. A hundredth of the values is
-    cut off at either end.
+    The largest weight of a component is positive, which fixes its sign. A hundredth of the values
+    is cut off at either end.
     """
     flat = _flattened(maps).astype(np.float64)
     flat -= flat.mean(0)

@@ -17,8 +17,8 @@ from settings.options import nearest, pair
 
 # The pixels along the longer side of an original that is drawn.
 _WIDEST = 800
-# The largest ratio of the sides of an original. Of a longer image, the middle is drawn; if the model
-# sees it squashed, all of it is, but wider.
+# The largest ratio of the sides of an original. Of a longer image, the middle is drawn; if the
+# model sees it squashed, all of it is, but wider.
 _LARGEST_RATIO = 8
 
 
