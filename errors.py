@@ -166,6 +166,18 @@ def one_line(text: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Returns a number and what it counts: "1 image", "2 images".
+
+    Args:
+        noun: what is counted, in the singular.
+        plural: the plural, if it isn't the singular and an "s".
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {plural or f'{noun}s'}"
+
+
 class RunError(Exception):
     """A failure inside a run (exit status 1).
 

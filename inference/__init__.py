@@ -1,4 +1,4 @@
-"""What happens after training: a trained model predicts, is exported, served and looked at."""
+"""Uses of a trained model: predictions, exports, a server, and pictures that explain it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,8 @@ __all__ = ["Failure", "Prediction", "Predictor"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a Predictor, and Paddle with it, once it is asked for: a server's HTTP process needs
-    neither.
+    """Imports ``predictor``, and Paddle with it, only when it is used. The HTTP process of a server
+    needs neither.
     """
     if name not in __all__:
         raise AttributeError(f"module 'inference' has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Runs exports on a CPU by the libraries of their formats.
+"""Runs exports on a CPU, with the library of their format.
 
 A runner maps images [B, C, H, W] float32 to logits [B, K] float32. It computes in the precision
-that the export was made and checked for, whatever the library's default is. (OpenVINO's default is
+for which the export was made and checked, whatever the library's default is. (OpenVINO's default is
 bfloat16 if the CPU has it.)
 """
 
@@ -13,23 +13,22 @@ from typing import Any
 import numpy as np
 import paddle
 
-from errors import InputError, Unreadable, install, reading
-from inference.export_manifest import Export, read_export
+from errors import InputError, Unreadable, counted, install, reading
+from inference.export_manifest import ADVICE, Export, read_export
 from launch import progress
 from models.paddle_inference import Program, num_threads, quiet
 from settings.options import pair
 
 Runner = Callable[[np.ndarray], np.ndarray]
-_ADVICE = "; export the model anew (tools/export_model.py)"
 
 
 def open_export(folder: str | Path) -> Runner:
-    """Returns the runner of an export, after it has run the model on two empty images.
+    """Returns the runner of an export, after it has run the model on two blank images.
 
     Raises:
-        InputError: the folder is no export; a file is missing, damaged or can't be run; its library
+        InputError: the folder is no export; a file is missing, damaged or can't be run; the library
             isn't installed; or the graph doesn't return a row of logits for each image. The runner
-            checks the latter for each batch.
+            checks the last of these for each batch.
     """
     export = read_export(folder)
     export.check_files()
@@ -38,15 +37,15 @@ def open_export(folder: str | Path) -> Runner:
     outputs = config.MODEL.NUM_CLASSES
 
     def checked(images: np.ndarray) -> np.ndarray:
-        # A graph may never end, and then only another process can stop it. The process that watches
-        # this one measures the time from here.
+        # A graph may run forever, and then only another process can stop it. The process that
+        # watches this one measures the time from here.
         progress.beat(progress.EVALUATING)
         logits = run(images)
         with _as_export(export):
             _check_logits(logits, len(images), outputs)
         return logits
 
-    # With one image, a graph that always returns one row would seem to be right.
+    # With a single image, a graph that always returns one row would pass.
     checked(np.zeros((2, config.DATA.IMAGE_CHANNELS, *pair(config.DATA.IMAGE_SIZE)), np.float32))
     return checked
 
@@ -67,9 +66,9 @@ def _check_logits(logits: Any, images: int, outputs: int) -> None:
         if logits.dtype == np.float32 and list(logits.shape) == expected:
             return
         output = f"{logits.dtype} {list(logits.shape)}"
-    count = "1 image" if images == 1 else f"{images} images"
     raise Unreadable(
-        f"its graph gives {output} for {count} of {outputs} classes, expected float32 {expected}"
+        f"its graph gives {output} for {counted(images, 'image')} of {outputs} classes,"
+        f" expected float32 {expected}"
     )
 
 
@@ -93,14 +92,14 @@ def open_runner(export: Export, stem: str = "", precision: str = "") -> Runner:
 
 
 def _as_export(export: Export) -> AbstractContextManager[None]:
-    return reading(export.folder, f"an export of format {export.format}", _ADVICE)
+    return reading(export.folder, f"an export of format {export.format}", ADVICE)
 
 
 def import_extra(package: str) -> Any:
-    """Returns an imported module of the extra ``export``.
+    """Imports a module of a package of the extra ``export``, and returns it.
 
     Raises:
-        InputError: it isn't installed.
+        InputError: the package isn't installed.
     """
     import importlib
 
@@ -108,13 +107,19 @@ def import_extra(package: str) -> Any:
         with quiet():
             return importlib.import_module(package)
     except ImportError as error:
-        lacks = package.partition(".")[0]
-        found = "isn't installed" if error.name == lacks else f"can't be imported ({error})"
-        raise InputError(f"{lacks} {found}; {install('export')}") from None
+        name = package.partition(".")[0]
+        problem = "isn't installed" if error.name == name else f"can't be imported ({error})"
+        raise InputError(f"{name} {problem}; {install('export')}") from None
 
 
 class PaddleInference:
-    """Paddle Inference with oneDNN."""
+    """Runs a program by Paddle Inference with oneDNN.
+
+    Args:
+        folder: the folder of the export.
+        stem: the name of the graph's file without its ending.
+        precision: one of ``export_manifest.PRECISIONS``.
+    """
 
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
         self.predictor = Program(folder, precision == "bfloat16", stem)
@@ -125,14 +130,14 @@ class PaddleInference:
 
 
 class OnnxRuntime:
-    """ONNX Runtime's CPU provider."""
+    """Runs an ONNX model by ONNX Runtime's CPU provider."""
 
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
         runtime = import_extra("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = num_threads()
         options.inter_op_num_threads = 1
-        # Its warnings concern its own optimisations. Errors are raised.
+        # 4 silences warnings, which are about its own optimisations. Errors are raised.
         options.log_severity_level = 4
         self.session = runtime.InferenceSession(
             str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"]
@@ -145,13 +150,14 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """OpenVINO's CPU plugin."""
+    """Runs an IR by OpenVINO's CPU plugin."""
 
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
         core = import_extra("openvino").Core()
         settings = {
             "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
-            "PERFORMANCE_HINT": "LATENCY",  # one request at a time has all threads
+            # A single request gets all threads.
+            "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": num_threads(),
         }
         self.compiled = core.compile_model(core.read_model(folder / f"{stem}.xml"), "CPU", settings)
@@ -162,15 +168,17 @@ class OpenVino:
         return self.request.infer([images], share_inputs=True)[0].copy()
 
 
+# The class that runs each format; its arguments are those of ``PaddleInference``.
 RUNNERS: dict[str, Callable[[Path, str, str], Runner]] = {
     "paddle": PaddleInference,
     "paddle-legacy": PaddleInference,
-    # These two give probabilities instead of logits.
+    # These two return probabilities instead of logits.
     "paddlex": PaddleInference,
     "paddleclas": OnnxRuntime,
     "onnx": OnnxRuntime,
     "openvino": OpenVino,
 }
+# The name of the model's file in each format, without its ending.
 STEMS = {
     "paddle": "inference",
     "paddle-legacy": "inference",

@@ -1,6 +1,7 @@
-"""Draws images with their predicted classes below them, in a file for each or on one sheet."""
+"""Draws images with their predicted classes below them: a file for each image, or one sheet."""
 
 import functools
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -18,17 +19,19 @@ from loading.transforms import Bands
 from settings.options import Configuration
 from training.pages.fonts import file_for
 
-# A sheet: its endings, the number of its images at most, and the pixels along a tile's side.
+# The endings of a sheet, the largest number of its images, and the pixels along a tile's side.
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MOST = 400
 SHEET_SIDE = 224
-# In pixels. _RISE is the distance from a line's top to the baseline of its letters.
+# The pixels along the side of an image in a file of its own.
 _SIDE = 384
+# The pixels between tiles, of a font, and of a line of text.
 _GAP = 8
 _FONT = 14
 _LINE = _FONT + 5
-_RISE = _FONT - 1
-# The letters of an image's name in the name of a file.
+# The pixels from the top of a line to the baseline of its letters.
+_BASELINE = _FONT - 1
+# The most letters of an image's name in the name of its file.
 _NAME = 40
 _PAPER = "white"
 _INK = "black"
@@ -41,7 +44,7 @@ class Captioned:
 
     Args:
         side: the pixels of an image's longer side.
-        top: the number of classes below it at most.
+        top: the most classes below an image.
     """
 
     def __init__(self, config: Configuration, images: Paths, side: int, top: int) -> None:
@@ -67,7 +70,7 @@ class Folder:
     Args:
         folder: the folder to make and to write into.
         path: its name in errors.
-        top: the number of classes below an image at most.
+        top: the most classes below an image.
     """
 
     def __init__(
@@ -109,8 +112,8 @@ class Sheet:
 
     def save(self, file: Path, path: Path) -> None:
         """Writes the sheet to ``file``, in the format that ``path`` names."""
-        # A sheet is about a third wider than high.
-        across = next(n for n in range(1, MOST) if n * n * 3 >= self.count * 4 or n == self.count)
+        # A sheet is about a third wider than high, so a row has sqrt(4 / 3 count) images.
+        across = min(self.count, math.ceil(math.sqrt(self.count * 4 / 3)))
         sheet = side_by_side(self.papers, across)
         with writing(str(path)), open(file, "xb") as out:
             sheet.save(out, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
@@ -142,7 +145,7 @@ def tile(
         image: what ``small`` returned.
         side: the picture's width in pixels, and the height of the image.
         rows: pairs of a number and a text.
-        room: the number of rows that there is room for.
+        room: the number of rows for which there is room.
     """
     paper = Image.new("RGB", (side, side + _LINE * (1 + room) + _GAP), _PAPER)
     draw = ImageDraw.Draw(paper)
@@ -165,13 +168,13 @@ def tile(
 
 
 def side_by_side(tiles: Sequence[Image.Image], across: int) -> Image.Image:
-    """Returns pictures of one size side by side, ``across`` in a row."""
+    """Returns a picture of pictures of the same size, ``across`` of them in a row."""
     width, height = (side + _GAP for side in tiles[0].size)
-    sheet = Image.new(
-        "RGB", (across * width + _GAP, -(-len(tiles) // across) * height + _GAP), _PAPER
-    )
+    down = math.ceil(len(tiles) / across)
+    sheet = Image.new("RGB", (across * width + _GAP, down * height + _GAP), _PAPER)
     for place, paper in enumerate(tiles):
-        sheet.paste(paper, (_GAP + place % across * width, _GAP + place // across * height))
+        row, column = divmod(place, across)
+        sheet.paste(paper, (_GAP + column * width, _GAP + row * height))
     return sheet
 
 
@@ -181,7 +184,7 @@ def _font(file: str) -> ImageFont.FreeTypeFont:
 
 
 def _write(draw: ImageDraw.ImageDraw, left: float, top: float, text: str, colour: str) -> None:
-    draw.text((left, top + _RISE), text, colour, _font(file_for(text)), "ls")
+    draw.text((left, top + _BASELINE), text, colour, _font(file_for(text)), "ls")
 
 
 def _length(draw: ImageDraw.ImageDraw, text: str) -> float:

@@ -1,5 +1,5 @@
-"""Prediction by several processes: each predicts its share of the images, and the first process
-receives all predictions in the order of the images.
+"""Predicts images by several processes. Each predicts its share, and the first process receives all
+predictions, in the order of the images.
 """
 
 import hashlib
@@ -20,21 +20,23 @@ def check_same_images(images: Paths) -> None:
     for place in range(len(images)):
         sha256.update(images.path_bytes(place) + b"\0")
     by_rank = all_gather((len(images), sha256.hexdigest()))
-    for other, lists in enumerate(by_rank):
-        if lists != by_rank[0]:
-            found = f"rank 0 found {by_rank[0][0]} images, rank {other} {lists[0]}, or others"
+    for other, (count, digest) in enumerate(by_rank):
+        first_count, first_digest = by_rank[0]
+        if (count, digest) != (first_count, first_digest):
             raise RunError(
-                f"{found}; give every machine the same files under the same paths", shared=True
+                f"rank 0 found {first_count} images, rank {other} {count}, or others;"
+                " give every machine the same files under the same paths",
+                shared=True,
             )
 
 
 def predict_distributed(
     predictor: Predictor, images: Paths, **options: Any
 ) -> Iterator[list[Outcome]]:
-    """Yields the predictions of all images in their order, in lists; on other processes than the
-    first, nothing.
+    """Yields the predictions of all images in their order, in lists. On other processes than the
+    first, it yields nothing.
 
-    Each of R processes predicts every R-th image. So the composition of a batch depends on the
+    Each of R processes predicts every R-th image. So which images share a batch depends on the
     number of processes.
 
     Args:

@@ -1,8 +1,9 @@
 """Exports a model into a folder, which is whole or absent.
 
-The export is run and compared with the eager model before the folder gets its name. It also
-contains ``preparation``, a graph from pixels of any size to the model's input; and for ONNX, both
-graphs in one file. ``export_manifest`` and ``conventions`` document the other files.
+The export is run and compared with the eager model before the folder gets its name. Besides the
+model, it contains ``preparation``, a graph from pixels of any size to the model's input. For ONNX
+it also contains both graphs in one file. ``export_manifest`` and ``conventions`` document the other
+files.
 """
 
 import contextlib
@@ -37,9 +38,11 @@ from training.checkpoint import describe
 from training.checkpoint.storage import sha256_of
 from utils import sync_directory
 
-_UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
+# The files of the preparation, without its ending, and of both graphs in one.
 PREPARATION = "preparation"
 JOINED = "model_with_preprocessing.onnx"
+# How float images are scaled before they are normalised, as the manifest says it.
+_UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 _NO_FLOAT16 = "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino"
 _NO_INT8 = "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino"
 _NO_BFLOAT16 = "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle"
@@ -64,8 +67,10 @@ def check_combination(kind: str, precision: str) -> None:
     if precision == "bfloat16" and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError("-precision bfloat16 needs a CPU with bfloat16 (avx512_bf16); use float32")
     if kind == "paddle-legacy" and not paddle.__version__.startswith("2."):
-        why = f"Paddle {paddle.__version__} writes .json programs alone; export under Paddle 2.6, whose files it runs"
-        raise InputError(f"-format paddle-legacy: {why}")
+        raise InputError(
+            f"-format paddle-legacy: Paddle {paddle.__version__} writes .json programs alone;"
+            " export under Paddle 2.6, whose files it runs"
+        )
 
 
 def write_export(
@@ -124,7 +129,9 @@ def write_export(
                     config, exported, temporary, Path(scratch), kind, precision, calibration
                 )
         write_conventions(temporary, config, description, model.num_features)
-        content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
+        content = _manifest(config) | vars(description)
+        content["format"] = kind
+        content["precision"] = precision
         content["features"] = features
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -225,20 +232,19 @@ def _write_graphs(
         onnx.save(graph, str(scratch / "model.onnx"))
         compare_with_eager(config, model, RUNNERS["onnx"](scratch, "model", "float32"), "float32")
     prepared = formats.simplify(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)
-    name = STEMS[kind]
+    stem = STEMS[kind]
     if kind == "onnx":
         if precision == "int8":
             graph = quantise(graph, check_calibration(calibration))
         elif precision == "float16":
             graph = formats.to_float16(graph)
-        onnx.save(graph, str(folder / f"{name}.onnx"))
+        onnx.save(graph, str(folder / f"{stem}.onnx"))
         onnx.save(prepared, str(folder / f"{PREPARATION}.onnx"))
         onnx.save(formats.join_models(prepared, graph), str(folder / JOINED))
     else:
         converted = formats.openvino_of(graph, scratch)
         if precision == "int8":
             converted = quantise(converted, check_calibration(calibration))
-        formats.save_openvino(converted, folder / f"{name}.xml", precision == "float16")
-        formats.save_openvino(
-            formats.openvino_of(prepared, scratch), folder / f"{PREPARATION}.xml", False
-        )
+        formats.save_openvino(converted, folder / f"{stem}.xml", half=precision == "float16")
+        converted = formats.openvino_of(prepared, scratch)
+        formats.save_openvino(converted, folder / f"{PREPARATION}.xml", half=False)

@@ -1,4 +1,6 @@
-"""Compares an export's logits with the eager model's, on pictures and noise, in several batch sizes."""
+"""Compares an export's logits with the eager model's, on pictures and noise, in batches of several
+sizes.
+"""
 
 import functools
 import importlib.util
@@ -19,6 +21,8 @@ from settings.options import Configuration
 
 # Below float32, the share of pictures on which the most probable class has to be the model's.
 LEAST_AGREEMENT = 0.8
+# The numbers of images to compare: crops of photographs, images of noise, and, if the export was
+# calibrated, images of the training set.
 _PICTURES = 16
 _NOISE = 4
 _CALIBRATION = 64
@@ -60,8 +64,15 @@ def compare_with_eager(
 ) -> Fidelity:
     """Compares an export with ``model``.
 
-    The images are those that calibrated the export, or crops of two photographs; in float32 also
-    noise.
+    The images are those that calibrated the export, or crops of two photographs. In float32, images
+    of noise are compared, too.
+
+    Args:
+        runner: computes the export.
+        precision: the precision of the export.
+        calibration: the images that calibrated it, [n, C, H, W] float32, if there are any.
+        least: below float32, the least share of images on which the most probable class has to be
+            the model's.
 
     Raises:
         InputError: the export can't be run.
@@ -134,18 +145,19 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
 
 def crops(count: int, seed: int = 0) -> list[Image.Image]:
     """Returns crops of scikit-learn's two photographs, of any sides from 40 to 427 pixels, RGB."""
-    # Importing scikit-learn would take a second.
+    # The package isn't imported, because that would take a second.
     spec = importlib.util.find_spec("sklearn")
-    places = (spec and spec.submodule_search_locations) or [""]
-    found = []
+    packages = spec.submodule_search_locations if spec else None
+    folder = Path(packages[0] if packages else "") / "datasets" / "images"
+    images = []
     for index in range(count):
         rng = np.random.default_rng([seed, index])
-        file = Path(places[0]) / "datasets" / "images" / ("china.jpg", "flower.jpg")[index % 2]
-        with reading(file, "a photograph of scikit-learn's"), Image.open(file) as image:
-            width, height = (int(rng.integers(40, 428)) for _ in range(2))
-            left, top = (
-                int(rng.integers(0, room + 1))
-                for room in (image.width - width, image.height - height)
-            )
-            found.append(image.crop((left, top, left + width, top + height)).convert("RGB"))
-    return found
+        file = folder / ("china.jpg", "flower.jpg")[index % 2]
+        with reading(file, "a photograph of scikit-learn's"), Image.open(file) as photograph:
+            width = int(rng.integers(40, 428))
+            height = int(rng.integers(40, 428))
+            left = int(rng.integers(0, photograph.width - width + 1))
+            top = int(rng.integers(0, photograph.height - height + 1))
+            crop = photograph.crop((left, top, left + width, top + height))
+            images.append(crop.convert("RGB"))
+    return images

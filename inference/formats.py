@@ -1,5 +1,5 @@
-"""A layer as a file of another format: ONNX from its Paddle program, by paddle2onnx; from that
-OpenVINO's IR.
+"""Converts a layer to other formats. paddle2onnx makes ONNX of its Paddle program, and OpenVINO
+makes its IR of the ONNX.
 """
 
 from pathlib import Path
@@ -12,16 +12,19 @@ from errors import InputError
 from inference.backends import import_extra
 from models.paddle_inference import program_in, quiet, refusing, save_program
 
-OPSET = 17  # of ONNX: the first with LayerNormalization
-_LARGEST = 2**31 - 1  # bytes of a protobuf file
+# The version of ONNX's operators: the first that has LayerNormalization.
+OPSET = 17
+# The bytes of a protobuf file.
+_LARGEST = 2**31 - 1
 
 
 def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, output: str) -> Any:
-    """Returns a layer as an ONNX ``ModelProto`` with names and free sizes that can be read.
+    """Returns a layer as an ONNX ``ModelProto`` whose weights and free sizes have names.
 
     Args:
-        scratch: a folder for the program that comes between.
-        output: name of what it returns.
+        scratch: a folder for temporary files.
+        inputs: the shape, type and name of the layer's input.
+        output: the name of its output.
 
     Raises:
         InputError: the model can't be converted, or a package isn't installed.
@@ -36,70 +39,85 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
         raise InputError(
             f"the weights take {size:.1f} GiB, an ONNX file 2 at most; use -format paddle"
         )
-    # Without a file to save, it doesn't fold constants by polygraphy, which would install packages
-    # by pip.
+    # The name of the file to write is None. With a file, paddle2onnx would fold constants by
+    # polygraphy, which installs packages by pip.
     with refusing("converted to ONNX", "use -format paddle"), quiet():
         content = converter.export(
             str(program), str(parameters), None, opset_version=OPSET, verbose=False
         )
         model = onnx.load_model_from_string(content)
     _rename(model, output, {tensor.name: name for name, tensor in layer.state_dict().items()})
-    _mend_epsilons(model, layer)
+    _correct_epsilons(model, layer)
     with refusing("converted to ONNX", "use -format paddle"):
         onnx.checker.check_model(model)
     return model
 
 
 def _rename(model: Any, output: str, weights: dict[str, str]) -> None:
-    """Names the output, the weights as their files do, and what the first axes are free for.
+    """Gives names to the output, the weights and the free sizes of a model.
 
-    Paddle and the converter number them; of weights the numbers depend on what the process has
+    Paddle and the converter only number them. The numbers of weights depend on what the process has
     built before.
+
+    Args:
+        output: the name of the output.
+        weights: the name of each weight in the layer's state, by its name in the model.
     """
     graph = model.graph
-    renamed = weights | {graph.output[0].name: output}
+    new_names = weights | {graph.output[0].name: output}
     for node in graph.node:
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-    # The weights come first, in the order of the names that they had.
+        node.output[:] = [new_names.get(name, name) for name in node.output]
+        node.input[:] = [new_names.get(name, name) for name in node.input]
+    graph.output[0].name = output
+
+    # The order of the weights depends on the numbers, too. They come first, sorted by their new
+    # names. "~" comes after all names.
     nodes = sorted(
         graph.node, key=lambda node: node.output[0] if node.op_type == "Constant" else "~"
     )
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.output[0].name = output
-    del graph.value_info[:]  # they tell the sizes by the old names
-    for value, names in (
-        (graph.input[0], ("batch", "height", "width")),
-        (graph.output[0], ("batch",)),
-    ):
-        free = iter(names)
-        for axis, size in enumerate(value.type.tensor_type.shape.dim):
-            if axis == 0 or not size.dim_value:
-                size.dim_param = next(free)
+    # These entries have the sizes by the old names.
+    del graph.value_info[:]
+    _name_free_sizes(graph.input[0], ["batch", "height", "width"])
+    _name_free_sizes(graph.output[0], ["batch"])
 
 
-def _mend_epsilons(model: Any, layer: nn.Layer) -> None:
-    """Gives each InstanceNormalization, as which group norm is written, the epsilon of the model's
-    group norms.
+def _name_free_sizes(value: Any, names: list[str]) -> None:
+    """Names the first size of an input or output, and each further one that isn't fixed."""
+    unused = iter(names)
+    for axis, size in enumerate(value.type.tensor_type.shape.dim):
+        if axis == 0 or not size.dim_value:
+            size.dim_param = next(unused)
+
+
+def _correct_epsilons(model: Any, layer: nn.Layer) -> None:
+    """Sets the epsilon of each InstanceNormalization, as which the converter writes group norms.
 
     paddle2onnx 2.1.0 reads it wrong from a program of Paddle 3: -9.7e-07 for 1e-05.
+
+    Raises:
+        InputError: the model's group norms have different epsilons.
     """
     nodes = [node for node in model.graph.node if node.op_type == "InstanceNormalization"]
-    found = {norm._epsilon for norm in layer.sublayers() if isinstance(norm, nn.GroupNorm)}
-    if nodes and len(found) != 1:
+    if not nodes:
+        return
+    epsilons = {norm._epsilon for norm in layer.sublayers() if isinstance(norm, nn.GroupNorm)}
+    if len(epsilons) != 1:
         raise InputError(
-            f"the model's group norms have epsilons of {sorted(found)}: ONNX would get them wrong"
+            f"the model's group norms have epsilons of {sorted(epsilons)}:"
+            " ONNX would get them wrong"
         )
+    [epsilon] = epsilons
     for node in nodes:
         for attribute in node.attribute:
             if attribute.name == "epsilon":
-                attribute.f = next(iter(found))
+                attribute.f = epsilon
 
 
 def simplify(model: Any, scratch: Path) -> Any:
-    """Returns an ONNX model after ONNX Runtime's basic passes: constants are folded, identities
-    left out.
+    """Returns an ONNX model after ONNX Runtime's basic passes, which fold constants and remove
+    identities.
     """
     onnx = import_extra("onnx")
     runtime = import_extra("onnxruntime")
@@ -110,16 +128,14 @@ def simplify(model: Any, scratch: Path) -> Any:
     with refusing("converted to ONNX", "use -format paddle"), quiet():
         runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         simple = onnx.load(str(scratch / "simple.onnx"))
-    # ONNX Runtime lists its own; none is used
-    for own in [entry for entry in simple.opset_import if entry.domain]:
-        simple.opset_import.remove(own)
+    # ONNX Runtime adds its own sets of operators, of which none is used.
+    for entry in [entry for entry in simple.opset_import if entry.domain]:
+        simple.opset_import.remove(entry)
     return simple
 
 
 def to_float16(model: Any) -> Any:
-    """Returns an ONNX model whose weights are float16, and so are its products; what goes in and
-    out is float32.
-    """
+    """Returns an ONNX model that computes in float16. Its input and output are still float32."""
     convert = import_extra("onnxruntime.transformers.float16").convert_float_to_float16
     with refusing("converted to float16", "use another -precision"), quiet():
         half = convert(model, keep_io_types=True)
@@ -128,49 +144,51 @@ def to_float16(model: Any) -> Any:
 
 
 def _sort(graph: Any) -> None:
-    """Puts nodes behind those whose outputs they take: the conversion appends its casts."""
-    made_by = {name: node for node in graph.node for name in node.output}
+    """Sorts nodes so that each comes after those whose outputs it takes.
+
+    The conversion to float16 appends its casts at the end.
+    """
+    producers = {name: node for node in graph.node for name in node.output}
+    # Nodes can't be keys, so their ids are.
     done: dict[int, Any] = {}
     waiting = list(reversed(graph.node))
     while waiting:
         node = waiting[-1]
-        before = [
-            made_by[name]
-            for name in node.input
-            if name in made_by and id(made_by[name]) not in done
-        ]
-        if before:
-            waiting += before
+        inputs = [producers[name] for name in node.input if name in producers]
+        missing = [producer for producer in inputs if id(producer) not in done]
+        if missing:
+            waiting += missing
         else:
             done.setdefault(id(waiting.pop()), node)
-    found = list(done.values())
+    nodes = list(done.values())
     del graph.node[:]
-    graph.node.extend(found)
+    graph.node.extend(nodes)
 
 
 def join_models(preparation: Any, model: Any) -> Any:
-    """Returns one ONNX model of two: pixels [B, H, W, C] uint8 -> logits."""
+    """Returns one ONNX model of the preparation and a model: pixels [B, H, W, C] -> logits."""
     onnx = import_extra("onnx")
     compose = import_extra("onnx.compose")
     with refusing("joined with its preprocessing", "use another -format"):
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
-        both = compose.merge_models(
+        joined = compose.merge_models(
             preparation, model, io_map=[("prepared", "images")], prefix1="preparation/"
         )
     # merge_models lists the imports of both models. A domain that is listed twice stops
     # onnxruntime.quantization.
-    imports = {entry.domain: entry.version for entry in both.opset_import}
-    del both.opset_import[:]
-    both.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports.items())
-    taken = both.graph.input[0].name
-    for node in both.graph.node:
-        node.input[:] = ["pixels" if name == taken else name for name in node.input]
-    both.graph.input[0].name = "pixels"
-    return both
+    imports = {entry.domain: entry.version for entry in joined.opset_import}
+    del joined.opset_import[:]
+    joined.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports.items())
+    # The prefix became part of the input's name, too.
+    prefixed = joined.graph.input[0].name
+    for node in joined.graph.node:
+        node.input[:] = ["pixels" if name == prefixed else name for name in node.input]
+    joined.graph.input[0].name = "pixels"
+    return joined
 
 
 def openvino_of(model: Any, scratch: Path) -> Any:
-    """Returns OpenVINO's ``Model`` of an ONNX one."""
+    """Converts an ONNX model to OpenVINO's ``Model``."""
     openvino = import_extra("openvino")
     onnx = import_extra("onnx")
     file = scratch / "for_openvino.onnx"
@@ -180,5 +198,10 @@ def openvino_of(model: Any, scratch: Path) -> Any:
 
 
 def save_openvino(model: Any, file: Path, half: bool) -> None:
-    """Writes OpenVINO's IR: ``file`` (.xml) and its .bin; ``half``: with weights of float16."""
+    """Writes OpenVINO's IR.
+
+    Args:
+        file: the .xml file. A .bin file with the weights is written beside it.
+        half: whether the weights are written in float16.
+    """
     import_extra("openvino").save_model(model, str(file), compress_to_fp16=half)

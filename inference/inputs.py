@@ -1,4 +1,4 @@
-"""Which images are asked about: words of a command line become paths, in order."""
+"""Turns the arguments of a command line into the paths of images, in their order."""
 
 import contextlib
 import glob
@@ -20,149 +20,184 @@ from loading.sources import images_below
 
 STDIN = "-"
 LIST = ".txt"
-_LARGEST = 1 << 28  # bytes of a list on standard input
-_LISTED = 20  # bytes that a path takes besides its own
+# The bytes of a list of paths.
+_LARGEST = 1 << 28
+# The bytes of memory that a path takes besides its own bytes.
+_PATH_OVERHEAD = 20
 
 
-def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
-    """Returns the paths that words stand for, in the words' order.
+def paths_of(arguments: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
+    """Returns the paths that arguments stand for, in the order of the arguments.
 
-    A word is one of these. An image's file. A folder: the images at any depth below it, sorted,
-    without links to folders. A pattern with ``*``, ``?`` or ``[``, as a shell reads it (``**``:
-    folders at any depth). A list of paths, which ends in .txt. Or ``-``: a list on standard input.
-    A list has a path on each line, taken as it stands, from the current folder on. If it holds a
-    NUL, NULs are between the paths (``find -print0``).
+    An argument is one of these:
+
+    - the file of an image
+    - a folder: the images at any depth below it, sorted; links to folders aren't followed
+    - a pattern with ``*``, ``?`` or ``[``, as in a shell; ``**`` stands for folders at any depth
+    - a list of paths, which ends in .txt
+    - ``-``: a list on standard input
+
+    A list has a path on each line, which is taken unchanged. Relative paths start at the current
+    folder. If the list contains a NUL, paths end with NULs instead (``find -print0``).
 
     Of folders and patterns, hidden entries and leftovers of systems are skipped
     (``layout.is_leftover``). A line on standard error says how many.
 
     Args:
-        stdin: where ``-`` is read from; None: it may not be.
+        stdin: where ``-`` is read from; None: ``-`` isn't accepted.
 
     Raises:
-        InputError: a word stands for nothing, or can't be read. What is wrong with a path's file
-            shows later.
+        InputError: an argument stands for nothing, or can't be read. The images themselves aren't
+            opened here.
     """
     skipped: list[str] = []
-    found = Paths(
-        itertools.chain.from_iterable(_files_of_word(word, stdin, skipped) for word in words)
+    paths = Paths(
+        itertools.chain.from_iterable(
+            _paths_of_one(argument, stdin, skipped) for argument in arguments
+        )
     )
     if skipped:
         print(skipped_text(skipped), file=sys.stderr)
-    if not len(found):
+    if not len(paths):
         raise InputError(
-            "there are no images: the lists, or what the patterns match, hold no path of one"
+            "there are no images: the lists, and the folders that the patterns match, hold none"
         )
-    return found
+    return paths
 
 
-def _files_of_word(word: str, stdin: IO[bytes] | None, skipped: list[str]) -> Iterable[str | bytes]:
-    if word == STDIN:
-        return _from_stdin(stdin)
-    if not os.path.lexists(word):
-        if not glob.has_magic(word):
-            raise InputError(f"'{printable(word)}': there is no such file or folder")
-        matches = _matches(word, skipped)
-        if not matches:
-            note = f"; {skipped_text(skipped)}" if skipped else ""
-            raise InputError(f"'{printable(word)}': no file has such a name{note}")
-        return itertools.chain.from_iterable(_files_of_match(match, skipped) for match in matches)
-    if os.path.isdir(word):
-        return _images_in(word, skipped)
-    return _in_list(word) if word.lower().endswith(LIST) else [word]
+def _paths_of_one(
+    argument: str, stdin: IO[bytes] | None, skipped: list[str]
+) -> Iterable[str | bytes]:
+    """Returns the paths that an argument stands for. ``skipped`` gets those that are left out."""
+    if argument == STDIN:
+        return _in_stdin(stdin)
+    # A file may have a name that is also a pattern.
+    if not os.path.lexists(argument):
+        return _in_pattern(argument, skipped)
+    if os.path.isdir(argument):
+        return _in_named_folder(argument, skipped)
+    return _in_file(argument)
 
 
-def _files_of_match(path: str, skipped: list[str]) -> Iterable[str | bytes]:
-    """What a pattern's match stands for: of a folder without images nothing."""
-    return _in_folder(path, skipped) if os.path.isdir(path) else _files_of_word(path, None, skipped)
+def _in_file(path: str) -> Iterable[str | bytes]:
+    return _in_list(path) if path.lower().endswith(LIST) else [path]
 
 
-def _images_in(word: str, skipped: list[str]) -> Iterator[str]:
-    """A folder's images, of which there has to be one."""
-    empty = True
-    for path in _in_folder(word, skipped):
-        empty = False
+def _in_pattern(pattern: str, skipped: list[str]) -> Iterable[str | bytes]:
+    if not glob.has_magic(pattern):
+        raise InputError(f"'{printable(pattern)}': there is no such file or folder")
+    matches = _matches(pattern, skipped)
+    if not matches:
+        note = f"; {skipped_text(skipped)}" if skipped else ""
+        raise InputError(f"'{printable(pattern)}': no file has such a name{note}")
+    # A folder that matches may be empty, unlike one that is named.
+    return itertools.chain.from_iterable(
+        _in_folder(match, skipped) if os.path.isdir(match) else _in_file(match) for match in matches
+    )
+
+
+def _in_named_folder(folder: str, skipped: list[str]) -> Iterator[str]:
+    """Yields the images of a folder, which has to have one."""
+    is_empty = True
+    for path in _in_folder(folder, skipped):
+        is_empty = False
         yield path
-    if empty:
+    if is_empty:
         raise InputError(
-            f"{printable(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}"
+            f"{printable(folder)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}"
         )
 
 
-def _in_folder(word: str, skipped: list[str]) -> Iterator[str]:
+def _in_folder(folder: str, skipped: list[str]) -> Iterator[str]:
     def skip(paths: Iterable[str]) -> None:
-        skipped.extend(os.path.join(word, path) for path in paths)
+        skipped.extend(os.path.join(folder, path) for path in paths)
 
-    with reading(printable(word), "a folder of images"):
-        for path in images_below(Path(word), ".", skip):
-            yield os.path.join(word, path.removeprefix("./"))
+    with reading(printable(folder), "a folder of images"):
+        for path in images_below(Path(folder), ".", skip):
+            yield os.path.join(folder, path.removeprefix("./"))
 
 
 def _matches(pattern: str, skipped: list[str]) -> list[str]:
-    """Returns what a pattern matches, sorted. One with ``**`` matches files alone, and follows no
-    links to folders.
-    """
+    """Returns the files and folders that match a pattern, sorted."""
     with reading(f"'{printable(pattern)}'", "a pattern of paths"):
-        parts = pattern.split("/")
-        if "**" not in parts:
-            found = sorted(glob.glob(pattern))
-            # A part without a wildcard, or one that begins with a dot, names what it matches.
-            is_wild = [
-                glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)
-            ]
-
-            def is_skipped(path: str) -> bool:
-                return any(
-                    map(is_leftover, itertools.compress(filter(None, path.split("/")), is_wild))
-                )
-
-            skipped += filter(is_skipped, found)
-            return [path for path in found if not is_skipped(path)]
-        # glob.glob follows links to folders: two that lead to their own folder are 2 to the power
-        # of 40 folders.
-        plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
-        rest = "/".join(parts[len(plain) :] + ["*"] * (parts[-1] == "**"))
-        root = "/".join(plain) or ("/" if plain else "")
-        found = [path for path in Path(root).glob(rest) if not path.is_dir()]
-        left_out = {path for path in found if any(map(is_leftover, path.relative_to(root).parts))}
-        skipped += sorted(map(str, left_out))
-        return sorted(str(path) for path in found if path not in left_out)
+        if "**" in pattern.split("/"):
+            return _matches_at_any_depth(pattern, skipped)
+        # A part without a wildcard, or one that begins with a dot, names leftovers on purpose.
+        is_wild = [
+            glob.has_magic(part) and not part.startswith(".")
+            for part in filter(None, pattern.split("/"))
+        ]
+        matches = []
+        for path in sorted(glob.glob(pattern)):
+            wild_parts = itertools.compress(filter(None, path.split("/")), is_wild)
+            if any(map(is_leftover, wild_parts)):
+                skipped.append(path)
+            else:
+                matches.append(path)
+        return matches
 
 
-def _in_list(word: str) -> Iterator[bytes]:
-    with reading(printable(word), "a list of paths"):
-        with open_file(word) as file:
-            size = os.fstat(file.fileno()).st_size
+def _matches_at_any_depth(pattern: str, skipped: list[str]) -> list[str]:
+    """Returns the files that match a pattern with ``**``, sorted.
+
+    glob.glob would follow links to folders: two links that lead to their own folder make 2 to the
+    power of 40 folders. pathlib's doesn't follow them.
+    """
+    parts = pattern.split("/")
+    plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    wild = parts[len(plain) :]
+    # Before Python 3.13, pathlib's ** at the end matches folders alone.
+    if wild[-1] == "**":
+        wild.append("*")
+    root = "/".join(plain)
+    # The pattern begins with "/", and its first folder has a wildcard.
+    if plain and not root:
+        root = "/"
+    matches = []
+    for path in sorted(Path(root).glob("/".join(wild)), key=str):
+        if path.is_dir():
+            continue
+        if any(map(is_leftover, path.relative_to(root).parts)):
+            skipped.append(str(path))
+        else:
+            matches.append(str(path))
+    return matches
+
+
+def _in_list(file: str) -> Iterator[bytes]:
+    with reading(printable(file), "a list of paths"):
+        with open_file(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             if size > _LARGEST:
                 raise Unreadable(f"it has {size} bytes, up to {_LARGEST} are read; split it")
-            data = file.read(_LARGEST)
-        yield from _split(data)
+            content = stream.read(_LARGEST)
+        yield from _split(content)
 
 
-def _from_stdin(stdin: IO[bytes] | None) -> Iterator[bytes]:
+def _in_stdin(stdin: IO[bytes] | None) -> Iterator[bytes]:
     if stdin is None:
         raise InputError(
             "-: several processes have no standard input to share; write its paths into a list.txt"
         )
     with reading("standard input", "a list of paths"):
-        data = stdin.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
+        content = stdin.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
             raise Unreadable(f"it has more than {_LARGEST} bytes; split it")
-        yield from _split(data)
+        yield from _split(content)
 
 
-def _split(data: bytes) -> Iterator[bytes]:
-    """Yields the paths of a list; its empty lines are none."""
-    end = b"\0" if b"\0" in data else b"\n"
-    allowance = Allowance(len(data))
-    allowance.take(2 * len(data) + _LISTED * data.count(end))
-    for line in text_lines(io.BytesIO(data), end=end):
+def _split(content: bytes) -> Iterator[bytes]:
+    """Yields the paths of a list. Empty lines are skipped."""
+    end = b"\0" if b"\0" in content else b"\n"
+    allowance = Allowance(len(content))
+    allowance.take(2 * len(content) + _PATH_OVERHEAD * content.count(end))
+    for line in text_lines(io.BytesIO(content), end=end):
         if path := line.removesuffix(b"\r"):
             yield path
 
 
 def check_output(output: Path | None, *read: Iterable[str]) -> None:
-    """Raises InputError where ``output`` is a file that is read: it would be replaced."""
+    """Raises InputError if ``output`` is one of the files that are read, and would be replaced."""
     if output is None or not output.exists():
         return
     for path in itertools.chain.from_iterable(read):
@@ -174,11 +209,11 @@ def check_output(output: Path | None, *read: Iterable[str]) -> None:
 
 
 def class_names(path: str) -> list[str]:
-    """Returns the names in a file, one a line, in the order of a model's outputs; of "imagenet1k"
-    ImageNet's.
+    """Returns the names in a file, one a line, in the order of a model's outputs. For "imagenet1k"
+    they are ImageNet's.
 
     Raises:
-        InputError: as ``read_class_names``.
+        InputError: see ``read_class_names``.
     """
     if path == "imagenet1k":
         return imagenet_names()
@@ -186,5 +221,7 @@ def class_names(path: str) -> list[str]:
 
 
 def standard_input() -> IO[bytes] | None:
-    """Returns this process's standard input; None where it is closed."""
-    return sys.stdin.buffer if sys.stdin and not stat.S_ISDIR(os.fstat(0).st_mode) else None
+    """Returns this process's standard input; None if it is closed."""
+    if not sys.stdin or stat.S_ISDIR(os.fstat(0).st_mode):
+        return None
+    return sys.stdin.buffer

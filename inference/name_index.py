@@ -1,9 +1,9 @@
-"""A binary index of the names of stored features' images, which is searched without reading it all.
+"""A binary index of the images of stored features, which is searched without reading it all.
 
 FILE.names is made from the index of ``inference.feature_store`` (FILE.csv or FILE.jsonl), which
-takes seconds to parse if it has millions of rows. It consists of a line of JSON and three arrays:
-where each name ends, a checksum of each path, and the names one after the other. If FILE.csv was
-changed since then, FILE.names is made again.
+takes seconds to parse if it has millions of rows. FILE.names consists of a line of JSON and three
+arrays: where each name ends, a checksum of each path, and the names one after the other. If
+FILE.csv has changed, FILE.names is made again.
 """
 
 import hashlib
@@ -27,9 +27,10 @@ LEAST = 100_000
 _KIND = "names of stored features, 1"
 # The bytes at the beginning and at the end of FILE.csv that identify it.
 _COMPARED = 1 << 16
-_LONGEST_HEAD = 1 << 16  # bytes
+# The bytes of FILE.names' first line.
+_LONGEST_HEAD = 1 << 16
 _ADVICE = "; remove it, and it is made anew"
-# The bytes of a row besides its name: where the name ends, and the path's checksum.
+# The bytes of a row without its name: where the name ends, and the path's checksum.
 _WIDTH = 8 + 4
 _FORM: Form = {
     "kind": Rule(f"{_KIND!r}", lambda value: value == _KIND),

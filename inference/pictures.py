@@ -1,4 +1,4 @@
-"""Images for prediction: paths, encoded files, Pillow images or arrays, prepared as for evaluation."""
+"""Prepares images for prediction as for an evaluation: paths, files, Pillow images or arrays."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     """A batch of prepared images.
 
     Attributes:
-        places: the images' places in the sequence of all images.
+        places: the images' indices in the sequence of all images.
         pixels: [B, H, W, C], uint8 or float32 (DATA.IMAGE_DTYPE); zeros if an image can't be read.
         problems: the error of each image, in one line; "": none.
         corners: [B, 4, H, W, C], for ``inference.tta`` alone.
@@ -78,9 +78,9 @@ class Pictures(EncodedDataset):
         if isinstance(image, bytes):
             return image
         if not isinstance(image, str | os.PathLike):
-            expected = "a path, the bytes of a file, an image of Pillow or an array"
             raise Broken(
-                f"{self.name(index)}: found an object of type {type(image).__name__}, expected {expected}"
+                f"{self.name(index)}: found an object of type {type(image).__name__},"
+                " expected a path, the bytes of a file, an image of Pillow or an array"
             )
         return contents(self.name(index), largest_file(self.most))
 
@@ -135,11 +135,13 @@ def check_several(images: Any) -> None:
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:
-    if (
-        array.dtype != np.uint8
-        or array.ndim not in (2, 3)
-        or array.shape[2:] not in ((), (1,), (3,), (4,))
-    ):
-        found = f"an array {list(array.shape)} of {array.dtype}"
-        raise InputError(f"{name}: found {found}, expected [H, W] or [H, W, 3] of uint8")
-    return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
+    """Returns the image of an array [H, W] or [H, W, 1, 3 or 4] of uint8."""
+    is_image = array.ndim in (2, 3) and array.shape[2:] in ((), (1,), (3,), (4,))
+    if array.dtype != np.uint8 or not is_image:
+        raise InputError(
+            f"{name}: found an array {list(array.shape)} of {array.dtype},"
+            " expected [H, W] or [H, W, 3] of uint8"
+        )
+    if array.shape[2:] == (1,):
+        array = array[:, :, 0]
+    return Image.fromarray(array)

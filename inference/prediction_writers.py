@@ -1,4 +1,4 @@
-"""Writes predictions: as a table for people, as CSV or JSON lines for programs.
+"""Writes predictions as a table for people, or as CSV or JSON lines for programs.
 
 ``captions`` draws them as pictures.
 """
@@ -22,7 +22,7 @@ from utils import sync_directory
 Outcome = Prediction | Failure
 # The columns of CSV.
 COLUMNS = ("name", "rank", "output", "class", "probability", "error")
-# A table's columns: a name gets at least so many, a class at most.
+# The columns of a terminal that a table gives to a name at least, and to a class at most.
 _NAME = 24
 _CLASS = 40
 # The number of names that decide how wide a table's column of names is.
@@ -33,7 +33,7 @@ class Writer(Protocol):
     """Writes predictions in the order of their images."""
 
     def write(self, outcome: Outcome) -> None:
-        """Writes the next one."""
+        """Writes the prediction of the next image, or its failure."""
 
 
 def reason(failure: Failure) -> str:
@@ -198,7 +198,8 @@ def writing(what: str) -> Iterator[None]:
 
 
 class Out(io.TextIOBase):
-    """A text file in UTF-8, with escapes for what can't be encoded; errors are RunError.
+    """A text file in UTF-8. Characters that can't be encoded become escapes, and an OSError becomes
+    a RunError.
 
     Args:
         file: the binary file to write to.
@@ -225,7 +226,7 @@ def text_file(path: Path, temporary: Path) -> Iterator[Out]:
 
     Args:
         temporary: the file's name until then, in the same folder. If something fails, the caller
-            has to remove it, who may live longer than this process.
+            has to remove the file. The caller may be a process that lives longer than this one.
     """
     # Not a with statement: errors of the body aren't errors of this file.
     with writing(str(path)):

@@ -103,11 +103,10 @@ class Predictor:
         self.path = path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
-        if export is None:
-            configured = _config_of_weights(str(path), cfg, options, classes)
+        if export:
+            self.config, description = _config_of_export(export, cfg, options)
         else:
-            configured = _config_of_export(export, cfg, options)
-        self.config, description = configured
+            self.config, description = _config_of_weights(str(path), cfg, options, classes)
         self.task = description.task
         self.classes = list(classes or description.classes)
         self.thresholds = description.thresholds
@@ -128,15 +127,20 @@ class Predictor:
         """Raises InputError if the task, the classes or the thresholds don't fit the model."""
         path = printable(str(self.path))
         if "TASK" in explicit_sources(self.config) and self.task != self.config.TASK:
-            found = f"weights of TASK {self.task}, found TASK {self.config.TASK}"
-            raise InputError(f"{path}: {found}; give -o TASK {self.task}")
+            raise InputError(
+                f"{path}: weights of TASK {self.task}, found TASK {self.config.TASK};"
+                f" give -o TASK {self.task}"
+            )
         outputs = self.config.MODEL.NUM_CLASSES
         if self.classes and len(self.classes) != outputs:
-            found = f"found {len(self.classes)} names of classes"
-            raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
+            raise InputError(
+                f"found {len(self.classes)} names of classes, the model has {outputs} outputs;"
+                " give one for each"
+            )
         if len(self.thresholds) not in (0, outputs):
-            found = f"{path} tells {len(self.thresholds)} thresholds"
-            raise InputError(f"{found}, the model has {outputs} outputs")
+            raise InputError(
+                f"{path} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
+            )
 
     def _load(self, model: ImageModel) -> None:
         """Loads the weights into ``model``, and prepares it for inference."""
@@ -236,9 +240,10 @@ class Predictor:
     def check_classifier(self) -> None:
         """Raises InputError if the model has no classifier, and its outputs are features."""
         if not self.has_classes:
-            found = f"{printable(str(self.weights or self.path))} has no classifier: it gives features, and no classes"
+            path = printable(str(self.weights or self.path))
             raise InputError(
-                f"{found}; tools/features.py computes them, or train a classifier (-pretrained)"
+                f"{path} has no classifier: it gives features, and no classes;"
+                " tools/features.py computes them, or train a classifier (-pretrained)"
             )
 
     def _outcome(
@@ -297,25 +302,30 @@ class Predictor:
         return exponentials / exponentials.sum(1, keepdims=True)
 
     def prediction_of(
-        self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None
+        self,
+        name: str,
+        probabilities: np.ndarray,
+        top: int | None = None,
+        threshold: float | None = None,
     ) -> Prediction:
         """Returns an image's prediction.
 
         Args:
             name: the image's name.
-            shares: its probabilities [K]. Among equal ones the first output comes first.
+            probabilities: of each output [K]. Among equal ones the first output comes first.
             top, threshold: see ``__call__``.
         """
-        order = np.argsort(-shares, kind="stable")
+        order = np.argsort(-probabilities, kind="stable")
         if self.task == "multilabel":
-            top = top or len(shares)
+            top = top or len(probabilities)
             least = self.thresholds or 0.5
             if threshold is not None:
                 least = threshold
-            order = order[(shares >= least)[order]]
+            order = order[(probabilities >= least)[order]]
         outputs = order[: top or 5].tolist()
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
-        return Prediction(name, outputs, names, [float(shares[output]) for output in outputs])
+        values = [float(probabilities[output]) for output in outputs]
+        return Prediction(name, outputs, names, values)
 
 
 def _config_of_weights(
@@ -352,8 +362,10 @@ def _config_of_export(
     Options that would change what the exported graph computes are errors.
     """
     if export.format in paddlex.FORMATS:
-        found = f"{export.folder} is an export of -format {export.format}, which gives its client probabilities"
-        raise InputError(f"{found}; give what it was made from, or an export of another format")
+        raise InputError(
+            f"{export.folder} is an export of -format {export.format}, which gives its client"
+            " probabilities; give what it was made from, or an export of another format"
+        )
     if cfg is not None:
         raise InputError(
             f"{export.folder} is an export, which tells its model itself; leave out -cfg"

@@ -1,10 +1,9 @@
-"""The preparation of images as a graph: pixels [B, H, W, C] of any size -> a model's input
-[B, C, h, w] float32.
+"""The preparation of images as a graph: from pixels of any size to a model's input.
 
-A resize is two products with matrices of Pillow's weights, made in the graph from the image's size.
-So every format runs the same few operations, and the result doesn't depend on how a runtime
-implements "bicubic". Pillow rounds to whole grey levels after each of its two passes; so does this
-graph. Float images (DATA.IMAGE_DTYPE) are rounded by neither.
+A resize is two products with matrices of Pillow's weights, which the graph computes from the
+image's size. So every format runs the same few operations, and the result doesn't depend on how a
+runtime implements "bicubic". Like Pillow, the graph rounds to whole grey levels after each of the
+two passes. Neither rounds float images (DATA.IMAGE_DTYPE).
 """
 
 import numpy as np
@@ -17,12 +16,13 @@ from settings.options import Configuration, pair
 
 
 class Preparation(nn.Layer):
-    """``EvalTransform`` and ``Normalize`` in one graph. Shape: [B, H, W, C] uint8 or float32 -> [B,
-    C, h, w] float32.
+    """``EvalTransform`` and ``Normalize`` in one graph.
 
-    Within a grey level of Pillow's pixels: where a value lies half way between two, the last bits
-    of a float decide. "nearest" differs at a few edges, for Pillow adds its step up from pixel to
-    pixel.
+    The pixels differ from Pillow's by at most one grey level: if a value is half way between two
+    levels, the last bits of a float decide. With "nearest", they differ at a few edges, because
+    Pillow adds up its step from pixel to pixel.
+
+    Shape: [B, H, W, C] uint8 or float32 -> [B, C, h, w] float32.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -33,80 +33,92 @@ class Preparation(nn.Layer):
         self.squash = data.CROP_MODE == "squash"
         self.kernel = data.INTERPOLATION
         normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
-        self.whole = pixel_dtype(config) is np.uint8
-        self.register_buffer("scale", normalize.scale if self.whole else normalize.scale_of_floats)
+        self.has_grey_levels = pixel_dtype(config) is np.uint8
+        scale = normalize.scale if self.has_grey_levels else normalize.scale_of_floats
+        self.register_buffer("scale", scale)
         self.register_buffer("shift", normalize.shift)
 
     def forward(self, pixels: paddle.Tensor) -> paddle.Tensor:
         return self.crop_pixels(pixels) * self.scale + self.shift
 
     def crop_pixels(self, pixels: paddle.Tensor) -> paddle.Tensor:
-        """Returns the pixels that the model sees, [B, C, h, w] float32; of uint8 whole numbers."""
+        """Returns the pixels that the model sees, [B, C, h, w] float32. Those of uint8 images are
+        whole numbers.
+        """
         x = pixels.astype("float32")
-        sides = paddle.shape(x).astype("int64")  # Paddle 2.6's takes no uint8
-        height, width = sides[1:2], sides[2:3]
-        to = self._resized_size(height, width)
+        # paddle.shape of Paddle 2.6 doesn't take uint8.
+        sides = paddle.shape(x).astype("int64")
+        height = sides[1:2]
+        width = sides[2:3]
+        resized_height, resized_width = self._resized_size(height, width)
+        rows, columns = self.size
         x = x.transpose([0, 3, 1, 2])
-        x = self._grey_levels(
-            paddle.matmul(x, self._weights(width, to[1], self.size[1]), transpose_y=True)
-        )
-        return self._grey_levels(paddle.matmul(self._weights(height, to[0], self.size[0]), x))
+        # Like Pillow, it resizes the width first.
+        x = paddle.matmul(x, self._weights(width, resized_width, columns), transpose_y=True)
+        x = self._to_grey_levels(x)
+        x = paddle.matmul(self._weights(height, resized_height, rows), x)
+        return self._to_grey_levels(x)
 
-    def _grey_levels(self, x: paddle.Tensor) -> paddle.Tensor:
-        return paddle.floor(x + 0.5).clip(0, 255) if self.whole else x
+    def _to_grey_levels(self, x: paddle.Tensor) -> paddle.Tensor:
+        if not self.has_grey_levels:
+            return x
+        return paddle.floor(x + 0.5).clip(0, 255)
 
     def _resized_size(self, height: paddle.Tensor, width: paddle.Tensor) -> list[paddle.Tensor]:
-        """Returns the height and the width of a resized image: ``covering``, in the graph."""
+        """Returns the height and the width of the resized image, as ``covering`` does."""
         rows, columns = self.resized_to
         if self.squash:
             return [paddle.full([1], side, "int64") for side in self.resized_to]
         if rows == columns:
-            short = paddle.minimum(height, width)
-            return [rows * side // short for side in (height, width)]
-        height, width = height.astype("float64"), width.astype("float64")
+            shorter = paddle.minimum(height, width)
+            return [rows * side // shorter for side in (height, width)]
+        height = height.astype("float64")
+        width = width.astype("float64")
         ratio = paddle.minimum(height / rows, width / columns)
         return [_rounded(side / ratio) for side in (height, width)]
 
     def _weights(self, side: paddle.Tensor, to: paddle.Tensor, size: int) -> paddle.Tensor:
-        """Returns the matrix [size, side] of what each pixel of the crop takes of each pixel along
-        one axis.
+        """Returns the weight of each of the image's pixels for each pixel of the crop, along one
+        axis: [size, side].
 
         Args:
-            side: pixels of the image.
-            to: pixels of the resized image.
-            size: pixels of the crop.
+            side: the pixels of the image.
+            to: the pixels of the resized image.
+            size: the pixels of the crop.
         """
         out = (paddle.arange(size, dtype="int64") + crop_begin(to - size)).unsqueeze(1)
         source = paddle.arange(side, dtype="int64").unsqueeze(0)
         if self.kernel == "nearest":
             return (source == (2 * out + 1) * side // (2 * to)).astype("float32")
-        # In whole numbers, so that nothing is lost: between the pixels' centres, in pixels of the
-        # coarser of both.
-        offset = (2 * source + 1) * to - (2 * out + 1) * side
-        distance = (
-            offset.astype("float32") / (2 * paddle.maximum(side, to)).astype("float32")
-        ).abs()
-        weights = _bicubic(distance) if self.kernel == "bicubic" else (1 - distance).clip(min=0)
+        # The distance between the centres of two pixels, in pixels of the image or of the resized
+        # image, whichever are larger. It is computed in whole numbers, which are exact.
+        offset = ((2 * source + 1) * to - (2 * out + 1) * side).astype("float32")
+        scale = (2 * paddle.maximum(side, to)).astype("float32")
+        distance = (offset / scale).abs()
+        if self.kernel == "bicubic":
+            weights = _bicubic(distance)
+        else:
+            weights = (1 - distance).clip(min=0)
         return weights / weights.sum(1, keepdim=True)
 
 
 def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:
-    """Returns where a central crop begins: at half of the spare pixels, int64. A half goes to the
-    even neighbour, as Python rounds.
+    """Returns where a central crop begins, at half of the spare pixels: int64. Halves are rounded
+    to the even neighbour, as in Python.
     """
     half = spare // 2
     return half + (spare - 2 * half) * (half - half // 2 * 2)
 
 
 def _bicubic(x: paddle.Tensor) -> paddle.Tensor:
-    """Keys 1981 with a = -0.5, Pillow's. x: distances, not negative."""
+    """Returns the bicubic weights of distances x >= 0 (Keys 1981), with Pillow's a = -0.5."""
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return paddle.where(x < 1, near, paddle.where(x < 2, far, paddle.zeros_like(x)))
 
 
 def _rounded(x: paddle.Tensor) -> paddle.Tensor:
-    """The nearest whole number, int64; of two, the even one, as Python's ``round``."""
+    """Returns the nearest whole numbers, int64. Halves become even, as by Python's ``round``."""
     up = (x + 0.5).floor()
     odd = up - 2 * (up / 2).floor()
     return (up - odd * (up - x == 0.5).astype(x.dtype)).astype("int64")

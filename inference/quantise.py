@@ -1,12 +1,13 @@
-"""Post-training quantisation to int8: NNCF watches a model of ONNX or OpenVINO on images of the
-training set.
+"""Post-training quantisation to int8, by NNCF. It runs a model of ONNX or OpenVINO on images of the
+training set, to learn the ranges of its activations.
 
-Weights get a scale per output channel, activations one per tensor; both are symmetric. The ranges
-are the least and largest values that were seen. NNCF would take the mean over the images of each
-one's least and largest. That cuts off what transformers and ConvNeXts compute with. It cost a
-ConvNeXt 2.4 points, the extremes none (docs/inference.md).
+Weights have a scale for each output channel, and activations one for each tensor. Both are
+symmetric. A range goes from the smallest to the largest value of all images. By default, NNCF takes
+the mean of the images' smallest and largest values. That cuts off values which transformers and
+ConvNeXts need: it cost a ConvNeXt 2.4 points, and the whole range none (docs/inference.md).
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,23 +27,33 @@ from settings.options import Configuration, leaves
 from settings.registry import datasets
 from training.command_line import run_file
 
-_PREPARED = (
+# The keys of DATA that decide how a model's images are prepared.
+_PREPARATION = (
     "IMAGE_SIZE",
     "IMAGE_CHANNELS",
+    "IMAGE_DTYPE",
     "CROP_PCT",
     "CROP_MODE",
     "INTERPOLATION",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
 )
-_PREPARED += ("IMAGE_DTYPE",)
-# Keys that decide which images of any dataset are trained on. A dataset has keys of its own
-# besides.
-_PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "SKIP_BROKEN", "MAX_PIXELS")
+# The keys of DATA that decide which images of a dataset are trained on, for all datasets. Each
+# dataset has keys of its own, too.
+_SELECTION = (
+    "VAL_SPLIT",
+    "FOLDS",
+    "FOLD",
+    "SPLIT_SEED",
+    "SPLIT_GROUPS",
+    "SKIP_BROKEN",
+    "MAX_PIXELS",
+)
 
 
 def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> list[Any]:
-    """Returns the keys that name the training set, and their values, as words after ``-o``.
+    """Returns the keys that name the training set, and their values, one after the other, as after
+    ``-o``.
 
     They are the keys of the run that saved the weights, with the values of ``flags`` in place of
     the run's. If the flags choose another dataset, the run's keys don't count.
@@ -50,31 +61,35 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
     Raises:
         InputError: no run saved the weights, and ``flags`` names no data.
     """
-    given = dict(flags)
+    values: dict[str, Any] = dict(flags)
     file = run_file(weights) if weights else None
     run = get_config(file) if file else None
-    dataset = given.get(datasets.key)
+    dataset = values.get(datasets.key)
     if dataset is None:
-        if run and ("DATA.DATA_PATH" not in given or _reads_folder(run.DATA.DATASET)):
+        if run and ("DATA.DATA_PATH" not in values or _reads_folder(run.DATA.DATASET)):
             dataset = run.DATA.DATASET
-        elif "DATA.DATA_PATH" in given:
+        elif "DATA.DATA_PATH" in values:
             dataset = "folder"
         else:
-            told = "-precision int8 is calibrated on a training set"
-            raise InputError(f"{told}: give its -data_path (and -dataset)")
-    chosen: dict[str, Any] = {datasets.key: dataset}
+            raise InputError(
+                "-precision int8 is calibrated on a training set:"
+                " give its -data_path (and -dataset)"
+            )
+    of_run: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:
-        own = dict(leaves(run))
+        arguments = datasets.components[dataset].reads
+        keys = [*map(datasets.key_of, arguments), *(f"DATA.{name}" for name in _SELECTION)]
+        run_values = dict(leaves(run))
         defaults = default_values()
-        words = datasets.components[dataset].reads
-        keys = [*map(datasets.key_of, words), *(f"DATA.{name}" for name in _PARTS)]
-        chosen |= {key: own[key] for key in keys if own[key] != defaults[key]}
-    return [word for pair in (chosen | given).items() for word in pair]
+        of_run |= {key: run_values[key] for key in keys if run_values[key] != defaults[key]}
+    return list(itertools.chain.from_iterable((of_run | values).items()))
 
 
 def is_data_key(key: str) -> bool:
-    """Returns whether a dotted key decides which images there are, and so which ones calibrate."""
-    return key == datasets.key or key.removeprefix("DATA.") in _PARTS or key in datasets.readers()
+    """Returns whether a dotted key decides which images a training set has."""
+    if key == datasets.key or key in datasets.readers():
+        return True
+    return key.removeprefix("DATA.") in _SELECTION
 
 
 def _reads_folder(dataset: str) -> bool:
@@ -84,27 +99,25 @@ def _reads_folder(dataset: str) -> bool:
 def training_images(
     config: Configuration, data: Sequence[Any], count: int, seed: int = 0
 ) -> np.ndarray:
-    """Returns some images of a training set, prepared as an evaluation does: [n, C, H, W] float32.
+    """Returns some images of a training set, prepared as in an evaluation: [n, C, H, W] float32.
 
     Args:
-        config: of the model.
-        data: the keys that name the training set, and their values. Folders of classes may stand
-            alone.
-        count: of the images; all, if there are fewer.
-        seed: which ones are drawn, the same ones each time.
+        config: the configuration of the model.
+        data: the keys that name the training set, and their values (``calibration_data``). A
+            folder of classes may be without training and validation folders.
+        count: the number of images; all, if there are fewer.
+        seed: decides which images are drawn.
 
     Raises:
         InputError: the training set can't be read.
     """
-    prepared = [
-        word
-        for key, value in leaves(config.DATA)
-        if key in _PREPARED
-        for word in (f"DATA.{key}", value)
-    ]
-    turned = config.DATA.EXIF_ORIENTATION
-    config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
-    config = with_values(config, DATA__EXIF_ORIENTATION=turned)
+    preparation: list[Any] = []
+    for key, value in leaves(config.DATA):
+        if key in _PREPARATION:
+            preparation += [f"DATA.{key}", value]
+    orientation = config.DATA.EXIF_ORIENTATION
+    config = get_config(None, [*data, *preparation, "MODEL.NUM_CLASSES", "auto"])
+    config = with_values(config, DATA__EXIF_ORIENTATION=orientation)
     # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
     if config.DATA.VAL_SPLIT is not None and validation_files(config.DATA):
         config = with_values(config, DATA__VAL_SPLIT=None)
@@ -114,25 +127,30 @@ def training_images(
     dataset.transform = EvalTransform(config)
     dataset.erasing = None
     dataset.advice = ""
-    places = np.random.default_rng(seed).permutation(len(dataset))[:count]
+    indices = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    pixels = (dataset[int(place)][0] for place in places)
-    return np.concatenate([normalize(paddle.to_tensor(image[None])).numpy() for image in pixels])
+    images = []
+    for index in indices.tolist():
+        pixels, *_ = dataset[index]
+        images.append(normalize(paddle.to_tensor(pixels[None])).numpy())
+    return np.concatenate(images)
 
 
 def quantise(model: Any, images: np.ndarray) -> Any:
-    """Returns an int8 model of an ONNX ``ModelProto``, or of OpenVINO's ``Model``.
+    """Returns the int8 model of an ONNX ``ModelProto`` or an OpenVINO ``Model``.
 
     Args:
-        images: [n, C, H, W] float32, which set the activations' ranges.
+        images: [n, C, H, W] float32; they decide the ranges of the activations.
 
     Raises:
-        InputError: NNCF isn't installed, or can't do it.
+        InputError: NNCF isn't installed, or can't quantise the model.
     """
     nncf = import_extra("nncf")
     estimators = import_extra("nncf.quantization.range_estimator")
-    onnx = type(model).__name__ == "ModelProto"
-    batches = [{"images": image[None]} if onnx else image[None] for image in images]
+    batches: list[Any] = [image[None] for image in images]
+    # NNCF wants the name of the input for ONNX.
+    if type(model).__name__ == "ModelProto":
+        batches = [{"images": batch} for batch in batches]
     logging.getLogger("nncf").setLevel(logging.ERROR)
     with refusing("quantised", "use another -precision"), quiet():
         return nncf.quantize(
@@ -148,7 +166,7 @@ def quantise(model: Any, images: np.ndarray) -> Any:
 
 
 def check_calibration(images: np.ndarray | None) -> np.ndarray:
-    """Returns the images; raises InputError where there are none."""
+    """Returns the images. Raises InputError if there are none."""
     if images is None or not len(images):
         raise InputError(
             "-precision int8 needs images of the training set: give its -data_path (and -dataset)"

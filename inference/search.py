@@ -93,13 +93,20 @@ def nearest_in(
     if known and not checkpoint:
         query = values[known[0]]
     else:
-        path = checkpoint or made["checkpoint"]
-        layer = (made["layer"], made["pool"], made["norm"])
-        features = FeatureExtractor(path, made["cfg"], made["options"], 1, *layer)
+        features = FeatureExtractor(
+            checkpoint or made["checkpoint"],
+            made["cfg"],
+            made["options"],
+            batch_size=1,
+            layer=made["layer"],
+            pool=made["pool"],
+            norm=made["norm"],
+        )
         if features.made["sha256"] != made["sha256"]:
-            found = f"{printable(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
+            weights = printable(str(features.weights))
             raise InputError(
-                f"{found}; give those weights by -checkpoint, or make the features anew"
+                f"{weights} isn't what the stored features were made by (another SHA-256);"
+                " give those weights by -checkpoint, or make the features anew"
             )
         query = of_image(features, image)
     if values.shape[1:] != query.shape:
@@ -149,7 +156,7 @@ def nearest(
         kept = np.argsort(-cosines, kind="stable")[:top]
         rows = rows[kept]
         cosines = cosines[kept]
-        first = first + len(block)
+        first += len(block)
     return list(zip(rows.tolist(), cosines.tolist(), strict=True))
 
 

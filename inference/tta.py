@@ -1,8 +1,8 @@
-"""Test-time augmentation: a model's probabilities, averaged over several views of an image.
+"""Test-time augmentation: the probabilities are averaged over several views of an image.
 
-"flip" is the image and its mirror image, as timm and PaddleClas do it. "five" are the centre and
-the four corners of the resized image. "ten" are these and their mirror images (Krizhevsky et al.
-2012). They are torchvision's FiveCrop and TenCrop.
+The views of "flip" are the image and its mirror image, as in timm and PaddleClas. Those of "five"
+are the centre and the four corners of the resized image, and those of "ten" are these five and
+their mirror images (Krizhevsky et al. 2012). The latter two are torchvision's FiveCrop and TenCrop.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,11 @@ WAYS = ("flip", "five", "ten")
 
 
 class FiveCrops(EvalTransform):
-    """As an evaluation prepares an image, but with the corners: [5, H, W, C], the centre first."""
+    """The transform of an evaluation, but with five crops: [5, H, W, C], the central one first.
+
+    Raises:
+        InputError: images are resized to the crop's size, so that all crops are the same.
+    """
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
@@ -36,16 +40,17 @@ class FiveCrops(EvalTransform):
     def __call__(self, image: Opened, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
         height, width = self.size
+        if pixels.ndim == 2:
+            pixels = pixels[:, :, None]
         bottom = pixels.shape[0] - height
         right = pixels.shape[1] - width
         centre = round(bottom / 2), round(right / 2)
         places = (centre, (0, 0), (0, right), (bottom, 0), (bottom, right))
-        crops = [pixels[top : top + height, left : left + width] for top, left in places]
-        return np.stack([crop if crop.ndim == 3 else crop[:, :, None] for crop in crops])
+        return np.stack([pixels[top : top + height, left : left + width] for top, left in places])
 
 
-class Cropped(Pictures):
-    """``Pictures`` with the crops at the corners [4, H, W, C] as one more column."""
+class CroppedPictures(Pictures):
+    """``Pictures`` with one more column, the crops at the corners [4, H, W, C]."""
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
         super().__init__(config, images)
@@ -53,14 +58,18 @@ class Cropped(Pictures):
         self.columns = (*self.columns, "corners")
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
-        pixels, place, problem = super().__getitem__(key)
-        crops = np.stack([pixels] * 5) if problem.any() else pixels
+        crops, place, problem = super().__getitem__(key)
+        # An image that can't be read is a single blank one.
+        if problem.any():
+            crops = np.stack([crops] * 5)
         return crops[0], place, problem, crops[1:]
 
 
 def pictures(config: Configuration, images: Sequence[Picture] | Paths, tta: Views = "") -> Pictures:
-    """Returns the images with the crops that ``tta`` takes."""
-    return (Cropped if tta in ("five", "ten") else Pictures)(config, images)
+    """Returns the dataset of the images, with the crops that ``tta`` needs."""
+    if tta in ("five", "ten"):
+        return CroppedPictures(config, images)
+    return Pictures(config, images)
 
 
 def views(batch: Batch, tta: Views = "") -> Iterator[paddle.Tensor]:

@@ -195,3 +195,13 @@ def test_a_best_checkpoint_outside_of_the_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="best: it is a link out of the run's folder") as found:
         find_weights(run.parent)
     assert "hunter2" not in str(found.value)
+
+
+def test_a_noun_is_in_the_singular_for_one_alone():
+    assert [errors.counted(count, "image") for count in (0, 1, 2)] == [
+        "0 images",
+        "1 image",
+        "2 images",
+    ]
+    assert errors.counted(1, "process", "processes") == "1 process"
+    assert errors.counted(3, "process", "processes") == "3 processes"

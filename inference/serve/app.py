@@ -10,9 +10,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from errors import printable
+from errors import counted, printable
 from inference.serve import image_formats, page
-from inference.serve.batching import Batcher, Full, Item, Lost
+from inference.serve.batching import Answer, Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
 from inference.serve.gate import FAILED, GUARDED, refusal
 from inference.serve.metrics import Metrics
@@ -29,7 +29,7 @@ Threshold = Annotated[
 
 
 class Predicted(BaseModel):
-    """What the model says of an image, or why it can't be read."""
+    """The prediction for an image, or the reason why the image can't be read."""
 
     name: str
     outputs: list[int] | None = None
@@ -39,7 +39,7 @@ class Predicted(BaseModel):
 
 
 class Predictions(BaseModel):
-    """An answer: the images in the order of the request."""
+    """The predictions for a request's images, in their order."""
 
     model: str
     task: str
@@ -48,19 +48,21 @@ class Predictions(BaseModel):
 
 
 class Problem(BaseModel):
-    """Why a request isn't answered, in one line."""
+    """The reason why a request isn't answered, in one line."""
 
     error: str
 
 
 class Ready(BaseModel):
-    """Whether requests are taken, and by how many processes."""
+    """Whether requests are accepted, and by how many processes."""
 
     status: Literal["loading", "ready", "draining"]
     workers: int
     waiting: int
 
 
+# Parts of the OpenAPI description
+_BYTES = "application/octet-stream"
 _BINARY = {"type": "string", "format": "binary"}
 _UPLOADS = {
     "title": "Uploads",
@@ -69,16 +71,16 @@ _UPLOADS = {
     "properties": {"image": {"type": "array", "items": _BINARY, "minItems": 1}},
     "required": ["image"],
 }
-# An image's own type is taken, too. It isn't listed: generators of clients don't know ranges such
-# as image/*.
-_RAW = {"application/octet-stream": {"schema": _BINARY}}
+# A body of an image's own type is accepted, too. It isn't listed: generators of clients don't know
+# ranges such as image/*.
+_RAW = {_BYTES: {"schema": _BINARY}}
 _FORMS = {
     "multipart/form-data": {"schema": {"$ref": "#/components/schemas/Uploads"}},
     "application/json": {"schema": {"$ref": "#/components/schemas/Encoded"}},
 }
 _IMAGES = {"requestBody": {"required": True, "content": _FORMS | _RAW}}
-# Forms are taken, too. They aren't listed: a client of openapi-python-client 0.29 can't be imported
-# if a path has several kinds of bodies and no other parameter.
+# Forms are accepted, too. They aren't listed: openapi-python-client 0.29 writes a client that can't
+# be imported if a path has several kinds of bodies and no other parameter.
 _IMAGE = {"requestBody": {"required": True, "content": _RAW}}
 _PICTURE: Any = {200: {"content": {"image/png": {"schema": _BINARY}} | _RAW}}
 _TOKEN = {
@@ -107,106 +109,122 @@ _PROBLEMS: Any = {
 def create_app(
     settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics, draining: Callable[[], bool]
 ) -> FastAPI:
-    """Returns the application; ``gate.Gate`` stands before it."""
+    """Returns the application. Requests reach it through ``gate.Gate``.
+
+    Args:
+        draining: returns whether the server is ending.
+    """
     app = FastAPI(
         title="paddle-vit",
         description=page.ABOUT,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        # A generated client names its functions by it.
+        # Generated clients name their functions by the id.
         generate_unique_id_function=lambda route: route.name,
     )
     app.openapi = lambda: _description(app, bool(settings.token))
-    _problems(app)
-    _answering(app, settings, batcher, pool, metrics)
-    _telling(app, settings, batcher, pool, metrics, draining)
+    _add_error_handlers(app)
+    _add_image_paths(app, settings, batcher, pool, metrics)
+    _add_status_paths(app, batcher, pool, metrics, draining)
+    _add_pages(app, settings)
     return app
 
 
 def _description(app: FastAPI, token: bool) -> dict[str, Any]:
     """Returns the OpenAPI description. FastAPI's own lacks the bodies with images, and the token."""
-    described = FastAPI.openapi(app)
-    described["components"]["schemas"] |= {
+    description = FastAPI.openapi(app)
+    description["components"]["schemas"] |= {
         "Encoded": Encoded.model_json_schema(),
         "Uploads": _UPLOADS,
     }
-    described["components"]["securitySchemes"] = {"token": _TOKEN}
-    for path in GUARDED if token else ():
-        for said in described["paths"][path].values():
-            said["security"] = [{"token": []}]
-    return described
+    description["components"]["securitySchemes"] = {"token": _TOKEN}
+    if token:
+        for path in GUARDED:
+            for operation in description["paths"][path].values():
+                operation["security"] = [{"token": []}]
+    return description
 
 
-def _answering(
+def _add_image_paths(
     app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics
 ) -> None:
-    """Adds the paths that images are sent to (``gate.WORK``)."""
+    """Adds the paths to which images are sent (``gate.WORK``)."""
 
-    async def asked(
+    async def answers_to(
         request: Request, kind: str, top: int | None, threshold: float | None
-    ) -> list[tuple[Upload, dict, bytes]]:
+    ) -> list[tuple[Upload, Answer]]:
+        """Returns the images of a request with their answers, in their order.
+
+        Raises:
+            Refused: the images can't be taken, or a worker has no answer for one of them.
+        """
         most = settings.max_images if kind == "predict" else 1
         uploads = await images_of(
             request.scope.pop("body"), request.headers.get("content-type", ""), most
         )
-        request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
-        loop = asyncio.get_running_loop()
-        words = {"kind": kind, "top": top, "threshold": threshold}
+        # The gate logs it.
+        request.scope["images"] = counted(len(uploads), "image")
         client = request.scope["client"][0]
-        problems = [image_formats.problem(data, settings.formats) for _, data in uploads]
-        taken = [
-            data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None
-        ]
+        parameters = {"kind": kind, "top": top, "threshold": threshold}
+        loop = asyncio.get_running_loop()
+
+        # Only images of accepted formats go to a worker.
+        problems = [image_formats.problem(upload.data, settings.formats) for upload in uploads]
         items = [
-            Item(data, words, loop.create_future(), client, kind != "predict") for data in taken
+            Item(upload.data, parameters, loop.create_future(), client, alone=kind != "predict")
+            for upload, problem in zip(uploads, problems, strict=True)
+            if problem is None
         ]
-        found = iter(await _answers(items, batcher, settings.timeout))
-        answers: list[tuple[dict[str, Any], bytes]] = []
+        answered = iter(await _answers(items, batcher, settings.timeout))
+        answers = []
         for problem in problems:
-            answers.append(next(found) if problem is None else ({"error": problem}, b""))
-        for answer, _ in answers:
-            if "failed" in answer:
-                raise Refused(500, answer["failed"])
-            metrics.images.labels("unreadable" if "error" in answer else "answered").inc()
-        return [(upload, *answer) for upload, answer in zip(uploads, answers, strict=True)]
+            if problem is None:
+                answers.append(next(answered))
+            else:
+                answers.append(Answer({"error": problem}))
+
+        for answer in answers:
+            if "failed" in answer.content:
+                raise Refused(500, answer.content["failed"])
+            outcome = "unreadable" if "error" in answer.content else "answered"
+            metrics.images.labels(outcome).inc()
+        return list(zip(uploads, answers, strict=True))
 
     @app.post("/predict", response_model=Predictions, responses=_PROBLEMS, openapi_extra=_IMAGES)
     async def predict(request: Request, top: Top = None, threshold: Threshold = None) -> Response:
-        """Classes and probabilities of one image or several."""
-        found = await asked(request, "predict", top, threshold)
-        predictions = [{"name": upload.name, **answer} for upload, answer, _ in found]
+        """Returns the classes and probabilities of one image or several."""
+        answers = await answers_to(request, "predict", top, threshold)
+        predictions = [{"name": upload.name, **answer.content} for upload, answer in answers]
         content = {**pool.about, "predictions": predictions}
         status = 200
-        if all("error" in answer for _, answer, _ in found):
+        if all("error" in prediction for prediction in predictions):
             status, content["error"] = _unreadable(predictions)
-        # The page reads it, to show an image as the model sees it.
-        return JSONResponse(content, status, {"x-exif-orientation": str(pool.oriented).lower()})
+        # The page needs it to show an image as the model sees it.
+        headers = {"x-exif-orientation": str(pool.oriented).lower()}
+        return JSONResponse(content, status, headers)
 
     @app.post(
         "/attention", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE
     )
     async def attention(request: Request) -> Response:
-        """Answers with a PNG of one image, coloured where the model looks. Takes an image as
-        /predict does.
+        """Returns a PNG of one image, coloured where the model looks. The image is sent as to
+        /predict.
         """
-        [(upload, answer, picture)] = await asked(request, "attention", 1, 0.0)
-        if "error" in answer:
-            status, line = _unreadable([{"name": upload.name, **answer}])
+        [(upload, answer)] = await answers_to(request, "attention", top=1, threshold=0.0)
+        if "error" in answer.content:
+            status, line = _unreadable([{"name": upload.name, **answer.content}])
             raise Refused(status, line)
-        plain = request.headers.get("accept") in _RAW
-        return Response(picture, media_type=next(iter(_RAW)) if plain else "image/png")
+        media_type = "image/png"
+        if request.headers.get("accept") == _BYTES:
+            media_type = _BYTES
+        return Response(answer.picture, media_type=media_type)
 
 
-def _telling(
-    app: FastAPI,
-    settings: Settings,
-    batcher: Batcher,
-    pool: Pool,
-    measured: Metrics,
-    draining: Callable[[], bool],
+def _add_status_paths(
+    app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]
 ) -> None:
-    """Adds the paths that report on the server, and the pages."""
+    """Adds the paths that report on the server."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -219,43 +237,55 @@ def _telling(
         responses={503: {"model": Ready, "description": "loading or ending"}},
     )
     async def ready() -> Response:
-        """Returns whether requests are taken."""
-        status = "draining" if draining() else "ready" if pool.ready() else "loading"
-        told = {"status": status, "workers": pool.ready(), "waiting": len(batcher)}
-        return JSONResponse(told, 200 if status == "ready" else 503)
+        """Returns whether requests are accepted."""
+        workers = pool.ready()
+        if draining():
+            status = "draining"
+        elif workers:
+            status = "ready"
+        else:
+            status = "loading"
+        content = {"status": status, "workers": workers, "waiting": len(batcher)}
+        return JSONResponse(content, 200 if status == "ready" else 503)
 
     refused: Any = {status: _PROBLEMS[status] for status in (401, 403)}
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=refused)
     async def metrics() -> Response:
-        """Counts, as Prometheus reads them."""
+        """Returns counts, in Prometheus' text format."""
         measured.waiting.set(len(batcher))
         measured.ready.set(pool.ready())
         return Response(measured.text(), media_type="text/plain; version=0.0.4")
 
+
+def _add_pages(app: FastAPI, settings: Settings) -> None:
+    """Adds the pages for a browser."""
+
     @app.get("/", include_in_schema=False)
-    async def first() -> HTMLResponse:
-        return HTMLResponse(
-            page.HTML.replace("FORMATS", image_formats.listed(settings.formats)),
-            headers=page.HEADERS,
-        )
+    async def start() -> HTMLResponse:
+        html = page.HTML.replace("FORMATS", image_formats.listed(settings.formats))
+        return HTMLResponse(html, headers=page.HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(page.document(app.openapi()), headers=page.HEADERS)
 
 
-async def _answers(
-    items: list[Item], batcher: Batcher, timeout: float
-) -> list[tuple[dict[str, Any], bytes]]:
+async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[Answer]:
+    """Puts images into the queue, and waits for their answers.
+
+    Raises:
+        Refused: the queue is full, a worker ended because of an image, or the time is up.
+    """
     if not items:
         return []
-    together = asyncio.gather(*(item.answer for item in items))
-    # or asyncio says nobody asked
-    together.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    answers = asyncio.gather(*(item.answer for item in items))
+    # If the queue is full, nobody waits for the answers, and asyncio would log that their
+    # exceptions were never retrieved.
+    answers.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:
         batcher.put(items)
-        return await asyncio.wait_for(together, timeout)
+        return await asyncio.wait_for(answers, timeout)
     except Full as full:
         raise Refused(429, str(full), full.seconds) from None
     except Lost as lost:
@@ -268,15 +298,17 @@ async def _answers(
 
 
 def _unreadable(predictions: list[dict[str, Any]]) -> tuple[int, str]:
-    """The status and the line where no image of a request can be read."""
-    status = 413 if all("DATA.MAX_PIXELS" in found["error"] for found in predictions) else 422
+    """Returns the status and the error for a request of which no image can be read."""
+    status = 422
+    if all("DATA.MAX_PIXELS" in prediction["error"] for prediction in predictions):
+        status = 413
+    error = f"{predictions[0]['name']}: {predictions[0]['error']}"
     if len(predictions) > 1:
-        first = f"{predictions[0]['name']}: {predictions[0]['error']}"
-        return status, f"none of the {len(predictions)} images can be read; {first}"
-    return status, f"{predictions[0]['name']}: {predictions[0]['error']}"
+        error = f"none of the {len(predictions)} images can be read; {error}"
+    return status, error
 
 
-def _problems(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     """Gives every error response the form of ``Problem``."""
 
     @app.exception_handler(Refused)
@@ -286,11 +318,10 @@ def _problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return refusal(
-            Refused(422, f"{printable(str(first['loc'][-1]), 60)}: {printable(first['msg'], 200)}")
-        )
+        parameter = printable(str(first["loc"][-1]), 60)
+        return refusal(Refused(422, f"{parameter}: {printable(first['msg'], 200)}"))
 
-    # starlette's own answer is plain text; the gate logs the error
+    # Starlette's own answer is plain text. The gate logs the error.
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:
         return refusal(Refused(500, FAILED))

@@ -1,8 +1,8 @@
 """The queue of images that wait for a worker, and batches of them.
 
-A batch is complete by its number of images, or by how long its first image has waited. Each client
-(an address) has a queue of its own, and these take turns. So a client that sends thousands of
-images delays its own ones.
+A batch is complete if it has enough images, or if its first image has waited long enough. Each
+client (an address) has a queue of its own, and these take turns. So a client that sends thousands
+of images delays only its own.
 """
 
 import asyncio
@@ -12,23 +12,45 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Full(Exception):
-    """The queue is full. ``seconds``: when there may be a free place."""
+    """The queue is full.
+
+    Args:
+        seconds: when there may be a free place.
+    """
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"as many images wait as may; try again in {seconds} s")
+        super().__init__(f"too many images are waiting; try again in {seconds} s")
         self.seconds = seconds
 
 
 class Lost(Exception):
-    """An image has no answer, because its worker ended. ``status``: of the HTTP response."""
+    """An image has no answer, because its worker ended.
+
+    Args:
+        line: says how the worker ended.
+        status: the status of the HTTP response.
+    """
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
         self.status = status
+
+
+class Answer(NamedTuple):
+    """A worker's answer to an image.
+
+    Attributes:
+        content: "outputs", "classes" and "probabilities" of a prediction; or "error", why the image
+            can't be read; or "failed", why the model gives no outputs. The values are JSON's types.
+        picture: a PNG, for an image of /attention.
+    """
+
+    content: dict[str, Any]
+    picture: bytes = b""
 
 
 @dataclass(eq=False)
@@ -37,19 +59,19 @@ class Item:
 
     Attributes:
         data: the content of the image's file.
-        asked: the request's parameters for a worker: "kind" ("predict" or "attention"), "top",
+        parameters: the request's parameters for a worker: "kind" ("predict" or "attention"), "top",
             "threshold". All images of a request have the same object.
-        answer: the worker's answer, in JSON's types, and a picture.
+        answer: gets the worker's answer.
         client: address of the client.
-        alone: whether it is a batch by itself. Maps are, and so is an image that was being computed
-            when its worker ended.
+        alone: whether it is a batch by itself. An image of /attention is, and so is one that was
+            being computed when its worker ended.
         tried: whether a worker ended while it computed the image.
         since: when it began to wait, by ``time.monotonic``.
     """
 
     data: bytes
-    asked: dict[str, Any]
-    answer: asyncio.Future[tuple[dict[str, Any], bytes]]
+    parameters: dict[str, Any]
+    answer: asyncio.Future[Answer]
     client: str = ""
     alone: bool = False
     tried: bool = False
@@ -71,16 +93,16 @@ class Batcher:
         self.most = most
         # Images per second, averaged over the last batches.
         self.rate = 1.0
-        # A queue for each client. None is empty, and the first is the next to be served.
-        self._lines: dict[str, collections.deque[Item]] = {}
-        # Images that were put back, which come before all others.
-        self._again: collections.deque[Item] = collections.deque()
+        # A queue for each client. No queue is empty, and the first one is the next to be served.
+        self._queues: dict[str, collections.deque[Item]] = {}
+        # Images whose worker has ended. They come before all others.
+        self._returned: collections.deque[Item] = collections.deque()
         self._arrived = asyncio.Event()
-        # Held by the worker that gathers a batch: workers take batches one after the other.
-        self._one = asyncio.Lock()
+        # Workers take their batches one after the other.
+        self._taking = asyncio.Lock()
 
     def __len__(self) -> int:
-        return len(self._again) + sum(map(len, self._lines.values()))
+        return len(self._returned) + sum(map(len, self._queues.values()))
 
     def put(self, items: Sequence[Item]) -> None:
         """Adds the images of a request to the queue, all or none.
@@ -93,50 +115,54 @@ class Batcher:
         """
         if len(self) + len(items) > self.most:
             self._drop_given_up()
-        share = len(self._lines.get(items[0].client, ())) + len(items)
+        client = items[0].client
+        # What the client would have in the queue, and the places that the queue lacks for it.
+        share = len(self._queues.get(client, ())) + len(items)
         lacking = len(self) + len(items) - self.most
         full = Full(min(60, max(1, math.ceil(len(self) / self.rate))))
-        if lacking > sum(max(0, len(line) - share) for line in self._lines.values()):
+        if lacking > sum(max(0, len(queue) - share) for queue in self._queues.values()):
             raise full
         for _ in range(lacking):
-            lost = max(self._lines.values(), key=len).pop()
+            lost = max(self._queues.values(), key=len).pop()
             if not lost.answer.done():
                 lost.answer.set_exception(full)
-        self._lines.setdefault(items[0].client, collections.deque()).extend(items)
+        self._queues.setdefault(client, collections.deque()).extend(items)
         self._arrived.set()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Puts images whose worker has ended before all others."""
-        self._again.extendleft(reversed(items))
+        """Adds images whose worker has ended, before all others."""
+        self._returned.extendleft(reversed(items))
         self._arrived.set()
 
     async def take(self) -> list[Item]:
         """Waits for the next batch, and returns it."""
-        async with self._one:
+        async with self._taking:
             while True:
-                await self._first()
-                first = self._line()[0]
+                await self._wait_for_image()
+                first = self._first_queue()[0]
                 if not first.alone:
-                    await self._others(first.since + self.max_delay)
+                    await self._wait_for_others(first.since + self.max_delay)
                 if batch := self._pop():
                     return batch
 
-    async def _first(self) -> None:
+    async def _wait_for_image(self) -> None:
+        """Waits until the queue has an image."""
         while not len(self):
             self._arrived.clear()
             await self._arrived.wait()
 
-    async def _others(self, until: float) -> None:
+    async def _wait_for_others(self, until: float) -> None:
         """Waits for further images of a batch until it is full or the time is ``until``."""
-        while len(self) < self.batch_size and (left := until - time.monotonic()) > 0:
+        while len(self) < self.batch_size and (seconds := until - time.monotonic()) > 0:
             self._arrived.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), left)
+                await asyncio.wait_for(self._arrived.wait(), seconds)
 
     def _pop(self) -> list[Item]:
+        """Takes a batch from the queue. It is empty if nobody waits for its images any more."""
         batch: list[Item] = []
         while len(self) and len(batch) < self.batch_size:
-            if batch and self._line()[0].alone:
+            if batch and self._first_queue()[0].alone:
                 break
             item = self._next()
             # It is done if the client has left, or has waited too long.
@@ -146,32 +172,35 @@ class Batcher:
                 break
         return batch
 
-    def _line(self) -> collections.deque[Item]:
+    def _first_queue(self) -> collections.deque[Item]:
         """Returns the queue that is the next to be served."""
-        return self._again or next(iter(self._lines.values()))
+        return self._returned or next(iter(self._queues.values()))
 
     def _next(self) -> Item:
         """Takes the first image of the queue that is the next to be served.
 
         That queue then comes after all others.
         """
-        if self._again:
-            return self._again.popleft()
-        client = next(iter(self._lines))
-        line = self._lines.pop(client)
-        item = line.popleft()
-        if line:
-            self._lines[client] = line
+        if self._returned:
+            return self._returned.popleft()
+        client = next(iter(self._queues))
+        queue = self._queues.pop(client)
+        item = queue.popleft()
+        if queue:
+            self._queues[client] = queue
         return item
 
     def _drop_given_up(self) -> None:
         """Removes images whose client has left, or has waited too long."""
-        self._again = collections.deque(item for item in self._again if not item.answer.done())
-        left = {
-            client: [item for item in line if not item.answer.done()]
-            for client, line in self._lines.items()
-        }
-        self._lines = {client: collections.deque(line) for client, line in left.items() if line}
+        self._returned = collections.deque(
+            item for item in self._returned if not item.answer.done()
+        )
+        for client, queue in list(self._queues.items()):
+            kept = collections.deque(item for item in queue if not item.answer.done())
+            if kept:
+                self._queues[client] = kept
+            else:
+                del self._queues[client]
 
     def record_rate(self, images: int, seconds: float) -> None:
         """Records how fast a batch was answered, for the estimate of ``Full.seconds``."""

@@ -25,7 +25,7 @@ class Refused(Exception):
     """A request is answered by an error.
 
     Args:
-        status: of HTTP.
+        status: the status of the HTTP response.
         text: a line that says why.
         retry: seconds after which another attempt makes sense; None: it doesn't.
     """
@@ -52,20 +52,20 @@ class Encoded(BaseModel):
     )
 
 
-async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
+async def images_of(body: bytes | bytearray, content_type: str, most: int) -> list[Upload]:
     """Returns the images of a request.
 
     Args:
-        body: the request's.
-        kind: its Content-Type.
-        most: the most images that are accepted.
+        body: the body of the request.
+        content_type: its Content-Type.
+        most: the largest number of images that is accepted.
 
     Raises:
         Refused: the body has another type, is malformed or empty, or has too many images.
     """
-    media_type = kind.partition(";")[0].strip().lower()
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
-        images = await _uploads(body, kind, most)
+        images = await _uploads(body, content_type, most)
     elif media_type == "application/json":
         images = _encoded_images(body, most)
     elif media_type.startswith("image/") or media_type == "application/octet-stream":
@@ -73,7 +73,7 @@ async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Uploa
     else:
         raise Refused(
             415,
-            f"the Content-Type is {printable(kind, 60) or 'missing'}, expected"
+            f"the Content-Type is {printable(content_type, 60) or 'missing'}, expected"
             " multipart/form-data, application/json or an image's own type",
         )
     if not images:
@@ -84,9 +84,13 @@ async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Uploa
 
 
 class _Form(MultiPartParser):
-    """Starlette's parser, which also notices forms that are cut off.
+    """Starlette's parser of forms, but strict.
 
-    Starlette accepts these as whole ones, and takes a file without a plain name for text.
+    Starlette accepts a form that is cut off, and takes a file for text if its name is only in the
+    extended parameter.
+
+    Attributes:
+        whole: whether the form has its last boundary.
     """
 
     whole = False
@@ -101,9 +105,11 @@ class _Form(MultiPartParser):
             raise MultiPartException("a file is named by filename* alone, expected filename")
 
 
-async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
-    charset = parse_options_header(kind)[1].get(b"charset", b"utf-8").decode("latin-1")
-    # Python has codecs that take minutes.
+async def _uploads(body: bytes | bytearray, content_type: str, most: int) -> list[Upload]:
+    """Returns the files of a form."""
+    _, options = parse_options_header(content_type)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    # Some of Python's codecs take minutes.
     if charset.lower() not in ("utf-8", "utf8"):
         raise Refused(400, f"the form's charset is {printable(charset, 60)}, expected utf-8")
 
@@ -113,10 +119,9 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
             await asyncio.sleep(0)
 
     try:
-        parser = _Form(
-            Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS
-        )
-        # Nothing is written to a disk.
+        headers = Headers({"content-type": content_type})
+        parser = _Form(headers, chunks(), max_files=most + 1, max_fields=_FIELDS)
+        # Files stay in memory, instead of on a disk.
         parser.spool_max_size = len(body) + 1
         form = await parser.parse()
     except MultiPartException as error:
@@ -141,6 +146,7 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
 
 
 def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
+    """Returns the images in a body of JSON."""
     # JSON of a million small values takes a hundred times its size in memory. Base64 has none of
     # the characters that are counted here.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:

@@ -1,9 +1,9 @@
-"""The program of a worker process: it loads the model, decodes images, computes batches, and answers.
+"""The program of a worker process. It loads the model, decodes images, and computes batches.
 
-A thread decodes the next batch while this one computes. The server starts the program by its path,
-with two arguments: its socket's file descriptor, and what to load, in JSON. It ends when the server
-ends, for whatever reason. Signals to stop don't reach it: the server blocks them before it starts
-this process.
+One thread decodes the next batch while another computes. The server starts the program by its path,
+with two arguments: the file descriptor of its socket, and what to load, in JSON. The worker ends
+when the server ends, for whatever reason. Signals to stop don't reach it: the server blocks them
+before it starts this process.
 """
 
 import hashlib
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # not this folder: its names are the package's
+    # Python starts with this folder in the path, whose modules would hide others of the same name.
     sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
     from launch.signals import die_with_parent
 
-    die_with_parent()  # before the other imports, which take a second
+    # The other imports take a second, in which the server may end.
+    die_with_parent()
 
 import numpy as np
 
@@ -43,65 +44,73 @@ from training.checkpoint import describe
 from training.checkpoint.storage import sha256_of
 from utils import num_gpus
 
-_OURS = "image 0: "  # what a Predictor calls an image without a path
-_LARGE = 4_000_000  # pixels of an image whose memory goes back: less is soon needed for others
+# The name that a Predictor gives to an image without a path
+_NAME = "image 0"
+# The pixels of an image whose memory is given back to the system. Memory for smaller images is soon
+# needed again.
+_LARGE = 4_000_000
 
 
 def main() -> None:
-    end = socket.socket(fileno=int(sys.argv[1]))
-    told = messages.head_of(sys.argv[2].encode())
-    if os.getppid() != told["server"]:  # it was gone before ``die_with_parent``
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    settings = messages.head_of(sys.argv[2].encode())
+    # The server may have ended before ``die_with_parent``.
+    if os.getppid() != settings["server"]:
         os._exit(1)
     try:
-        predictor = load(told)
-        loaded = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
-        oriented = predictor.config.DATA.EXIF_ORIENTATION
-        total = fingerprint(predictor, told["path"])
-        loaded = {
-            "loaded": loaded,
-            "oriented": oriented,
-            "sum": total,
-            "warning": predictor.warning,
-        }
-        loaded = messages.pack(loaded)
-    except Exception as error:
-        if not isinstance(error, RunError):
-            traceback.print_exc()
-        said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        _send(
-            end,
-            messages.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)}),
+        predictor = load(settings)
+        about = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
+        loaded = messages.pack(
+            {
+                "loaded": about,
+                "oriented": predictor.config.DATA.EXIF_ORIENTATION,
+                "fingerprint": fingerprint(predictor, settings["path"]),
+                "warning": predictor.warning,
+            }
         )
-        os._exit(getattr(error, "exit_status", 1))
+    except Exception as error:
+        if isinstance(error, RunError):
+            line = str(error)
+            status = error.exit_status
+        else:
+            traceback.print_exc()
+            line = f"{type(error).__name__}: {error}"
+            status = 1
+        _send(connection, messages.pack({"error": one_line(line), "status": status}))
+        os._exit(status)
     _silence_libraries()
-    _send(end, loaded)
+    _send(connection, loaded)
     batches: queue.Queue = queue.Queue(1)
-    progress = Progress(told["progress"])
-    threading.Thread(target=_decode, args=(predictor, end, batches, progress), daemon=True).start()
+    progress = Progress(settings["progress"])
+    decoding = threading.Thread(
+        target=_decode_batches, args=(predictor, connection, batches, progress), daemon=True
+    )
+    decoding.start()
     while True:
-        head, pixels, parts = batches.get()
+        head, pixels, files = batches.get()
         progress.begin(COMPUTING, head["id"])
-        answers, pictures = answer_batch(predictor, head["asked"], pixels, parts)
-        _send(end, messages.pack({"id": head["id"], "answers": answers}, pictures))
+        answers, pictures = answer_batch(predictor, head["parameters"], pixels, files)
+        _send(connection, messages.pack({"id": head["id"], "answers": answers}, pictures))
         progress.end(COMPUTING)
 
 
 def _silence_libraries() -> None:
-    """Keeps what decoders say of damaged files out of the log: libtiff has a line for each of a
-    file's tiles.
+    """Keeps what decoders print about damaged files out of the log. libtiff prints a line for each
+    of a file's tiles.
 
-    They write to descriptor 2. Python's own errors are still told.
+    Libraries write to descriptor 2. Python's own errors go to a copy of it, and still appear.
     """
     sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 2)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
     warnings.simplefilter("ignore")
 
 
-def _send(end: socket.socket, data: bytes) -> None:
+def _send(connection: socket.socket, data: bytes) -> None:
     try:
-        end.sendall(data)
-    except OSError:  # the server has gone
+        connection.sendall(data)
+    except OSError:
+        # The server has ended.
         os._exit(0)
 
 
@@ -109,126 +118,161 @@ def fingerprint(predictor: Predictor, path: str) -> str:
     """Returns a hash of everything that the answers depend on. All workers of a server have to have
     the same one.
     """
-    told = describe(predictor.config, predictor.classes, predictor.task, predictor.thresholds)
-    total = hashlib.sha256(told.to_json().encode())
+    description = describe(
+        predictor.config, predictor.classes, predictor.task, predictor.thresholds
+    )
+    sha256 = hashlib.sha256(description.to_json().encode())
     if predictor.model is None:
         for file in sorted(Path(path).iterdir()):
-            total.update(f"{file.name} {sha256_of(file)}".encode())
+            sha256.update(f"{file.name} {sha256_of(file)}".encode())
     else:
         for name, value in sorted(predictor.model.state_dict().items()):
-            total.update(name.encode())
-            total.update(value.numpy().tobytes())
-    return total.hexdigest()
+            sha256.update(name.encode())
+            sha256.update(value.numpy().tobytes())
+    return sha256.hexdigest()
 
 
-def load(told: dict[str, Any]) -> Predictor:
-    """Returns the model that a server was started with; it computes on a GPU, in turn, or its share
-    of the cores.
+def load(settings: dict[str, Any]) -> Predictor:
+    """Returns the model that a server was started with. Each worker computes on another GPU, in
+    turn, or on its share of the cores.
     """
-    import paddle  # not before errors, which silences a warning of its import
+    # At the top of the file, this import would come before ``errors``, which silences a warning of
+    # Paddle's.
+    import paddle
 
     if gpus := num_gpus():
-        paddle.set_device(f"gpu:{told['place'] % gpus}")
-    options = ["DATA.MAX_PIXELS", str(LARGEST), *told["options"]]
-    classes = told["classes"] and class_names(told["classes"])
-    predictor = Predictor(told["path"], told["cfg"], options, classes, told["batch_size"])
+        paddle.set_device(f"gpu:{settings['place'] % gpus}")
+    options = ["DATA.MAX_PIXELS", str(LARGEST), *settings["options"]]
+    classes = settings["classes"] and class_names(settings["classes"])
+    predictor = Predictor(
+        settings["path"], settings["cfg"], options, classes, settings["batch_size"]
+    )
     predictor.check_classifier()
-    set_device_flags(predictor.config, told["workers"])
-    predictor.logits(Pictures(predictor.config, []).blank[None])  # the first time is slow
+    set_device_flags(predictor.config, settings["workers"])
+    # The first batch takes longer than others.
+    predictor.logits(Pictures(predictor.config, []).blank[None])
     return predictor
 
 
-def _decode(
-    predictor: Predictor, end: socket.socket, batches: queue.Queue, progress: Progress
+def _decode_batches(
+    predictor: Predictor, connection: socket.socket, batches: queue.Queue, progress: Progress
 ) -> None:
-    file: Any = end.makefile("rb", 1 << 20)
+    """Receives batches, decodes their images, and puts them into ``batches``, until the server
+    ends.
+    """
+    stream: Any = connection.makefile("rb", 1 << 20)
     try:
         while True:
-            head, parts = messages.read(file)
-            maps = [asked["kind"] == "attention" for asked in head["asked"]]
-            # A map's picture is decoded where it is drawn: here only whether it can be is found
-            # out.
+            head, files = messages.read(stream)
             pixels = []
-            for place, part in enumerate(parts):
+            for place, data in enumerate(files):
                 progress.begin(READING, head["id"], place)
-                pixels.append(prepare(predictor, part))
+                pixels.append(prepare(predictor, data))
             progress.end(READING)
-            batches.put((head, pixels, parts if any(maps) else []))
-    except (EOFError, OSError):  # the server has gone
+            # An image of /attention is decoded again as it is drawn. It was decoded here only to
+            # find out whether it can be.
+            is_drawn = any(image["kind"] == "attention" for image in head["parameters"])
+            batches.put((head, pixels, files if is_drawn else []))
+    except (EOFError, OSError):
+        # The server has ended.
         os._exit(0)
-    except BaseException:  # such as a lack of memory: without this thread the process would be deaf
+    except BaseException:
+        # A lack of memory, for example. Without this thread the worker would never answer again.
         traceback.print_exc()
         os._exit(1)
 
 
 def prepare(predictor: Predictor, data: bytes) -> np.ndarray | str:
-    """Returns an image's pixels as the model sees them, or what is wrong with it, in one line."""
-    large = False
+    """Returns an image's pixels as the model sees them, or the reason why it can't be read."""
+    is_large = False
     try:
-        with readable(_OURS.removesuffix(": ")):
-            full = isinstance(pixel_mode(predictor.config), int) and kind_of(data) in (NPY, "TIFF")
-        large = full or _size(data, predictor.config.DATA.MAX_PIXELS) > _LARGE
+        with readable(_NAME):
+            has_bands = isinstance(pixel_mode(predictor.config), int) and (
+                kind_of(data) in (NPY, "TIFF")
+            )
+        # Pillow doesn't read the size of an image of bands, so its memory is always given back.
+        is_large = has_bands or _count_pixels(data, predictor.config.DATA.MAX_PIXELS) > _LARGE
         return predictor.pixels(data)
     except RunError as error:
-        return str(error).removeprefix(_OURS).removesuffix("; repair or remove it")
-    except Exception as error:  # a decoder's mistake: this image's alone
+        return str(error).removeprefix(f"{_NAME}: ").removesuffix("; repair or remove it")
+    except Exception as error:
+        # A mistake of a decoder, which concerns this image alone.
         traceback.print_exc()
         return out_of_memory(error) or f"can't be read ({type(error).__name__})"
     finally:
-        if large:
+        if is_large:
             give_back()
 
 
-def _size(data: bytes, most: int) -> int:
-    """Returns an image's pixels. Of a WebP's Pillow takes 16 bytes for each, of others' 8 at most."""
-    with readable(_OURS.removesuffix(": ")):
+def _count_pixels(data: bytes, most: int) -> int:
+    """Returns how many pixels an image has.
+
+    Raises:
+        RunError: it has more than ``most``; of a WebP, more than half of that. Pillow takes 16
+            bytes for each pixel of a WebP, and at most 8 for those of other formats.
+    """
+    with readable(_NAME):
         image = opened_image(data, most)[0]
-        if image.format == "WEBP" and image.width * image.height > most // 2:
-            found = f"it is a WebP of {image.width} x {image.height} pixels"
-            raise Unreadable(f"{found}, at most half of DATA.MAX_PIXELS {most} are read")
-        return image.width * image.height
+        count = image.width * image.height
+        if image.format == "WEBP" and count > most // 2:
+            size = f"it is a WebP of {image.width} x {image.height} pixels"
+            raise Unreadable(f"{size}, at most half of DATA.MAX_PIXELS {most} are read")
+        return count
 
 
 def answer_batch(
     predictor: Predictor,
-    asked: list[dict[str, Any]],
+    parameters: list[dict[str, Any]],
     pixels: list[np.ndarray | str],
-    parts: list[bytes],
+    files: list[bytes],
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns what is said of each image of a batch, and a picture of each, which may be empty."""
-    answers = [{"error": found} if isinstance(found, str) else {} for found in pixels]
+    """Returns the answer to each image of a batch, and a picture of each, which may be empty.
+
+    ``batching.Answer`` has both for one image.
+
+    Args:
+        parameters: of each image's request (``batching.Item``).
+        pixels: of each image, or the reason why it can't be read.
+        files: of each image, if pictures are drawn; otherwise empty.
+    """
+    answers = [{"error": image} if isinstance(image, str) else {} for image in pixels]
     pictures = [b""] * len(answers)
-    good = [place for place, found in enumerate(pixels) if not isinstance(found, str)]
+    readable_places = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
     try:
-        if parts:
-            for place in good:
-                pictures[place] = overlay(predictor, parts[place])
-            give_back()  # of its picture, which is decoded anew
-        elif good:
-            shares = predictor.probabilities(
-                predictor.logits(np.stack([pixels[place] for place in good]))
-            )
-            for place, row in zip(good, shares, strict=True):
-                answers[place] = _answer_of(predictor, row, asked[place])
+        if files:
+            for place in readable_places:
+                pictures[place] = overlay(predictor, files[place])
+            # It decoded the file once more.
+            give_back()
+        elif readable_places:
+            batch = np.stack([pixels[place] for place in readable_places])
+            probabilities = predictor.probabilities(predictor.logits(batch))
+            for place, row in zip(readable_places, probabilities, strict=True):
+                answers[place] = _prediction(predictor, row, parameters[place])
     except Exception as error:
-        if not isinstance(error, RunError):
+        line = out_of_memory(error)
+        if isinstance(error, RunError):
+            line = line or str(error)
+        else:
             traceback.print_exc()
-        line = out_of_memory(error) or (
-            str(error) if isinstance(error, RunError) else "the model failed"
-        )
-        for place in good:
+            line = line or "the model failed"
+        for place in readable_places:
             answers[place] = {"failed": line}
     return answers, pictures
 
 
-def _answer_of(predictor: Predictor, shares: np.ndarray, asked: dict[str, Any]) -> dict[str, Any]:
-    if not np.isfinite(shares).all():
+def _prediction(
+    predictor: Predictor, probabilities: np.ndarray, parameters: dict[str, Any]
+) -> dict[str, Any]:
+    if not np.isfinite(probabilities).all():
         return {"failed": "the model's outputs for it aren't finite"}
-    found = predictor.prediction_of("", shares, asked["top"], asked["threshold"])
+    prediction = predictor.prediction_of(
+        "", probabilities, parameters["top"], parameters["threshold"]
+    )
     return {
-        "outputs": found.outputs,
-        "classes": found.classes,
-        "probabilities": found.probabilities,
+        "outputs": prediction.outputs,
+        "classes": prediction.classes,
+        "probabilities": prediction.probabilities,
     }
 
 

@@ -126,7 +126,7 @@ class Gate:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
             await self.app(scope | {"method": method}, receive, send)
             return
-        self._check(headers)
+        self._check_before_body(headers)
         self.active += 1
         scope["body"] = bytearray()
         scope["size"] = 0
@@ -154,8 +154,8 @@ class Gate:
         if self.settings.private and host and name not in LOOPBACK:
             raise Refused(
                 403,
-                f"found the Host {printable(host, 80)}, expected localhost or 127.0.0.1; to be"
-                " asked by another name, start the server with -host or a token",
+                f"found the Host {printable(host, 80)}, expected localhost or 127.0.0.1; to use"
+                " another name, start the server with -host or a token",
             )
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
@@ -164,9 +164,10 @@ class Gate:
         Such a page could keep the model busy.
         """
         origin = headers.get(b"origin", b"")
-        own = b"http://" + headers.get(b"host", b"")
-        foreign = origin and origin.lower() != own.lower()
-        if self.settings.private and (foreign or headers.get(b"sec-fetch-site") == b"cross-site"):
+        server = b"http://" + headers.get(b"host", b"")
+        is_foreign = origin and origin.lower() != server.lower()
+        is_foreign = is_foreign or headers.get(b"sec-fetch-site") == b"cross-site"
+        if self.settings.private and is_foreign:
             name = printable(origin.decode("latin-1"), 80) or "of a foreign site"
             raise Refused(
                 403,
@@ -174,17 +175,21 @@ class Gate:
                 " server with a token",
             )
 
-    def _check_token(self, given: bytes) -> None:
-        """Refuses a request without the server's token; ``given`` is its Authorization."""
+    def _check_token(self, authorization: bytes) -> None:
+        """Refuses a request without the server's token.
+
+        Args:
+            authorization: the request's header of that name.
+        """
         if not self.token:
             return
-        kind, _, token = given.partition(b" ")
-        # In constant time, so that the time tells nothing of the token.
-        same = hmac.compare_digest(token.strip(), self.token)
-        if not same or kind.lower() != b"bearer":
+        kind, _, token = authorization.partition(b" ")
+        # This takes the same time for every token, so that nobody can find the server's by time.
+        is_same = hmac.compare_digest(token.strip(), self.token)
+        if not is_same or kind.lower() != b"bearer":
             raise Refused(401, "this server needs a token: send Authorization: Bearer TOKEN")
 
-    def _check(self, headers: dict[bytes, bytes]) -> None:
+    def _check_before_body(self, headers: dict[bytes, bytes]) -> None:
         """Refuses a request that can be refused before its body is read."""
         if self.draining:
             raise Refused(503, "the server is ending", 5)
@@ -197,13 +202,13 @@ class Gate:
         if int(length) > self.settings.largest_body:
             raise Refused(413, self._too_large(f"{int(length)} bytes"))
 
-    def _too_large(self, found: str) -> str:
-        return f"the request has {found}, at most {self.settings.largest_body} are taken"
+    def _too_large(self, size: str) -> str:
+        return f"the request has {size}, at most {self.settings.largest_body} are taken"
 
     async def _read(self, scope: Any, receive: Receive) -> None:
-        """Reads the body into the scope.
+        """Reads the body into ``scope["body"]``.
 
-        The app takes it out of there, so that it is held no longer than needed.
+        The app removes it from there, so that it is held no longer than needed.
         """
         more = True
         while more:

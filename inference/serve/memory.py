@@ -1,4 +1,4 @@
-"""Returns unused memory to the system, of which glibc on its own keeps more and more."""
+"""Returns unused memory to the system. Otherwise glibc keeps more and more of it."""
 
 import ctypes
 import platform
@@ -12,7 +12,7 @@ def hold_little() -> None:
     This is too slow for a process that computes.
     """
     if _GLIBC:
-        # M_MMAP_THRESHOLD of mallopt(3).
+        # M_MMAP_THRESHOLD, see mallopt(3).
         mmap_threshold = -3
         ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)
 

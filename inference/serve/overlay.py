@@ -20,8 +20,8 @@ _COLOUR = np.array([230, 30, 60])
 def overlay(predictor: Predictor, data: bytes) -> bytes:
     """Returns a PNG of the image as the model sees it, in grey, coloured where the model looks.
 
-    This is its attention, or Grad-CAM for a model without attention. An exported model gives
-    neither, so its picture is that of ``occlusion``.
+    The colour shows the model's attention, or Grad-CAM if the model has no attention. An exported
+    model gives neither, so its picture is that of ``occlusion``.
 
     Raises:
         RunError: the image can't be read.

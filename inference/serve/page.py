@@ -1,5 +1,5 @@
-"""What a browser sees: the page at / and the list of paths at /docs. Nothing is loaded from
-elsewhere.
+"""The pages for a browser: "/" shows predictions, "/docs" lists the paths. They load nothing from
+other sites.
 """
 
 import base64
@@ -19,9 +19,19 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# A browser runs this page's own script and no other, whatever a class or a file is called.
-_POLICY = f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; img-src blob: data:"
-_POLICY += "; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# A browser runs this page's own script and no other, whatever the name of a class or a file is.
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        f"script-src {_hash(_SCRIPT)}",
+        f"style-src {_hash(_STYLE)}",
+        "img-src blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
 HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -29,53 +39,61 @@ HEADERS = {
 }
 
 
-def document(described: dict[str, Any]) -> str:
+def document(description: dict[str, Any]) -> str:
     """Returns a page of an OpenAPI description: each path, what it takes and what it answers."""
+    info = description["info"]
+    schemas = description["components"]["schemas"]
     parts = [
-        f"<h1>{escape(described['info']['title'])}</h1><p>{escape(described['info']['description'])} "
+        f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])} ",
+        '<a href="openapi.json">openapi.json</a> says the same to programs.</p>',
     ]
-    parts.append('<a href="openapi.json">openapi.json</a> says the same to programs.</p>')
-    for path, methods in described["paths"].items():
-        for method, said in methods.items():
-            parts.append(
-                f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(said.get('description', ''))}</p>"
-            )
-            parts.append(_rows(_parameters_of(said, described["components"]["schemas"]), "takes"))
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            parts.append(f"<h2>{method.upper()} {escape(path)}</h2>")
+            parts.append(f"<p>{escape(operation.get('description', ''))}</p>")
+            parts.append(_table("takes", _parameters(operation, schemas)))
             answers = [
                 (status, answer.get("description", ""), "")
-                for status, answer in said["responses"].items()
+                for status, answer in operation["responses"].items()
             ]
-            parts.append(_rows(answers, "answers"))
+            parts.append(_table("answers", answers))
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Paths for programs</title><style>{_STYLE}</style>"
     )
-    head += f"<title>Paths for programs</title><style>{_STYLE}</style>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}</main></body></html>'
+    body = f"<main>{''.join(parts)}</main>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
-def _parameters_of(said: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [("Authorization", "Bearer TOKEN", "")] if "security" in said else []
-    for one in said.get("parameters", ()):
-        # The schema of a parameter that may be missing has a second type, null.
-        kinds = one["schema"].get("anyOf", [one["schema"]])
+def _parameters(operation: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns a row for each parameter and kind of body that an operation takes."""
+    rows = []
+    if "security" in operation:
+        rows.append(("Authorization", "Bearer TOKEN", ""))
+    for parameter in operation.get("parameters", ()):
+        # The schema of an optional parameter has a second type, null.
+        kinds = parameter["schema"].get("anyOf", [parameter["schema"]])
         form = next(kind for kind in kinds if kind.get("type") != "null")
-        bounds = (
-            f"{form['minimum']} to {form['maximum']}" if "minimum" in form else form.get("type", "")
+        values = form.get("type", "")
+        if "minimum" in form:
+            values = f"{form['minimum']} to {form['maximum']}"
+        rows.append((f"?{parameter['name']}=", parameter.get("description", ""), values))
+    for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
+        schema = content["schema"]
+        if "$ref" in schema:
+            schema = schemas[schema["$ref"].rpartition("/")[2]]
+        fields = schema.get(
+            "properties", ["the image itself; its own type (image/...) will do, too"]
         )
-        rows.append((f"?{one['name']}=", one.get("description", ""), bounds))
-    for kind, content in said.get("requestBody", {}).get("content", {}).items():
-        form = content["schema"]
-        if "$ref" in form:
-            form = schemas[form["$ref"].rpartition("/")[2]]
-        fields = form.get("properties", ["the image itself; its own type (image/...) will do, too"])
-        rows.append((kind, ", ".join(fields), ""))
+        rows.append((media_type, ", ".join(fields), ""))
     return rows
 
 
-def _rows(rows: list[tuple[str, str, str]], head: str) -> str:
+def _table(caption: str, rows: list[tuple[str, str, str]]) -> str:
     if not rows:
         return ""
-    cells = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f"<table><caption>{head}</caption>{cells}</table>"
+    lines = []
+    for row in rows:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"

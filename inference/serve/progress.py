@@ -42,7 +42,7 @@ class Progress:
 
     @staticmethod
     def create() -> int:
-        """Returns the descriptor of new memory, in which both threads wait."""
+        """Returns the descriptor of new memory, which says that both threads wait."""
         file = os.memfd_create("progress")
         os.ftruncate(file, 2 * _NOTE.size)
         return file

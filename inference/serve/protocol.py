@@ -1,6 +1,4 @@
-"""HTTP/1.1 of a connection: uvicorn's, as h11 parses it, but strict, and with limits on size and
-time.
-"""
+"""Speaks HTTP/1.1 with a client: uvicorn's protocol on h11, but strict and with limits."""
 
 import json
 import re
@@ -12,21 +10,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from inference.serve.metrics import Metrics
 
-_HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
-_LARGEST_HEAD = 16 << 10  # bytes
-_AT_ONCE = 1 << 14  # bytes of a connection that are read before others have their turn
+# The seconds that a request's head may take, and that a client may read nothing of an answer. The
+# checks are that far apart, so it may be up to twice as long.
+_INTERVAL = 10.0
+# The bytes of a request's head.
+_LARGEST_HEAD = 16 << 10
+# The bytes of a connection that are read before others have their turn.
+_AT_ONCE = 1 << 14
 # A body may have _CHUNKS chunks, and one more for each _LEAST_CHUNK bytes.
 _CHUNKS = 256
 _LEAST_CHUNK = 256
-_CHUNK_LINE = 256  # bytes of the line before a chunk, with its extensions
-# Forms that are refused in a head, a chunk's line or a trailer, though h11 accepts them: a line that
-# doesn't end in CRLF, one that goes on in the next line (obs-fold), and control characters.
+# The bytes of the line before a chunk, with its extensions.
+_CHUNK_LINE = 256
+# What h11 accepts in a head, in a chunk's line or in a trailer, but is refused here: a line that
+# doesn't end in CRLF, one that continues in the next line (obs-fold), and control characters.
 _LOOSE = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]|[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LENGTH = re.compile(rb"content-length:[ \t]*[0-9]{1,20}[ \t]*", re.I)
 
 
-def _plain(head: str, error: str) -> bytes:
-    """Returns an answer to a client that isn't let through to the app."""
+def _response(head: str, error: str) -> bytes:
+    """Returns the whole response to a client whose request doesn't reach the app."""
     body = json.dumps({"error": error})
     return (
         f"HTTP/1.1 {head}\r\nconnection: close\r\ncontent-type: application/json\r\n"
@@ -34,28 +37,27 @@ def _plain(head: str, error: str) -> bytes:
     )
 
 
-_FULL = _plain(
+_FULL = _response(
     "503 Service Unavailable\r\nretry-after: 1",
-    "as many clients are connected as may; try again in 1 s",
+    "too many clients are connected; try again in 1 s",
 )
-_NO_REQUEST = _plain("400 Bad Request", "this is no HTTP request that can be read")
-_CRUMBS = _plain("400 Bad Request", "the body comes in too many small chunks")
+_NO_REQUEST = _response("400 Bad Request", "this is no HTTP request that can be read")
+_SMALL_CHUNKS = _response("400 Bad Request", "the body comes in too many small chunks")
 
 
-class Lines(ReceiveBuffer):
-    """h11's buffer, which takes lines that proxies in front of it may read otherwise: here they are
-    refused.
+class StrictBuffer(ReceiveBuffer):
+    """h11's buffer of received bytes, which refuses lines that a proxy may read otherwise than h11.
 
-    Two readers of one connection that disagree where a request ends let a client smuggle a second
-    one past the first.
+    If a proxy and the server disagree where a request ends, a client can hide a second request in
+    the first (request smuggling).
     """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Returns the lines of a head or of a trailer, once they are there.
+        """Returns the lines of a head or of a trailer, once all of them are there.
 
         Raises:
-            h11.LocalProtocolError: a line is malformed, all are too long, or there are several
-                Content-Length.
+            h11.LocalProtocolError: a line is malformed, the lines are too long, or there are
+                several Content-Length.
         """
         start = max(0, self._multiple_lines_search - 1)
         if self._data.startswith(b"\r\n"):
@@ -79,66 +81,81 @@ class Lines(ReceiveBuffer):
         return super().maybe_extract_next_line()
 
     def _end(self, mark: bytes, start: int) -> int:
-        """Returns where the lines end, with the mark; what is there so far counts if they don't end
-        yet.
-        """
-        found = self._data.find(mark, start)
-        return len(self._data) if found < 0 else found + len(mark)
+        """Returns where the lines end, behind ``mark``, or the end of the data."""
+        place = self._data.find(mark, start)
+        return len(self._data) if place < 0 else place + len(mark)
 
     def _check(self, start: int, end: int, most: int) -> None:
-        """Checks what came since ``start``: before it nothing was found."""
+        """Checks the data from ``start`` to ``end``. What is before it was checked already."""
         if end > most or _LOOSE.search(self._data, start, end):
             raise h11.LocalProtocolError("a malformed line, or too long a one")
 
 
 class Connection(h11.Connection):
-    """h11's, which makes an event of each chunk of a body, however small it is: each takes 6 µs."""
+    """h11's connection, with a limit on small chunks.
+
+    h11 makes an event of each chunk of a body, however small it is. An event takes 6 µs.
+
+    Attributes:
+        chunks: the number of chunks of the request's body.
+        size: the bytes of the body.
+    """
 
     chunks = 0
-    size = 0  # bytes
+    size = 0
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _LARGEST_HEAD)
-        self._receive_buffer = Lines()
+        self._receive_buffer = StrictBuffer()
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self.chunks = self.size = 0
-            if not _plain_request(event):
+            self.chunks = 0
+            self.size = 0
+            if not _is_plain(event):
                 raise h11.RemoteProtocolError("a request of another kind")
         elif isinstance(event, h11.Data):
-            self.chunks, self.size = self.chunks + event.chunk_start, self.size + len(event.data)
-            if self.crumbs:
+            self.chunks += event.chunk_start
+            self.size += len(event.data)
+            if self.has_small_chunks:
                 raise h11.RemoteProtocolError("too many chunks")
         return event
 
     @property
-    def crumbs(self) -> bool:
+    def has_small_chunks(self) -> bool:
+        """Returns whether the body has too many chunks for its size."""
         return self.chunks > _CHUNKS + self.size // _LEAST_CHUNK
 
 
-def _plain_request(request: h11.Request) -> bool:
-    """Whether it is of HTTP/1.0 or 1.1, asks for a path, and says in one way where it ends (RFC
-    9112, 6.1).
+def _is_plain(request: h11.Request) -> bool:
+    """Returns whether a request is of HTTP/1.0 or 1.1, is for a path, and says in a single way
+    where it ends (RFC 9112, 6.1).
     """
+    if request.http_version not in (b"1.0", b"1.1") or not request.target.startswith(b"/"):
+        return False
     names = {name for name, _ in request.headers}
-    ends = b"transfer-encoding" not in names or (
-        b"content-length" not in names and request.http_version == b"1.1"
-    )
-    return ends and request.http_version in (b"1.0", b"1.1") and request.target.startswith(b"/")
+    if b"transfer-encoding" not in names:
+        return True
+    return b"content-length" not in names and request.http_version == b"1.1"
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, which lets clients take as long as they like; here who is slow or silent loses the
-    connection.
+    """uvicorn's protocol, which closes the connection of a client that is slow or silent.
+
+    Attributes:
+        metrics: the counts of the server.
+        most: the largest number of connections.
     """
 
     metrics: Metrics
-    most: int  # connections
-    _seen: Any = None  # the request of the last tick
-    _paused = False
-    _ended = False  # the client sends nothing more
+    most: int
+    # The request at the last check.
+    _last_cycle: Any = None
+    # Whether writing was paused at the last check, because the client doesn't read.
+    _was_paused = False
+    # Whether the client has closed its side of the connection.
+    _half_closed = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -147,44 +164,51 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.max_size = _AT_ONCE
-        self._timer = self.loop.call_later(_HEAD, self._tick)
+        self._timer = self.loop.call_later(_INTERVAL, self._close_if_idle)
         if len(self.connections) > self.most:
             self._refuse(503, _FULL)
 
     def eof_received(self) -> bool:
-        """Returns whether the connection stays: a client that closed its side may wait for an
-        answer.
+        """Returns whether the connection stays open: a client that has closed its side may wait for
+        an answer.
         """
         cycle = self.cycle
-        self._ended = cycle is not None and not cycle.more_body and not cycle.response_complete
-        return self._ended
+        self._half_closed = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        return self._half_closed
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # The cycle is another one if the client had sent several requests.
-        if self._ended and self.cycle.response_complete:
+        # If the client had sent several requests, ``cycle`` is the next one now.
+        if self._half_closed and self.cycle.response_complete:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, _CRUMBS if self.conn.crumbs else _NO_REQUEST)
+        self._refuse(400, _SMALL_CHUNKS if self.conn.has_small_chunks else _NO_REQUEST)
 
-    def _refuse(self, status: int, answer: bytes) -> None:
+    def _refuse(self, status: int, response: bytes) -> None:
+        """Closes the connection, with a response unless another one has begun."""
         self.metrics.requests.labels("other", status).inc()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # no other answer was begun
-            self.transport.write(answer)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(response)
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
 
-    def _tick(self) -> None:
-        paused = self.flow.write_paused
-        answering = self.cycle is not None and not self.cycle.response_complete
-        unread = self._paused and paused  # it reads nothing of what was sent
-        if self.transport.is_closing() or unread or (not answering and self._seen is self.cycle):
+    def _close_if_idle(self) -> None:
+        """Closes the connection if nothing has happened since the last check, and plans the next.
+
+        Nothing has happened if the request is still the same and no answer is due, or if the client
+        reads nothing of what was sent.
+        """
+        is_paused = self.flow.write_paused
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        is_unread = self._was_paused and is_paused
+        is_silent = not is_answering and self._last_cycle is self.cycle
+        if self.transport.is_closing() or is_unread or is_silent:
             self.transport.abort()
             return
-        self._seen = self.cycle
-        self._paused = paused
-        self._timer = self.loop.call_later(_HEAD, self._tick)
+        self._last_cycle = self.cycle
+        self._was_paused = is_paused
+        self._timer = self.loop.call_later(_INTERVAL, self._close_if_idle)

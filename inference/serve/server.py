@@ -28,6 +28,7 @@ from inference.serve.settings import LOOPBACK, Settings
 from inference.serve.workers import Pool
 from launch import startup, streams
 
+# The largest number of connections.
 _CONNECTIONS = 8192
 # Open files besides connections: workers, files that are read, connections that are being refused.
 _RESERVE = 256
@@ -38,13 +39,13 @@ _QUEUE = 2048
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers."""
+    """uvicorn's server, without its signal handlers and with a longer queue of connections."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            # asyncio uses its "backlog" also as the number that it accepts at once, so the length
-            # of the queue is set here.
+            # asyncio's "backlog" is the length of the queue, and also the number of connections
+            # that it accepts at once. So the length is set here.
             listener.listen(_QUEUE)
 
     @contextlib.contextmanager
@@ -66,7 +67,8 @@ def serve(settings: Settings) -> int:
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
     if settings.host not in LOOPBACK and not settings.token:
-        log(f"warning: whoever reaches {shown}:{port} may ask; -token_file asks for a token")
+        reach = f"anyone who reaches {shown}:{port} can use this server"
+        log(f"warning: {reach}; -token_file makes it ask for a token")
     settings = dataclasses.replace(settings, path=_real_folder(settings.path))
     return asyncio.run(_serve(settings, listener))
 
@@ -93,7 +95,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         problem = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
     except UnicodeError:
-        # Two dots in a row, or a part that is too long.
+        # The name has two dots in a row, or a part that is too long.
         problem = "this is no host's name"
     raise InputError(
         f"can't listen at {host}, port {port} ({problem}); choose another -host or -port"

@@ -1,5 +1,6 @@
-"""The processes that compute, as the HTTP process sees them: started, given batches, replaced when
-they end.
+"""Starts the worker processes of a server, gives them batches, and replaces those that end.
+
+This is the HTTP process's side. ``compute`` is the program of a worker.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from typing import Any
 
 from errors import InputError, RunError, one_line
 from inference.serve import messages
-from inference.serve.batching import Batcher, Item, Lost
+from inference.serve.batching import Answer, Batcher, Item, Lost
+from inference.serve.gate import log
 from inference.serve.metrics import Metrics
 from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import Settings
@@ -24,14 +26,26 @@ from launch.startup import STOP_SIGNALS
 from launch.verdict import START_UP
 
 _PROGRAM = Path(__file__).with_name("compute.py")
-# The batches that a worker has: it decodes one while it computes another.
+# The number of batches that a worker has: it decodes one while it computes another.
 _AHEAD = 2
-# A worker that lived this many seconds doesn't count as one of several failures in a row.
+# A worker that lived for this many seconds starts a new count of failures in a row.
 _LASTING = 60.0
 
 
 class Worker:
-    """A worker process, from its start to its end. The worker that replaces it is a new object."""
+    """A worker process, from its start to its end. The worker that replaces it is a new object.
+
+    Attributes:
+        started: when it was started, by ``time.monotonic``.
+        ready: whether it has loaded the model.
+        load_failed: whether it couldn't load the model, or loaded another one than the first
+            worker.
+        stuck: whether it was killed because it read one image for too long.
+        slots: free places for batches.
+        pending: the batches that it hasn't answered, by number: when each was sent, and its images.
+        active: when it last answered, or when it got work while it had none.
+        batch_seconds: how long its last batch took.
+    """
 
     def __init__(
         self,
@@ -44,24 +58,21 @@ class Worker:
         self.progress = progress
         self.reader = reader
         self.writer = writer
-        self.born = time.monotonic()
+        self.started = time.monotonic()
         self.ready = False
-        # The model couldn't be loaded, or another one was.
-        self.unfit = False
-        # Killed because it read one image for too long.
+        self.load_failed = False
         self.stuck = False
         self.slots = asyncio.Semaphore(_AHEAD)
         self.pending: dict[int, tuple[float, list[Item]]] = {}
-        # When it last answered, or last got work while it had none.
-        self.heard = self.born
-        # The seconds that its last batch took.
-        self.usual = 0.0
+        self.active = self.started
+        self.batch_seconds = 0.0
 
     def send(self, number: int, items: list[Item]) -> None:
+        """Sends a batch, whose number is new."""
         if not self.pending:
-            self.heard = time.monotonic()
+            self.active = time.monotonic()
         self.pending[number] = time.monotonic(), items
-        head = {"id": number, "asked": [item.asked for item in items]}
+        head = {"id": number, "parameters": [item.parameters for item in items]}
         self.writer.write(messages.pack(head, [item.data for item in items]))
 
     def reading(self) -> tuple[Item, float] | None:
@@ -69,32 +80,40 @@ class Worker:
         note = self.progress.of(READING)
         if note.batch not in self.pending:
             return None
-        return self.pending[note.batch][1][note.place], note.since
+        _, items = self.pending[note.batch]
+        return items[note.place], note.since
 
     def computing(self) -> list[Item]:
-        """Returns the images that it is computing, or receives next."""
+        """Returns the images that it is computing, or those that it receives next."""
         batch = self.progress.of(COMPUTING).batch
         if batch not in self.pending:
             batch = next(iter(self.pending), 0)
-        return self.pending[batch][1] if batch else []
+        if not batch:
+            return []
+        _, items = self.pending[batch]
+        return items
 
     def culprits(self) -> list[Item]:
-        """Returns the images over which it ended: the one that it was reading, or what it computed
-        for a second time.
+        """Returns the images that may have ended it.
 
-        An image ends a process by being read; a map's is read once more where it is computed.
-        Somebody else may have ended a process that computed a batch, so it is tried again.
+        An image ends a process as it is read. If the process was reading one, it is that image. An
+        image of /attention is read once more where it is computed. Other images that were being
+        computed may be innocent, because somebody else may have ended the process. They are tried
+        once more, and are culprits if they end another one.
         """
         if reading := self.reading():
-            return [reading[0]]
-        return [item for item in self.computing() if item.tried or item.asked["kind"] != "predict"]
+            item, _ = reading
+            return [item]
+        return [
+            item for item in self.computing() if item.tried or item.parameters["kind"] != "predict"
+        ]
 
 
 class Pool:
-    """``settings.workers`` of them.
+    """The workers of a server, ``settings.workers`` of them.
 
     Attributes:
-        about: what the model says of itself ("model", "task"), once one is loaded.
+        about: the model's name and task ("model", "task"), once a worker has loaded it.
         oriented: whether the model sees photographs rotated as their EXIF says
             (DATA.EXIF_ORIENTATION).
         ended: gets an exception once the server can't go on.
@@ -107,93 +126,103 @@ class Pool:
         self.workers: list[Worker | None] = [None] * settings.workers
         self.about: dict[str, Any] = {}
         self.oriented = False
-        self._sum = ""
-        self._told = ""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._deaths = 0
-        self._sent = 0
+        # The hash of the model that the first worker loaded.
+        self._fingerprint = ""
+        # The last reason why a worker can't be replaced, which is logged once.
+        self._reported = ""
+        # Workers that ended in a row without a batch.
+        self._failures = 0
+        # The number of the last batch.
+        self._batches = 0
         self._tasks = [
-            asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)
+            asyncio.ensure_future(self._keep_alive(place)) for place in range(settings.workers)
         ]
         self._tasks.append(asyncio.ensure_future(self._watch()))
 
     @property
     def reading_limit(self) -> float:
-        """Returns seconds that reading an image may take: others, which wait meanwhile, have time
-        left.
+        """Returns the seconds that reading an image may take. The other images of its batch wait
+        meanwhile, and have some of their time left.
         """
         return self.settings.timeout / 5
 
     def ready(self) -> int:
-        """Returns how many have loaded the model."""
+        """Returns how many workers have loaded the model."""
         return sum(worker is not None and worker.ready for worker in self.workers)
 
     async def close(self) -> None:
-        """Ends all: there is nothing left that they could save."""
+        """Kills all workers. They have nothing to save."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, place: int) -> None:
-        """Keeps one worker alive, life after life."""
-        unfit = 0
+    async def _keep_alive(self, place: int) -> None:
+        """Starts a worker, and another one each time it ends."""
+        failed_loads = 0
         try:
             while not self.ended.done():
-                worker = self.workers[place] = await self._start(place)
-                code = await self._live(worker)
+                worker = await self._start(place)
+                self.workers[place] = worker
+                code = await self._run(worker)
                 self.workers[place] = None
-                unfit = unfit + 1 if worker.unfit else 0
-                self._record_death(worker, code)
-                again = max(unfit, self._deaths - 1)
-                await asyncio.sleep(
-                    min(60.0 if unfit else 15.0, 0.25 * 2 ** min(again, 10)) if again else 0
-                )
-        except Exception as error:  # no process can be started
+                failed_loads = failed_loads + 1 if worker.load_failed else 0
+                self._record_end(worker, code)
+                await asyncio.sleep(self._pause(failed_loads))
+        except Exception as error:
+            # No process can be started.
             self._end(
                 RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?")
             )
 
+    def _pause(self, failed_loads: int) -> float:
+        """Returns the seconds to wait before another worker is started: the more failures in a row,
+        the longer.
+        """
+        failures = max(failed_loads, self._failures - 1)
+        if not failures:
+            return 0
+        longest = 60.0 if failed_loads else 15.0
+        return min(longest, 0.25 * 2 ** min(failures, 10))
+
     async def _start(self, place: int) -> Worker:
         ours, theirs = socket.socketpair()
         memory = Progress.create()
+        # This process closes its copies of both descriptors once the worker has them.
         with theirs, open(memory, "rb"):
             settings = self.settings
-            told = {
-                key: getattr(settings, key)
-                for key in ("path", "cfg", "classes", "workers", "batch_size")
-            }
-            told |= {
+            loaded = {
+                "path": settings.path,
+                "cfg": settings.cfg,
                 "options": list(settings.options),
+                "classes": settings.classes,
+                "workers": settings.workers,
+                "batch_size": settings.batch_size,
                 "place": place,
                 "server": os.getpid(),
                 "progress": memory,
             }
-            words = [
-                sys.executable,
-                "-X",
-                "utf8",
-                str(_PROGRAM),
-                str(theirs.fileno()),
-                json.dumps(told),
-            ]
-            # A signal to the whole group is for the server, which still needs the worker: so they
-            # stay blocked there.
+            python = [sys.executable, "-X", "utf8"]
+            command = [*python, str(_PROGRAM), str(theirs.fileno()), json.dumps(loaded)]
+            # A signal to the whole process group is meant for the server, which still needs its
+            # workers. A new process inherits which signals are blocked.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             try:
                 process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), memory]
+                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), memory]
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             progress = Progress(memory)
-        return Worker(process, progress, *await asyncio.open_connection(sock=ours))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return Worker(process, progress, reader, writer)
 
-    async def _live(self, worker: Worker) -> int:
+    async def _run(self, worker: Worker) -> int:
         """Gives a worker batches and takes its answers until it ends; returns its exit status."""
         feeding = asyncio.ensure_future(self._feed(worker))
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                await self._listen(worker)
+                await self._receive(worker)
         finally:
             worker.ready = False
             feeding.cancel()
@@ -202,137 +231,155 @@ class Pool:
             code = await asyncio.to_thread(worker.process.wait)
         return code
 
-    async def _listen(self, worker: Worker) -> None:
-        """Takes what a worker says: first that it has loaded the model, which may not take for
-        ever.
+    async def _receive(self, worker: Worker) -> None:
+        """Receives a worker's messages until it ends. The first one, which says that it has loaded
+        the model, has to come in time.
         """
         limit = max(START_UP, 2 * self.settings.timeout)
         try:
-            self._heard(worker, *await asyncio.wait_for(messages.receive(worker.reader), limit))
+            head, parts = await asyncio.wait_for(messages.receive(worker.reader), limit)
         except asyncio.TimeoutError:
             line = f"the model didn't answer within {limit:g} s of its start; raise -timeout where it is slow"
-            self._unfit(worker, line, RunError.exit_status)
+            self._record_failed_load(worker, line, RunError.exit_status)
             return
+        self._handle(worker, head, parts)
         while True:
-            self._heard(worker, *await messages.receive(worker.reader))
+            head, parts = await messages.receive(worker.reader)
+            self._handle(worker, head, parts)
 
     async def _feed(self, worker: Worker) -> None:
+        """Sends batches to a worker, once it has loaded the model."""
         while True:
             await worker.slots.acquire()
-            while not worker.ready or self._can_wait(worker):
-                await asyncio.sleep(0.02 if not worker.ready else min(0.02, worker.usual / 20))
+            while not worker.ready:
+                await asyncio.sleep(0.02)
+            while self._can_wait(worker):
+                await asyncio.sleep(min(0.02, worker.batch_seconds / 20))
             items = await self.batcher.take()
-            self._sent += 1
+            self._batches += 1
             self.metrics.batches.observe(len(items))
-            worker.send(self._sent, items)
+            worker.send(self._batches, items)
 
     def _can_wait(self, worker: Worker) -> bool:
-        """Whether a busy worker's next batch may still grow: it is needed once the one before is
-        half computed.
+        """Returns whether a busy worker's next batch may still grow. It is needed once half of the
+        batch before it is computed.
         """
-        early = time.monotonic() < worker.heard + worker.usual / 2
-        return bool(worker.pending) and early and len(self.batcher) < self.batcher.batch_size
+        is_early = time.monotonic() < worker.active + worker.batch_seconds / 2
+        return bool(worker.pending) and is_early and len(self.batcher) < self.batcher.batch_size
 
-    def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
-        before = worker.heard
-        worker.heard = time.monotonic()
-        if "loaded" in head and self._sum in ("", head["sum"]):
+    def _handle(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
+        """Takes a worker's message: that it has loaded the model, that it can't, or the answers to
+        a batch.
+        """
+        before = worker.active
+        worker.active = time.monotonic()
+        if "loaded" in head and self._fingerprint in ("", head["fingerprint"]):
             if head["warning"] and not self.about:
-                print(f"warning: {head['warning']}", file=sys.stderr, flush=True)
+                log(f"warning: {head['warning']}")
             worker.ready = True
             self.about = head["loaded"]
-            self._sum = head["sum"]
-            self._told = ""
             self.oriented = head["oriented"]
+            self._fingerprint = head["fingerprint"]
+            self._reported = ""
         elif "loaded" in head:
             worker.process.kill()
-            found = f"{self.settings.path} isn't what it was as the server started"
-            self._unfit(worker, f"{found}; start the server anew", InputError.exit_status)
+            line = (
+                f"{self.settings.path} has changed since the server started; start the server anew"
+            )
+            self._record_failed_load(worker, line, InputError.exit_status)
         elif "error" in head:
-            self._unfit(worker, head["error"], head["status"])
+            self._record_failed_load(worker, head["error"], head["status"])
         else:
             sent, items = worker.pending.pop(head["id"])
             worker.slots.release()
-            worker.usual = worker.heard - max(sent, before)
-            self._deaths = 0
-            self.batcher.record_rate(len(items), worker.heard - sent)
-            for item, answer, part in zip(items, head["answers"], parts, strict=True):
+            worker.batch_seconds = worker.active - max(sent, before)
+            self._failures = 0
+            self.batcher.record_rate(len(items), worker.active - sent)
+            for item, content, picture in zip(items, head["answers"], parts, strict=True):
                 if not item.answer.done():
-                    item.answer.set_result((answer, part))
+                    item.answer.set_result(Answer(content, picture))
 
-    def _unfit(self, worker: Worker, line: str, status: int) -> None:
-        """A worker can't load the model, or loaded another one: others go on, if there are any."""
-        worker.unfit = True
-        wrong = status == InputError.exit_status  # the next one will do no better
-        if not self.about or (wrong and not self.ready()):
-            self._end((RunError if self.about or not wrong else InputError)(line))
-        elif self._told != line:
-            self._told = line
-            print(
-                f"error: a worker can't be replaced, {self.ready()} go on: {line}",
-                file=sys.stderr,
-                flush=True,
-            )
+    def _record_failed_load(self, worker: Worker, line: str, status: int) -> None:
+        """Records that a worker couldn't load the model, or loaded another one.
 
-    def _record_death(self, worker: Worker, code: int) -> None:
-        """Notes an end. The request over which it ended is given up, and the other images wait
-        anew.
+        The other workers go on. The server ends if no worker has ever loaded the model, or if none
+        is left and the input is wrong, so that the next worker would fail, too.
+        """
+        worker.load_failed = True
+        is_input_error = status == InputError.exit_status
+        if not self.about:
+            kind = InputError if is_input_error else RunError
+            self._end(kind(line))
+        elif is_input_error and not self.ready():
+            self._end(RunError(line))
+        elif self._reported != line:
+            self._reported = line
+            log(f"error: a worker can't be replaced, {self.ready()} go on: {line}")
 
-        Ends of processes that had nothing to do end the server where there are too many in a row:
-        requests can't.
+    def _record_end(self, worker: Worker, code: int) -> None:
+        """Records that a worker ended. The requests that ended it are given up, and its other
+        images go to another worker.
+
+        The server ends if too many workers in a row end without having had anything to do. So
+        requests can't end it.
         """
         self.metrics.restarts.inc()
-        if worker.unfit and (self.ready() or self.ended.done()):  # it was reported
+        # The reason was logged already.
+        if worker.load_failed and (self.ready() or self.ended.done()):
             return
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit status {code}"
-        )
+        how = f"ended with exit status {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
         culprits = worker.culprits()
+        returned = self._give_up(worker, culprits, how)
+        if not worker.reading():
+            for item in worker.computing():
+                item.alone = True
+                item.tried = True
+        self.batcher.put_back(returned)
+        cause = f" on an image from {culprits[0].client}" if culprits else ""
+        log(f"a worker {how}{cause}; another one starts, {len(returned)} images go to it")
+        if worker.pending:
+            return
+        if time.monotonic() - worker.started > _LASTING:
+            self._failures = 1
+        else:
+            self._failures += 1
+        if self._failures > 3 * self.settings.workers + 2:
+            row = f"{self._failures} workers ended in a row, the last one {how}"
+            self._end(RunError(f"{row}; is memory short?"))
+
+    def _give_up(self, worker: Worker, culprits: list[Item], how: str) -> list[Item]:
+        """Gives up the requests of images that ended a worker; returns the worker's other images.
+
+        All images of these requests that the worker had are given up, so that none of them ends
+        another worker.
+        """
         if worker.stuck:
             lost = Lost(f"reading an image took more than {self.reading_limit:g} s", 504)
         else:
             lost = Lost(
                 f"the process that worked on an image {how}; the image isn't tried again", 500
             )
-        left = [
-            item for _, items in worker.pending.values() for item in items if not item.answer.done()
-        ]
-        # All images of their requests that this process has: none of them ends another one.
-        given_up = [
-            item for item in left if any(item.asked is culprit.asked for culprit in culprits)
-        ]
-        for item in given_up:
-            item.answer.set_exception(lost)
-        again = [item for item in left if not item.answer.done()]
-        if not worker.reading():
-            for item in worker.computing():
-                item.alone = item.tried = True
-        self.batcher.put_back(again)
-        over = f" on an image from {culprits[0].client}" if culprits else ""
-        print(
-            f"a worker {how}{over}; another one starts, {len(again)} images go to it",
-            file=sys.stderr,
-            flush=True,
-        )
-        if worker.pending:
-            return
-        self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
-        if self._deaths > 3 * self.settings.workers + 2:
-            self._end(
-                RunError(
-                    f"{self._deaths} workers ended in a row, the last one {how}; is memory short?"
-                )
-            )
+        returned = []
+        for _, items in worker.pending.values():
+            for item in items:
+                if item.answer.done():
+                    continue
+                if any(item.parameters is culprit.parameters for culprit in culprits):
+                    item.answer.set_exception(lost)
+                else:
+                    returned.append(item)
+        return returned
 
     def _end(self, error: RunError) -> None:
+        """Ends the server with an error."""
         if not self.ended.done():
             self.ended.set_exception(error)
 
     async def _watch(self) -> None:
-        """Kills a worker that reads one image for too long, or answers nothing for twice the time
-        of a request.
+        """Kills a worker that reads one image for too long, or that doesn't answer for twice the
+        time of a request.
         """
         while True:
             await asyncio.sleep(0.5)
@@ -342,5 +389,5 @@ class Pool:
                     continue
                 reading = worker.reading()
                 worker.stuck = reading is not None and now - reading[1] > self.reading_limit
-                if worker.stuck or now - worker.heard > 2 * self.settings.timeout:
+                if worker.stuck or now - worker.active > 2 * self.settings.timeout:
                     worker.process.kill()

@@ -1,4 +1,4 @@
-"""Maps of a model's attention weights, and attention rollout (Abnar & Zuidema 2020,
+"""Computes maps of a model's attention weights, and attention rollout (Abnar & Zuidema 2020,
 arXiv:2005.00928).
 """
 
@@ -47,10 +47,11 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """Returns the attention of each head to each place of an image: [H, rows, columns] float32.
 
     The queries are the tokens that the classifier reads: the class token (and the distillation
-    token), or else the mean over all patches. Within windows (Swin) and mask units (Hiera), tokens
-    attend to each other alone. So each window has its part of the map, with the same sum. The
-    places of a patch (MobileViT) are put together in the same way. Overlapping windows (HaloNet)
-    are added. A key that stands for several places (PVTv2) gives its weight to each of them.
+    token), or otherwise all patches, whose attention is averaged. In windows (Swin) and mask units
+    (Hiera), tokens attend only to those of the same window. So each window has its own part of the
+    map, with the same sum. The places of a patch (MobileViT) are put together in the same way.
+    Overlapping windows (HaloNet) are added. A key that stands for several places (PVTv2) gives its
+    weight to each of them.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -102,9 +103,10 @@ def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
 
 def rollout_matrix(weights: list[np.ndarray]) -> np.ndarray:
     """Returns the product of (W + 1) / 2 over the weights W [N, N] of all blocks: [N, N] float64."""
-    product = np.eye(len(weights[0]))
-    for one in weights:
-        product = (one.astype(np.float64) + np.eye(len(one))) / 2 @ product
+    identity = np.eye(len(weights[0]))
+    product = identity
+    for block_weights in weights:
+        product = (block_weights.astype(np.float64) + identity) / 2 @ product
     return product
 
 
@@ -146,7 +148,7 @@ def _received_weights(
     if isinstance(layer, WindowAttention):
         return _join_windows(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
     if isinstance(layer, HaloAttention):
-        return _overlaid(layer, weights.mean(2), shape[2:4])
+        return _add_windows(layer, weights.mean(2), shape[2:4])
     if isinstance(model, MobileViT):
         return _interleave(weights.mean(2), *model.grid(weights.shape[3]))
     if isinstance(layer, ReducedAttention):
@@ -189,8 +191,8 @@ def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     return np.roll(maps, block.shift_size, axis=(1, 2))
 
 
-def _overlaid(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
-    """Adds up the overlapping windows of HaloNet; what is beyond the map is dropped.
+def _add_windows(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
+    """Adds the overlapping windows of HaloNet. Their places outside of the map are dropped.
 
     Shape: [H, blocks, keys] -> [H, rows, columns].
     """

@@ -1,4 +1,4 @@
-"""Class activation maps by gradients, for every architecture."""
+"""Computes class activation maps by gradients, for every architecture."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,7 @@ from models.base import ImageModel
 def grad_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     """Grad-CAM: channels weighted by their mean gradient (Selvaraju et al. 2017, arXiv:1610.02391).
 
-    As for all methods, the shape is: activations and gradients [rows, columns, C] -> [rows,
-    columns].
+    Shape, as for all methods: activations and gradients [rows, columns, C] -> [rows, columns].
     """
     return (gradients.mean((0, 1)) * activations).sum(2)
 
@@ -53,8 +52,8 @@ def cam(
     """Returns how much each place of an image contributes to a class: [rows, columns] float32.
 
     Values are 0 or more; all are 0 if nothing contributes. The map is computed from the input of
-    the classifier's pooling. If the classifier reads a class token, it is computed at the last
-    block's first norm instead: behind that, patches have no influence on the class token.
+    the classifier's pooling. If the classifier reads a class token, the map is computed at the last
+    block's first norm instead. After it, patches have no influence on the class token.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -80,11 +79,13 @@ def cam(
 def _features_and_gradient(
     model: ImageModel, image: paddle.Tensor, output: int | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns the output of the target layer, and the gradient of the class's logit by it."""
+    """Returns the output of the target layer, and the gradient of the class's logit with respect to
+    it.
+    """
     kept: list[paddle.Tensor] = []
 
     def detach(x: paddle.Tensor) -> paddle.Tensor:
-        # The gradient ends here: nothing before the target layer is needed.
+        # The gradient isn't needed before the target layer.
         kept.append(x.detach())
         kept[0].stop_gradient = False
         return kept[0]

@@ -19,12 +19,14 @@ from training.pages.page import text
 from training.pages.plotting import figure, figure_png, set_log_scale, shorten
 from utils import writing_whole
 
-# With more classes than this their counts are drawn as a curve instead of bars.
+# With more classes than this, their counts are drawn as a curve instead of bars.
 _BARS = 40
-# The number of images that are shown, and the pixels along the side of each.
+# The number of images that are shown, how many of them are in a row, and the pixels along the side
+# of each.
 _GRID = 24
+_ACROSS = 6
 _TILE = 112
-# The rows of the table of classes at most.
+# The most rows of the table of classes.
 _ROWS = 500
 _COLOURS = {"train": "#3465a4", "val": "#d9822b"}
 
@@ -80,12 +82,10 @@ def write_report(file: Path, checked: DatasetReport) -> Path:
 
 def _page(checked: DatasetReport, pages: Sequence[tuple[str, bytes]]) -> str:
     findings = "".join(map(_finding, checked.findings))
-    twins = "".join(
-        "<br><small>{}</small>".format(
-            text(" | ".join(image_name(checked.parts, checked.images, one) for one in pair))
-        )
-        for pair in checked.alike
-    )
+    twins = ""
+    for pair in checked.alike:
+        names = [image_name(checked.parts, checked.images, index) for index in pair]
+        twins += f"<br><small>{text(' | '.join(names))}</small>"
     rows = [(name, *values) for name, values in table(checked.parts)]
     return page.page(
         checked.title,
@@ -123,13 +123,12 @@ def _classes(parts: Mapping[str, CheckedImages]) -> str:
 
 def _counts(parts: Mapping[str, CheckedImages]) -> np.ndarray:
     """Returns the number of images by part and label."""
+    labels = [every_label(part.source.labels) for part in parts.values()]
     known = max(
-        max(len(part.source.classes), every_label(part.source.labels).max(initial=-1) + 1)
-        for part in parts.values()
+        max(len(part.source.classes), part_labels.max(initial=-1) + 1)
+        for part, part_labels in zip(parts.values(), labels, strict=True)
     )
-    return np.stack(
-        [np.bincount(every_label(part.source.labels), minlength=known) for part in parts.values()]
-    )
+    return np.stack([np.bincount(part_labels, minlength=known) for part_labels in labels])
 
 
 def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
@@ -149,20 +148,20 @@ def _draw_classes(axis: Any, parts: Mapping[str, CheckedImages]) -> None:
     classes = next(iter(parts.values())).source.classes
     order = np.argsort(-counts[0], kind="stable")
     if len(order) > _BARS:
-        for mode, own in zip(parts, counts, strict=True):
-            axis.plot(np.sort(own)[::-1], label=mode, color=_COLOURS[mode])
+        for mode, part_counts in zip(parts, counts, strict=True):
+            axis.plot(np.sort(part_counts)[::-1], label=mode, color=_COLOURS[mode])
         axis.set(
             xlabel="classes, from the largest to the smallest", ylabel="images", ylim=(0, None)
         )
     else:
+        rows = np.arange(len(order))
         left = np.zeros(len(order))
+        for mode, part_counts in zip(parts, counts, strict=True):
+            widths = part_counts[order]
+            axis.barh(rows, widths, left=left, label=mode, color=_COLOURS[mode])
+            left += widths
         names = [shorten(class_name(classes, label)) for label in order.tolist()]
-        for mode, own in zip(parts, counts, strict=True):
-            axis.barh(
-                np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode]
-            )
-            left += own[order]
-        axis.set_yticks(np.arange(len(order)), names, fontsize=8 if len(order) < 25 else 5)
+        axis.set_yticks(rows, names, fontsize=8 if len(order) < 25 else 5)
         axis.invert_yaxis()
         axis.set(xlabel="images")
     axis.legend()
@@ -219,11 +218,11 @@ def _tiles(checked: DatasetReport) -> np.ndarray:
     number[by_class] = np.arange(len(order)) - np.repeat(starts, counts)
     chosen = order[np.argsort(number, kind="stable")][:_GRID]
     tiles = [_tile(checked, index) for index in chosen.tolist()]
-    # White tiles fill the last row.
-    tiles += [np.full((_TILE, _TILE, 3), 255, np.uint8)] * (-len(tiles) % 6 if tiles else 6)
-    return np.concatenate(
-        [np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)]
-    )
+    # White tiles fill the last row, or the only one.
+    while not tiles or len(tiles) % _ACROSS:
+        tiles.append(np.full((_TILE, _TILE, 3), 255, np.uint8))
+    rows = [tiles[start : start + _ACROSS] for start in range(0, len(tiles), _ACROSS)]
+    return np.concatenate([np.concatenate(row, 1) for row in rows])
 
 
 def _twins(checked: DatasetReport) -> np.ndarray:
@@ -235,19 +234,19 @@ def _twins(checked: DatasetReport) -> np.ndarray:
     ]
     if len(pairs) % 2:
         pairs.append(np.full_like(pairs[0], 255))
-    return np.concatenate(
-        [np.concatenate(pairs[row : row + 2], 1) for row in range(0, len(pairs), 2)]
-    )
+    rows = [np.concatenate(pairs[start : start + 2], 1) for start in range(0, len(pairs), 2)]
+    return np.concatenate(rows)
 
 
 def _tile(checked: DatasetReport, index: int) -> np.ndarray:
+    """Returns an image on a white tile; the tile alone if the image can't be read any more."""
     part = checked.parts[checked.images.modes[checked.images.mode[index]]]
     place = int(checked.images.place[index])
     tile = np.full((_TILE, _TILE, 3), 255, np.uint8)
     try:
         image = picture(part.source, place, checked.most)[0]
     except RunError:
-        # It was changed or removed since it was checked.
+        # The file was changed or removed since it was checked.
         return tile
     turn = int(part.records[place]["turn"]) if checked.oriented else 1
     image = TURNS[turn].image(image.convert("RGB"))

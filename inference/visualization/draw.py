@@ -18,13 +18,14 @@ from PIL import Image
 from loading.transforms import visible
 from training.pages.plotting import figure_png
 
-# Small images are enlarged to so many pixels along the shorter side, but at most to so many along
-# the longer one.
+# Small images are enlarged until the shorter side has LEAST pixels, unless the longer one would
+# have more than LONGEST.
 LEAST = 224
 LONGEST = 8 * LEAST
-# From dark to bright, so that it can be read in grey and by the colour-blind.
+# A colour map from dark to bright, so that it can be read in grey and by the colour-blind.
 COLOURS = "inferno"
-Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+# The left, top, right and bottom edges, in pixels.
+Box = tuple[float, float, float, float]
 
 
 class Panel(NamedTuple):

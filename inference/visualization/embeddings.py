@@ -16,7 +16,7 @@ from settings.options import nearest
 from training.pages.plotting import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 
-# The number of images that t-SNE needs at least.
+# The fewest images that t-SNE can place.
 FEWEST = 5
 # Blue and vermilion, which are distinct for the colour-blind, too.
 RIGHT = "#0072B2"
@@ -25,7 +25,7 @@ WRONG = "#D55E00"
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 # Six markers and seven colours make 42 different pairs.
 _MARKERS = "osD^v*"
-# The number of classes in a legend at most.
+# The most classes in a legend.
 _NAMED = 24
 
 
@@ -38,20 +38,20 @@ def pooled_features(
         RunError: an image can't be read.
     """
     model = model_of(predictor)
-    kept = []
+    features = []
     classifier = sublayer(model, model.classifier_names()[0])
     hook = classifier.register_forward_pre_hook(
-        lambda _, x: kept.append(x[0].astype("float32").numpy())
+        lambda _, x: features.append(x[0].astype("float32").numpy())
     )
-    shares = []
+    probabilities = []
     try:
         for batch in predictor.batches(Pictures(predictor.config, files), workers):
             if problem := next(filter(None, batch.problems), ""):
                 raise RunError(problem)
-            shares.append(predictor.probabilities(predictor.logits(batch.pixels)))
+            probabilities.append(predictor.probabilities(predictor.logits(batch.pixels)))
     finally:
         hook.remove()
-    return np.concatenate(kept), np.concatenate(shares)
+    return np.concatenate(features), np.concatenate(probabilities)
 
 
 def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarray:
@@ -81,10 +81,11 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
-    found = TSNE(perplexity=perplexity, init="random", random_state=seed)
-    # Its steps are so short that several threads, which wait for each other, took 10 s instead of 1.
+    tsne = TSNE(perplexity=perplexity, init="random", random_state=seed)
+    # The steps of t-SNE are short. Several threads, which wait for each other, took 10 s instead of
+    # 1 s.
     with threadpool_limits(1):
-        return found.fit_transform(features.astype(np.float64))
+        return tsne.fit_transform(features.astype(np.float64))
 
 
 def embeddings(
@@ -98,16 +99,19 @@ def embeddings(
     """Returns a PNG with a point for each image's pooled features, coloured by its class.
 
     Args:
-        truth: the class of each image, or None; without any the predicted classes are used.
+        truth: the class of each image, or None. If all are None, the predicted classes are used.
         method, seed: see ``plane``.
     """
     # Too few images and a missing package are errors before the features are computed.
     if method == "umap" or len(files) < FEWEST:
         plane(np.zeros((min(len(files), FEWEST), 2)), "umap" if len(files) >= FEWEST else "tsne")
-    features, shares = pooled_features(predictor, files, workers)
-    known = [name for name in truth if name is not None]
-    said = [predictor.prediction_of("", row, 1, threshold=0).classes[0] for row in shares]
-    names = [name if name is not None else "no class" for name in truth] if known else said
+    features, probabilities = pooled_features(predictor, files, workers)
+    is_known = any(name is not None for name in truth)
+    if is_known:
+        names = [name if name is not None else "no class" for name in truth]
+    else:
+        best = [predictor.prediction_of("", row, top=1, threshold=0) for row in probabilities]
+        names = [prediction.classes[0] for prediction in best]
     places = plane(features, method, seed)
     classes = sorted(set(names))
     drawn = figure(8, 6)
@@ -130,7 +134,10 @@ def embeddings(
     if len(classes) > _NAMED:
         axis.scatter([], [], s=0, label=f"... and {len(classes) - _NAMED} more")
     axis.legend(
-        loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted"
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        fontsize=8,
+        title="class" if is_known else "predicted",
     )
     axis.set(xticks=[], yticks=[])
     method_name = {"tsne": "t-SNE", "umap": "UMAP"}[method]
@@ -155,17 +162,17 @@ def predictions(
         truth: the name of each image's class, or None. Right predictions get a blue frame, wrong
             ones a vermilion one.
         mistakes: whether to draw wrong predictions alone, the most certain first.
-        most: the number of images that are drawn at most.
+        most: the most images that are drawn.
 
     Raises:
         InputError: the model doesn't know a class, or there is no mistake to draw.
         RunError: an image can't be read.
     """
     _check_classes(predictor, truth, mistakes)
-    _, shares = pooled_features(predictor, files, workers)
+    _, probabilities = pooled_features(predictor, files, workers)
     predicted = [
-        predictor.prediction_of(file, row, 1, threshold=0)
-        for file, row in zip(files, shares, strict=True)
+        predictor.prediction_of(file, row, top=1, threshold=0)
+        for file, row in zip(files, probabilities, strict=True)
     ]
     wrong = [
         index

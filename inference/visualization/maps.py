@@ -36,7 +36,7 @@ _CAM_NAMES = {
 
 
 class MapOptions(NamedTuple):
-    """What is drawn.
+    """The options of a map.
 
     Attributes:
         block: the index of the attention block, or of the stage whose features are drawn; None: the
@@ -110,8 +110,8 @@ def rollout_panels(predictor: Predictor, predicted: PredictedImage, _: MapOption
 
 
 def _attention_picture(predicted: PredictedImage, values: np.ndarray) -> np.ndarray:
-    """Draws attention over an image. The brightest colour is at least twice the mean, so that
-    nothing is bright if all places get the same.
+    """Draws attention over an image. The brightest colour stands for at least twice the mean, so
+    nothing is bright if all places have the same attention.
     """
     return heat(predicted.base, values, predicted.box, 2 * float(values.mean()))
 
@@ -189,22 +189,28 @@ def feature_panels(
 def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the first three principal components of maps [h, w, C]: [h, w, 3], from 0 to 1.
 
-    The sign of a component is such that its largest weight is positive. A hundredth of the values
+    The largest weight of a component is positive, which fixes its sign. A hundredth of the values
     is cut off at either end.
     """
-    flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps]).astype(np.float64)
+    flat = _flattened(maps).astype(np.float64)
     flat -= flat.mean(0)
     vectors = np.linalg.eigh(flat.T @ flat)[1][:, ::-1][:, :3]
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(0), range(vectors.shape[1])])
-    # Of fewer than three channels the others are 0.
-    values = np.pad(flat @ vectors, ((0, 0), (0, 3 - vectors.shape[1])))
-    low, high = np.quantile(values, [0.01, 0.99], axis=0)
-    shares = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
-    ends = np.cumsum([one.shape[0] * one.shape[1] for one in maps])[:-1]
+    # With fewer than three channels, the other components are 0.
+    components = np.pad(flat @ vectors, ((0, 0), (0, 3 - vectors.shape[1])))
+    low, high = np.quantile(components, [0.01, 0.99], axis=0)
+    shares = np.clip((components - low) / np.maximum(high - low, 1e-12), 0, 1)
+    sizes = [values.shape[:2] for values in maps]
+    ends = np.cumsum([height * width for height, width in sizes])[:-1]
     return [
-        colours.reshape(*one.shape[:2], 3)
-        for colours, one in zip(np.split(shares, ends), maps, strict=True)
+        colours.reshape(height, width, 3)
+        for colours, (height, width) in zip(np.split(shares, ends), sizes, strict=True)
     ]
+
+
+def _flattened(maps: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the places of all maps [h, w, C], one after the other: [places, C]."""
+    return np.concatenate([values.reshape(-1, values.shape[-1]) for values in maps])
 
 
 def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
@@ -212,15 +218,15 @@ def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
 
     The colours of a channel go from its smallest value in all maps to its largest.
     """
-    flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps])
+    flat = _flattened(maps)
     low = flat.min(0)
     span = np.maximum(np.ptp(flat, 0), 1e-12)
     chosen = sorted(np.argsort(-flat.std(0), kind="stable")[:most].tolist())
     rows = []
-    for one in maps:
+    for values in maps:
         row = []
         for channel in chosen:
-            colours = to_colours((one[:, :, channel] - low[channel]) / span[channel])
+            colours = to_colours((values[:, :, channel] - low[channel]) / span[channel])
             row.append(Panel(f"channel {channel}", enlarge((255 * colours).astype(np.uint8))))
         rows.append(row)
     return rows
@@ -230,8 +236,10 @@ def _stages(count: int, options: MapOptions) -> list[int]:
     """Returns the indices of the stages to draw, of ``count``."""
     if options.block is not None:
         if not -count <= options.block < count:
-            found = f"-block is {options.block}, the model has {count} intermediates"
-            raise InputError(f"{found}: give 0 to {count - 1}")
+            raise InputError(
+                f"-block is {options.block}, the model has {count} intermediates:"
+                f" give 0 to {count - 1}"
+            )
         return [options.block % count]
     if options.method == "channels":
         return [count - 1]

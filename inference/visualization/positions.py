@@ -1,4 +1,4 @@
-"""Figures of a model's position embeddings and tables of relative position biases."""
+"""Draws a model's position embeddings, and its tables of relative position biases."""
 
 import training.pages.plain_matplotlib  # noqa: F401
 
@@ -17,9 +17,9 @@ from models.layers.relative import RelativePositionBias
 from training.pages.plotting import figure, figure_png
 from weights.layout import sublayer
 
-# The number of tiles along a side at most. Of a larger grid some places are left out.
+# The most tiles along a side. Of a larger grid, some places are left out.
 _TILES = 16
-# The number of heads and blocks whose tables are drawn at most.
+# The most heads and blocks whose tables are drawn.
 _HEADS = 12
 _BLOCKS = 12
 
@@ -50,8 +50,8 @@ def similarities(model: ImageModel) -> np.ndarray:
 def tables(model: ImageModel) -> dict[str, np.ndarray]:
     """Returns the tables of relative positions by layer: [H, 2 rows - 1, 2 columns - 1].
 
-    The middle is the distance 0. An entry above it is of a key below the query. The entries of a
-    class token are left out.
+    The entry in the middle is for the distance 0, and one above it for a key below the query. The
+    entries of a class token are left out.
     """
     by_layer = {}
     for name, layer in model.named_sublayers():

@@ -1,4 +1,4 @@
-"""An image with its prediction, and the picture of it that maps are drawn on."""
+"""Predicts an image, and prepares the picture of it on which maps are drawn."""
 
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ from settings.options import nearest, pair
 
 # The pixels along the longer side of an original that is drawn.
 _WIDEST = 800
-# The ratio of an original's sides at most. The middle of a longer one is drawn, or a wider picture
-# of one that the model sees squashed.
+# The largest ratio of the sides of an original. Of a longer image, the middle is drawn; if the
+# model sees it squashed, all of it is, but wider.
 _LARGEST_RATIO = 8
 
 
@@ -83,7 +83,7 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     data = predictor.config.DATA
     is_squashed = data.CROP_MODE == "squash"
     longest = _LARGEST_RATIO * min(whole.size)
-    # Of a very long image only the middle is drawn, or it would be a hair.
+    # The picture of a very long image would be only a few pixels wide, so its middle is drawn.
     if not is_squashed and max(whole.size) > longest:
         whole = ImageOps.fit(whole, (min(whole.width, longest), min(whole.height, longest)))
 

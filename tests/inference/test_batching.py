@@ -17,7 +17,7 @@ def item(number, alone=False, client=""):
 
 
 def numbers(batch):
-    return [one.asked["number"] for one in batch]
+    return [one.parameters["number"] for one in batch]
 
 
 def test_a_batch_is_full_at_once_or_waits_for_others_as_long_as_told():
@@ -129,7 +129,7 @@ def test_the_longest_line_gives_its_last_places_to_a_shorter_one():
             batcher.put([item(22, client="one")])  # its line would be as long as the longest
         assert [one.answer.done() for one in many] == [False, False, False, True, True]
         for lost in many[3:]:
-            with pytest.raises(Full, match="as many images wait as may; try again in 6 s"):
+            with pytest.raises(Full, match="too many images are waiting; try again in 6 s"):
                 lost.answer.result()
         assert numbers(await batcher.take()) == [0, 10, 20, 1, 21, 2]
 

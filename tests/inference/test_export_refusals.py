@@ -298,10 +298,10 @@ def test_group_norms_of_one_epsilon_have_it_in_onnx_and_others_are_refused():
     ]
     onnx = SimpleNamespace(graph=SimpleNamespace(node=nodes))
     norms = [paddle.nn.GroupNorm(1, 2, epsilon) for epsilon in (1e-5, 1e-5, 1e-6)]
-    formats._mend_epsilons(onnx, paddle.nn.Sequential(*norms[:2]))
+    formats._correct_epsilons(onnx, paddle.nn.Sequential(*norms[:2]))
     assert (told.f, other.f) == (1e-5, 1e-12)
     with pytest.raises(
         InputError,
         match=r"group norms have epsilons of \[1e-06, 1e-05\]: ONNX would get them wrong",
     ):
-        formats._mend_epsilons(onnx, paddle.nn.Sequential(*norms))
+        formats._correct_epsilons(onnx, paddle.nn.Sequential(*norms))

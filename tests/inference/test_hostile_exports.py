@@ -329,10 +329,10 @@ def test_a_server_whose_model_never_answers_ends(monkeypatch):
             settings=Settings("endless", timeout=0.05), about={}, ended=asyncio.Future()
         )
         pool._end = pool.ended.set_exception
-        pool._heard = None
-        pool._unfit = lambda *words: workers.Pool._unfit(pool, *words)
-        await workers.Pool._listen(
-            pool, SimpleNamespace(reader=asyncio.StreamReader(), unfit=False)
+        pool._handle = None
+        pool._record_failed_load = lambda *words: workers.Pool._record_failed_load(pool, *words)
+        await workers.Pool._receive(
+            pool, SimpleNamespace(reader=asyncio.StreamReader(), load_failed=False)
         )
         return pool.ended.exception()
 

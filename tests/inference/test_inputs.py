@@ -64,7 +64,7 @@ def test_a_list_has_a_path_on_each_line(folder):
         (["empty"], "empty: holds no image; images end in .jpg .jpeg"),
         (
             ["blank.txt"],
-            "there are no images: the lists, or what the patterns match, hold no path of one",
+            "there are no images: the lists, and the folders that the patterns match, hold none",
         ),
         (["wide.txt"], "wide.txt: it is in UTF-16; save it in UTF-8"),
         (["pipe.txt"], "pipe.txt: it is no regular file"),

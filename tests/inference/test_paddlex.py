@@ -250,7 +250,7 @@ def test_the_graph_crops_where_predictor_does(height, width):
         np.random.default_rng(0).normal(size=(2, 3, height, width)).astype(np.float32)
     )
     model = SimpleNamespace(image_size=(32, 32))
-    cropped = Probabilities._cropped(SimpleNamespace(size=model.image_size), images)
+    cropped = Probabilities._crop(SimpleNamespace(size=model.image_size), images)
     top, left = round((height - 32) / 2), round((width - 32) / 2)
     np.testing.assert_array_equal(
         cropped.numpy(), images.numpy()[:, :, top : top + 32, left : left + 32]

@@ -186,7 +186,7 @@ def test_from_loading_to_the_drain(patient, photographs):
         status, answer, headers = patient.ask("POST", "/predict", photographs[0], bearing)
         assert status == 429
         assert int(headers["retry-after"]) >= 1
-        assert answer["error"].startswith("as many images wait as may; try again in ")
+        assert answer["error"].startswith("too many images are waiting; try again in ")
         patient.process.send_signal(signal.SIGTERM)
         patient.said("stopped by SIGTERM: 6 requests are answered first", "err")
         wait_until(lambda: patient.ask("GET", "/ready")[0] == 503)
@@ -246,7 +246,7 @@ def test_who_is_slow_loses_the_connection_and_who_asks_keeps_it():
         protocol.loop = SimpleNamespace(call_later=lambda *_: None)
         for protocol.cycle, paused in states:
             protocol.flow = SimpleNamespace(write_paused=paused)
-            protocol._tick()
+            protocol._close_if_idle()
         return bool(aborted)
 
     first, second, open_one = (

@@ -105,14 +105,14 @@ def test_a_worker_with_another_model_isnt_used(capsys):
     async def lives():
         pool = object.__new__(Pool)
         loop = asyncio.get_running_loop()
-        pool.settings, pool.ended, pool.about, pool._sum, pool._told = (
+        pool.settings, pool.ended, pool.about, pool._fingerprint, pool._reported = (
             Settings("model"),
             loop.create_future(),
             {},
             "",
             "",
         )
-        pool.metrics, pool.batcher, pool._deaths = Metrics(), Batcher(4, 0.0, 10), 0
+        pool.metrics, pool.batcher, pool._failures = Metrics(), Batcher(4, 0.0, 10), 0
         killed = []
         memory = Progress(Progress.create())
         workers = [
@@ -121,24 +121,28 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         ]
         pool.workers = list(workers)
         about = {"model": "vit", "task": "classification"}
-        pool._heard(workers[0], {"loaded": about, "oriented": False, "warning": "", "sum": "a"}, [])
+        pool._handle(
+            workers[0], {"loaded": about, "oriented": False, "warning": "", "fingerprint": "a"}, []
+        )
         for worker in workers[1:3]:
-            pool._heard(worker, {"loaded": about, "oriented": False, "sum": "b"}, [])
-            pool._record_death(worker, -9)
-        pool._heard(workers[3], {"error": "no weights at model", "status": 2}, [])
+            pool._handle(worker, {"loaded": about, "oriented": False, "fingerprint": "b"}, [])
+            pool._record_end(worker, -9)
+        pool._handle(workers[3], {"error": "no weights at model", "status": 2}, [])
         assert [worker.ready for worker in workers] == [True, False, False, False]
-        assert (len(killed), pool.about, pool._deaths, pool.ended.done()) == (2, about, 0, False)
+        assert (len(killed), pool.about, pool._failures, pool.ended.done()) == (2, about, 0, False)
         workers[0].ready = False
-        pool._heard(workers[1], {"loaded": about, "oriented": False, "warning": "", "sum": "b"}, [])
+        pool._handle(
+            workers[1], {"loaded": about, "oriented": False, "warning": "", "fingerprint": "b"}, []
+        )
         with pytest.raises(
-            RunError, match="model isn't what it was as the server started; start the server anew"
+            RunError, match="model has changed since the server started; start the server anew"
         ):
             await pool.ended
 
     asyncio.run(lives())
     went = "error: a worker can't be replaced, 1 go on: "
     assert capsys.readouterr().err.splitlines() == [
-        f"{went}model isn't what it was as the server started; start the server anew",
+        f"{went}model has changed since the server started; start the server anew",
         f"{went}no weights at model",
     ]
 
@@ -159,7 +163,7 @@ def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_
         os.kill(server.workers()[0], signal.SIGKILL)
         assert server.process.wait(30) == 1
         last = server.text("err").splitlines()[-1]
-    assert last == f"error: {file} isn't what it was as the server started; start the server anew"
+    assert last == f"error: {file} has changed since the server started; start the server anew"
 
 
 @pytest.mark.slow
@@ -182,15 +186,15 @@ def test_a_busy_workers_next_batch_grows_until_half_of_the_one_before_is_compute
     pool = object.__new__(Pool)
     worker = Worker(None, None, None, None)
     pool.batcher = Batcher(2, 0.0, 10)
-    now = worker.heard = time.monotonic()
-    worker.usual = 100.0
+    now = worker.active = time.monotonic()
+    worker.batch_seconds = 100.0
     assert not pool._can_wait(worker)  # it is idle
     worker.pending = {1: (now, [])}
     assert pool._can_wait(worker)
     pool.batcher.put([Item(b"", {}, None), Item(b"", {}, None)])
     assert not pool._can_wait(worker)  # a batch is full
     pool.batcher = Batcher(2, 0.0, 10)
-    worker.heard = now - 51
+    worker.active = now - 51
     assert not pool._can_wait(worker)
 
 
@@ -203,7 +207,7 @@ def pool_of(**settings):
         Metrics(),
     )
     pool.ended = asyncio.get_running_loop().create_future()
-    pool._deaths = 0
+    pool._failures = 0
     pool.workers = []
     return pool
 
@@ -253,12 +257,12 @@ def test_an_image_that_ended_its_worker_as_it_was_read_is_given_up_with_its_requ
         )
         worker.progress.begin(COMPUTING, 1)
         worker.progress.begin(READING, 2, 1)
-        pool._record_death(worker, -signal.SIGSEGV)
+        pool._record_end(worker, -signal.SIGSEGV)
         assert lost(guilty) == lost(sibling) == ENDED
-        assert list(pool.batcher._again) == [*computed, *others]
+        assert list(pool.batcher._returned) == [*computed, *others]
         assert not any(item.tried or item.alone for item in [*computed, *others])
         assert await pool.batcher.take() == [*computed, *others]
-        assert pool._deaths == 0  # a request can't end the server
+        assert pool._failures == 0  # a request can't end the server
         assert pool.metrics.restarts._value.get() == 1
 
     asyncio.run(lives())
@@ -275,12 +279,12 @@ def test_images_that_were_computed_as_their_worker_ended_are_tried_once_more_alo
         waiting = images(1)
         worker = worker_with(computing=computed, waiting=waiting)
         worker.progress.begin(COMPUTING, 1)
-        pool._record_death(worker, -signal.SIGSEGV)
+        pool._record_end(worker, -signal.SIGSEGV)
         assert await pool.batcher.take() == computed[:1]
         worker = worker_with(computing=computed[:1])
         worker.progress.begin(COMPUTING, 1)
-        pool._record_death(worker, -signal.SIGSEGV)
-        assert (lost(computed[0]), lost(computed[1]), pool._deaths) == (ENDED, None, 0)
+        pool._record_end(worker, -signal.SIGSEGV)
+        assert (lost(computed[0]), lost(computed[1]), pool._failures) == (ENDED, None, 0)
         assert await pool.batcher.take() == computed[1:]
         assert await pool.batcher.take() == waiting
         assert (waiting[0].tried, waiting[0].alone) == (False, False)
@@ -288,13 +292,13 @@ def test_images_that_were_computed_as_their_worker_ended_are_tried_once_more_alo
         [drawn] = images(1, "attention")  # a map's image is read once more as it is drawn
         worker = worker_with(computing=[drawn])
         worker.progress.begin(COMPUTING, 1)
-        pool._record_death(worker, -signal.SIGSEGV)
+        pool._record_end(worker, -signal.SIGSEGV)
         assert lost(drawn) == ENDED
 
         # the process noted nothing yet: a lack of memory for what it is sent
         [received] = images(1)
         for _ in range(2):
-            pool._record_death(worker_with(received=[received]), -signal.SIGSEGV)
+            pool._record_end(worker_with(received=[received]), -signal.SIGSEGV)
         assert lost(received) == ENDED
 
     asyncio.run(lives())
@@ -304,10 +308,10 @@ def test_ends_without_a_request_end_the_server_and_an_answer_forgives_them():
     async def lives():
         pool = pool_of(workers=2)
         for _ in range(8):
-            pool._record_death(worker_with(), 1)
-            pool._record_death(worker_with(reading=images(1)), -signal.SIGKILL)
-        assert (pool._deaths, pool.ended.done()) == (8, False)
-        pool._record_death(worker_with(), 1)
+            pool._record_end(worker_with(), 1)
+            pool._record_end(worker_with(reading=images(1)), -signal.SIGKILL)
+        assert (pool._failures, pool.ended.done()) == (8, False)
+        pool._record_end(worker_with(), 1)
         line = "9 workers ended in a row, the last one ended with exit status 1; is memory short?"
         with pytest.raises(RunError, match=line):
             await pool.ended
@@ -330,9 +334,9 @@ def test_a_worker_that_reads_one_image_for_too_long_is_ended(monkeypatch):
         await asyncio.sleep(0.8)
         watching.cancel()
         assert (reads.killed, computes.killed, reads.stuck) == ([1], [], True)
-        pool._record_death(reads, -signal.SIGKILL)
+        pool._record_end(reads, -signal.SIGKILL)
         assert lost(slow) == (504, "reading an image took more than 1 s")
-        assert list(pool.batcher._again) == [other]
+        assert list(pool.batcher._returned) == [other]
 
     clock = time.monotonic
     asyncio.run(lives())
