@@ -15,6 +15,7 @@ import paddle
 from threadpoolctl import threadpool_limits
 
 import ops
+from errors import counted
 from launch.launchers import cores_each, set_by_launcher
 from ops import images
 from settings.options import Configuration
@@ -110,9 +111,8 @@ def tune_cpu(local_processes: int) -> str:
     user_threads = _threads_chosen_by_user()
     threads = user_threads or cores_each(local_processes)
     threadpool_limits(threads)
-    plural = "s" if threads > 1 else ""
     source = " (OMP_NUM_THREADS)" if user_threads else ""
-    notes.append(f"{threads} thread{plural}{source} per process")
+    notes.append(f"{counted(threads, 'thread')}{source} per process")
     if "FLAGS_use_stride_kernel" not in os.environ:
         paddle.set_flags({"FLAGS_use_stride_kernel": False})
         notes.append("stride kernels off")

@@ -36,8 +36,7 @@ def run_ranks(
 
     Args:
         compiled: whether ranks load the operators that are compiled for CPUs, as runs do. If not,
-            they
-            are loaded only if the function's module imports tests/conftest.py.
+            they are loaded only if the function's module imports tests/conftest.py.
     """
     if ranks == 1:
         return [function(*args)]

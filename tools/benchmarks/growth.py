@@ -16,10 +16,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from errors import InputError
+from errors import InputError, counted
 from tools.benchmarks import growth_data, growth_runs, growth_tools, growth_weights
 from tools.benchmarks.growth_measure import Growth
-from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive, quantity
+from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive
 
 MODULES = (growth_data, growth_runs, growth_tools, growth_weights)
 MEASURES: dict[str, Growth] = {
@@ -63,7 +63,7 @@ def growth(arguments: argparse.Namespace) -> None:
             kinds[f"{name}, {size}"] = functools.partial(
                 ask, "our_growth.py", request, arguments.threads
             )
-    title = f"a process for each size, {quantity(arguments.threads, 'thread', 'threads')}"
+    title = f"a process for each size, {counted(arguments.threads, 'thread')}"
     units = {SECONDS: "s", CPU: "CPU s", PEAK: "MB", RISE: "MB"}
     more = functools.partial(_exponents, sizes=sizes)
     measure(Benchmark(title, kinds, units, rows=_rows, more=more), arguments)

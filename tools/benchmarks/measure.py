@@ -232,12 +232,6 @@ def format_number(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def quantity(count: int, singular: str, plural: str) -> str:
-    """Returns a number with its noun: "1 process", "2 processes"."""
-    noun = plural if count > 1 else singular
-    return f"{count} {noun}"
-
-
 # ---------------------------------------------------------------- programs
 
 

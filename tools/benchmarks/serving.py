@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from errors import RunError
+from errors import RunError, counted
 from launch.files import temporary_folder
 from launch.startup import end_with_parent
 from tools.benchmarks.loading import photographs
@@ -29,7 +29,6 @@ from tools.benchmarks.measure import (
     measure,
     option_words,
     positive,
-    quantity,
 )
 
 _RATE = "images/s"
@@ -65,7 +64,7 @@ def serving(arguments: argparse.Namespace) -> None:
 
         kinds = {"plain model": plain}
         for clients in arguments.clients:
-            name = quantity(clients, "client", "clients")
+            name = counted(clients, "client")
             kinds[name] = functools.partial(served, clients)
         title = (
             f"{arguments.cfg}, batch {arguments.batch_size}, workers {arguments.workers},"

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from errors import RunError
+from errors import RunError, counted
 from launch.files import temporary_folder
 from launch.startup import end_with_parent
 from tools.benchmarks.measure import (
@@ -30,7 +30,6 @@ from tools.benchmarks.measure import (
     measure,
     option_words,
     positive,
-    quantity,
     train_records,
 )
 from tools.benchmarks.our_startup import IMPORTS
@@ -74,7 +73,7 @@ def startup(arguments: argparse.Namespace) -> None:
 
     kinds: dict[str, Run] = {}
     for processes in dict.fromkeys(arguments.processes):
-        name = quantity(processes, "process", "processes")
+        name = counted(processes, "process", "processes")
         kinds[name] = functools.partial(one_start, processes)
     title = (
         f"{arguments.cfg}, batch {batch} per process, from the command to the end of the first step"

@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 
 from config import find_config, get_config, named_keys
-from errors import InputError
+from errors import InputError, counted
 from launch.files import temporary_folder
 from settings.options import is_given, pair
 from tools.benchmarks.measure import (
@@ -40,7 +40,6 @@ from tools.benchmarks.measure import (
     measure,
     option_words,
     positive,
-    quantity,
     run,
     timm_versions,
     train_records,
@@ -220,7 +219,7 @@ def scale(arguments: argparse.Namespace) -> None:
         rates = [n / s for n, s in zip(counts, seconds, strict=True)]
         return {"an epoch": [statistics.median(seconds)], _RATE: [statistics.median(rates)]}
 
-    names = {quantity(number, "process", "processes"): number for number in numbers}
+    names = {counted(number, "process", "processes"): number for number in numbers}
     kinds: dict[str, Run] = {
         name: functools.partial(epochs, number) for name, number in names.items()
     }
@@ -294,5 +293,5 @@ def _run(
 
 
 def _counts_text(processes: int, threads: int) -> str:
-    thread_count = quantity(threads, "thread", "threads")
-    return f"{quantity(processes, 'process', 'processes')} of {thread_count}"
+    thread_count = counted(threads, "thread")
+    return f"{counted(processes, 'process', 'processes')} of {thread_count}"
