@@ -23,33 +23,36 @@ from weights import save_weights
 HAS_BFLOAT16 = paddle.base.core.supports_bfloat16_fast_performance()
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("kind", EXPORTED_KINDS)
-def test_every_architecture_gives_the_eager_logits(kind, tmp_path):
-    model = small_model(kind)
+@pytest.fixture(scope="module", params=EXPORTED_KINDS)
+def program_of_each(request, tmp_path_factory):
+    """The program of each architecture: (its folder, images, their eager logits)."""
+    model = small_model(request.param)
     images = images_for(model)
+    folder = tmp_path_factory.mktemp(request.param)
     expected = model(images).numpy()
+    export(model, folder)
+    return folder, images, expected
+
+
+@pytest.mark.smoke
+def test_every_architecture_gives_the_eager_logits(program_of_each):
+    folder, images, expected = program_of_each
     span = np.ptp(expected)
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-3 * span  # the images matter
-    export(model, tmp_path)
-    predictor = Program(tmp_path)
+    predictor = Program(folder)
     for count in (3, 1):
         np.testing.assert_allclose(
             predictor(images[:count]).numpy(), expected[:count], atol=1e-5 * span, rtol=0
         )
 
 
-@pytest.mark.parametrize("kind", EXPORTED_KINDS)
-def test_every_architecture_runs_with_paddles_default_passes(kind, tmp_path):
+def test_every_architecture_runs_with_paddles_default_passes(program_of_each):
     """PaddleX, PaddleClas and other programs delete no pass; one of oneDNN's used to lose Swin's
     windows.
     """
-    model = small_model(kind)
-    images = images_for(model)
-    expected = model(images).numpy()
-    export(model, tmp_path)
-    program = next(file for file in tmp_path.iterdir() if file.suffix in (".json", ".pdmodel"))
-    settings = paddle.inference.Config(str(program), str(tmp_path / "inference.pdiparams"))
+    folder, images, expected = program_of_each
+    program = next(file for file in folder.iterdir() if file.suffix in (".json", ".pdmodel"))
+    settings = paddle.inference.Config(str(program), str(folder / "inference.pdiparams"))
     settings.disable_glog_info()
     settings.enable_mkldnn()
     if program.suffix == ".json":

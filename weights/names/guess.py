@@ -45,7 +45,7 @@ def guess_type(names: Collection[str]) -> str | None:
         (
             kind
             for kind, found in _NAMES.items()
-            if any(re.fullmatch(found, name) for name in names)
+            if any(map(re.compile(found).fullmatch, names))
         ),
         None,
     )

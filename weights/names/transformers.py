@@ -207,7 +207,7 @@ def timm_names(arrays: Arrays) -> Arrays:
     others, as they are.
     """
     for telltale, rules, joined in _KINDS:
-        if any(re.search(telltale, name) for name in arrays):
+        if any(map(re.compile(telltale).search, arrays)):
             return joined(rename(arrays, rules))
     return arrays
 
