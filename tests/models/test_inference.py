@@ -2,13 +2,12 @@
 
 import json
 
-import numpy as np
 import paddle
 import pytest
 from conftest import without
 from golden.formula import array
 from paddle.jit.dy2static.program_translator import FunctionCache
-from support.exports import EXPORTED_KINDS, images_for, small_model
+from support.exports import images_for, small_model
 from threadpoolctl import threadpool_limits
 
 from config import get_config
@@ -21,45 +20,6 @@ from training.run import Run
 from weights import save_weights
 
 HAS_BFLOAT16 = paddle.base.core.supports_bfloat16_fast_performance()
-
-
-@pytest.fixture(scope="module", params=EXPORTED_KINDS)
-def program_of_each(request, tmp_path_factory):
-    """The program of each architecture: (its folder, images, their eager logits)."""
-    model = small_model(request.param)
-    images = images_for(model)
-    folder = tmp_path_factory.mktemp(request.param)
-    expected = model(images).numpy()
-    export(model, folder)
-    return folder, images, expected
-
-
-@pytest.mark.smoke
-def test_every_architecture_gives_the_eager_logits(program_of_each):
-    folder, images, expected = program_of_each
-    span = np.ptp(expected)
-    assert np.abs(np.diff(expected, axis=0)).max() > 1e-3 * span  # the images matter
-    predictor = Program(folder)
-    for count in (3, 1):
-        np.testing.assert_allclose(
-            predictor(images[:count]).numpy(), expected[:count], atol=1e-5 * span, rtol=0
-        )
-
-
-def test_every_architecture_runs_with_paddles_default_passes(program_of_each):
-    """PaddleX, PaddleClas and other programs delete no pass; one of oneDNN's used to lose Swin's
-    windows.
-    """
-    folder, images, expected = program_of_each
-    program = next(file for file in folder.iterdir() if file.suffix in (".json", ".pdmodel"))
-    settings = paddle.inference.Config(str(program), str(folder / "inference.pdiparams"))
-    settings.disable_glog_info()
-    settings.enable_mkldnn()
-    if program.suffix == ".json":
-        settings.enable_new_ir(True)
-        settings.enable_new_executor(True)
-    found = paddle.inference.create_predictor(settings).run([images])[0].numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
 
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU has no bfloat16")
