@@ -134,18 +134,24 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
 
 def crops(count: int, seed: int = 0) -> list[Image.Image]:
     """Returns crops of scikit-learn's two photographs, of any sides from 40 to 427 pixels, RGB."""
-    # Importing scikit-learn would take a second.
-    spec = importlib.util.find_spec("sklearn")
-    places = (spec and spec.submodule_search_locations) or [""]
     found = []
     for index in range(count):
         rng = np.random.default_rng([seed, index])
-        file = Path(places[0]) / "datasets" / "images" / ("china.jpg", "flower.jpg")[index % 2]
-        with reading(file, "a photograph of scikit-learn's"), Image.open(file) as image:
-            width, height = (int(rng.integers(40, 428)) for _ in range(2))
-            left, top = (
-                int(rng.integers(0, room + 1))
-                for room in (image.width - width, image.height - height)
-            )
-            found.append(image.crop((left, top, left + width, top + height)).convert("RGB"))
+        image = _photograph(("china.jpg", "flower.jpg")[index % 2])
+        width, height = (int(rng.integers(40, 428)) for _ in range(2))
+        left, top = (
+            int(rng.integers(0, room + 1)) for room in (image.width - width, image.height - height)
+        )
+        found.append(image.crop((left, top, left + width, top + height)))
     return found
+
+
+@functools.cache
+def _photograph(name: str) -> Image.Image:
+    """Returns one of scikit-learn's photographs, RGB, which is decoded once."""
+    # Importing scikit-learn would take a second.
+    spec = importlib.util.find_spec("sklearn")
+    places = (spec and spec.submodule_search_locations) or [""]
+    file = Path(places[0]) / "datasets" / "images" / name
+    with reading(file, "a photograph of scikit-learn's"), Image.open(file) as image:
+        return image.convert("RGB")
