@@ -315,6 +315,7 @@ def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
     assert process.stdout.readline() == "name,rank,output,class,probability,error\n"
     time.sleep(7)
+    assert process.poll() is None  # it waits for its reader
     assert process.stdout.read().count("\n") == 2 * 600
     assert (process.wait(60), process.stderr.read()) == (0, "")
     process.stdout.close()

@@ -76,11 +76,10 @@ def test_what_cant_be_served_is_told_in_one_line(tmp_path, monkeypatch, capfd, w
     monkeypatch.setattr(sys, "argv", ["serve.py", "model", *words])
 
     def serve():
-        try:
+        with pytest.raises(RunError) as caught:
             importlib.import_module("tools.serve").main()
-        except RunError as error:
-            assert error.exit_status == 2
-            raise
+        assert caught.value.exit_status == 2
+        raise caught.value
 
     assert line in attempt("command line", 0, serve)
     assert capfd.readouterr() == ("", "")

@@ -6,6 +6,7 @@ import paddle
 import pytest
 from conftest import without
 from golden.formula import array
+from paddle.jit.dy2static import convert_call_func
 from paddle.jit.dy2static.program_translator import FunctionCache
 from support.exports import images_for, small_model
 from threadpoolctl import threadpool_limits
@@ -115,15 +116,28 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
 
 
 @pytest.mark.smoke
-def test_a_method_is_converted_once_for_all_layers(tmp_path, monkeypatch):
+def test_a_method_is_examined_and_converted_once_for_all_layers(tmp_path, monkeypatch):
+    model = small_model("vit")
     converted = []
+    examined = []
     convert = FunctionCache._convert
+    examine = convert_call_func.is_unsupported
+
+    def examine_and_count(func):
+        examined.append(type(func) if isinstance(func, paddle.nn.Layer) else func.__qualname__)
+        return examine(func)
+
     monkeypatch.setattr(
         FunctionCache,
         "_convert",
         lambda self, f: converted.append(f.__qualname__) or convert(self, f),
     )
     monkeypatch.setattr("paddle.jit.dy2static.program_translator._FUNCTION_CACHE", FunctionCache())
-    export(small_model("vit"), tmp_path)
-    assert converted.count("Block.forward") == 1  # of two blocks
+    monkeypatch.setattr(convert_call_func, "is_unsupported", examine_and_count)
+    export(model, tmp_path)
+    assert convert_call_func.is_unsupported is examine_and_count  # as it was before the export
+    # There are two blocks.
+    assert converted.count("Block.forward") == 1
     assert len(converted) == len(set(converted))
+    assert examined.count(type(model.blocks[0])) == 1
+    assert examined.count("Block.forward") == 1

@@ -42,10 +42,6 @@ def guess_type(names: Collection[str]) -> str | None:
     is here.
     """
     return next(
-        (
-            kind
-            for kind, found in _NAMES.items()
-            if any(map(re.compile(found).fullmatch, names))
-        ),
+        (kind for kind, found in _NAMES.items() if any(map(re.compile(found).fullmatch, names))),
         None,
     )
