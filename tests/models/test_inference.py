@@ -140,4 +140,3 @@ def test_a_method_is_examined_and_converted_once_for_all_layers(tmp_path, monkey
     assert converted.count("Block.forward") == 1
     assert len(converted) == len(set(converted))
     assert examined.count(type(model.blocks[0])) == 1
-    assert examined.count("Block.forward") == 1
