@@ -145,19 +145,24 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
 
 def crops(count: int, seed: int = 0) -> list[Image.Image]:
     """Returns crops of scikit-learn's two photographs, of any sides from 40 to 427 pixels, RGB."""
-    # The package isn't imported, because that would take a second.
-    spec = importlib.util.find_spec("sklearn")
-    packages = spec.submodule_search_locations if spec else None
-    folder = Path(packages[0] if packages else "") / "datasets" / "images"
     images = []
     for index in range(count):
         rng = np.random.default_rng([seed, index])
-        file = folder / ("china.jpg", "flower.jpg")[index % 2]
-        with reading(file, "a photograph of scikit-learn's"), Image.open(file) as photograph:
-            width = int(rng.integers(40, 428))
-            height = int(rng.integers(40, 428))
-            left = int(rng.integers(0, photograph.width - width + 1))
-            top = int(rng.integers(0, photograph.height - height + 1))
-            crop = photograph.crop((left, top, left + width, top + height))
-            images.append(crop.convert("RGB"))
+        photograph = _photograph(("china.jpg", "flower.jpg")[index % 2])
+        width = int(rng.integers(40, 428))
+        height = int(rng.integers(40, 428))
+        left = int(rng.integers(0, photograph.width - width + 1))
+        top = int(rng.integers(0, photograph.height - height + 1))
+        images.append(photograph.crop((left, top, left + width, top + height)))
     return images
+
+
+@functools.cache
+def _photograph(name: str) -> Image.Image:
+    """Returns one of scikit-learn's photographs, RGB, which is decoded once."""
+    # The package isn't imported, because that would take a second.
+    spec = importlib.util.find_spec("sklearn")
+    packages = spec.submodule_search_locations if spec else None
+    file = Path(packages[0] if packages else "") / "datasets" / "images" / name
+    with reading(file, "a photograph of scikit-learn's"), Image.open(file) as photograph:
+        return photograph.convert("RGB")

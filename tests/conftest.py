@@ -78,6 +78,11 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_make_parametrize_id(val):
+    """Shortens long texts in the names of tests, which the workers of pytest-xdist send each other."""
+    return f"{val[:60]}..." if isinstance(val, str) and len(val) > 200 else None
+
+
 def without(options, *beginnings):
     """The options but for those whose keys begin so: a key that would do nothing is an error."""
     pairs = zip(options[::2], options[1::2], strict=True)

@@ -9,7 +9,7 @@ import warnings
 import zipfile
 
 import pytest
-from support.hostile_files import attempt
+from support.hostile_files import FREE_BYTES, attempt
 from support.weight_files import (
     MAGIC,
     Named,
@@ -88,17 +88,19 @@ SHARED = Raw(
     + b"".join(b"\x8a\x06" + ((1 << 40) + n).to_bytes(6, "little") for n in range(32))
     + b"tq\x05"
 )
+# Bytes of what is compressed: a quarter more than may be taken of a file that is next to nothing.
+HUGE = FREE_BYTES // 4 * 5
 BOMBS = {
-    "bzip2": lambda: zipped([("a/data.pkl", bytes(1 << 28))], zipfile.ZIP_BZIP2),
-    "LZMA": lambda: zipped([("a/data.pkl", bytes(1 << 27))], zipfile.ZIP_LZMA),
-    "bzip2, byteorder": lambda: zipped([("a/data.pkl", b"."), ("a/byteorder", bytes(1 << 28))], zipfile.ZIP_BZIP2),
-    "deflate": lambda: zipped([("a/data.pkl", bytes(1 << 29))], zipfile.ZIP_DEFLATED),
-    "deflate, byteorder": lambda: zipped([("a/data.pkl", b"."), ("a/byteorder", bytes(1 << 28))], zipfile.ZIP_DEFLATED),
-    "deflate, npy": lambda: zipped([("a.npy", array_of(1 << 28))], zipfile.ZIP_DEFLATED),
-    "LZMA, npy": lambda: zipped([("a.npy", array_of(1 << 27))], zipfile.ZIP_LZMA),
+    "bzip2": lambda: zipped([("a/data.pkl", bytes(HUGE))], zipfile.ZIP_BZIP2),
+    "LZMA": lambda: zipped([("a/data.pkl", bytes(HUGE))], zipfile.ZIP_LZMA),
+    "bzip2, byteorder": lambda: zipped([("a/data.pkl", b"."), ("a/byteorder", bytes(HUGE))], zipfile.ZIP_BZIP2),
+    "deflate": lambda: zipped([("a/data.pkl", bytes(HUGE))], zipfile.ZIP_DEFLATED),
+    "deflate, byteorder": lambda: zipped([("a/data.pkl", b"."), ("a/byteorder", bytes(HUGE))], zipfile.ZIP_DEFLATED),
+    "deflate, npy": lambda: zipped([("a.npy", array_of(HUGE))], zipfile.ZIP_DEFLATED),
+    "LZMA, npy": lambda: zipped([("a.npy", array_of(HUGE))], zipfile.ZIP_LZMA),
     "one deflated member named 50 times": lambda: overlapping(50, 1 << 24),
     "a directory of 60,000": lambda: directory(60_000),
-    "a directory of 150,000": lambda: directory(150_000),
+    "a directory of 110,000": lambda: directory(110_000),
     "a header of 40 MB": lambda: safetensors(b'{"a":[' + b"{}," * 13_000_000 + b"{}]}"),
     "a header of 40 MB of texts": lambda: safetensors(b'{"a":[' + b'"aa",' * 8_000_000 + b'"aa"]}'),
     "a header of 99 MB": lambda: safetensors(b'{"__metadata__":{' + b'"a":"b",' * 12_000_000 + b'"c":"d"}}'),
@@ -119,7 +121,7 @@ BOMBS = {
         {"a": SHARED, "b": Raw(b"(" + b"h\x05h\x05\x86" * 500_000 + b"t")}
     ),
     "many arrays of one storage": lambda: program(
-        {f"a{n}": numpy_array((0,) * 32, b"") for n in range(20_000)},
+        {f"a{n}": numpy_array((0,) * 32, b"") for n in range(10_000)},
     ),
     "stride 0": lambda: write(write_zip, {"a": tensor(storage("0", 4), (1 << 20, 1 << 10), (0, 0))}, {"0": bytes(16)}),
     "stride 0 in legacy": lambda: write(
@@ -142,7 +144,7 @@ BOMBS = {
         [("a.npy", npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 0), }\n"))]
     ),
     "texts of 64 KiB": lambda: b"\x80\x02(" + (b"X\x00\x00\x01\x00\xf0\x9f\x98\x80" + b"a" * 65_532) * 900 + b"t.",
-    "a text for an array": lambda: program({"a": numpy_array((1 << 26,), "\xff" * (1 << 26))}),
+    "a text for an array": lambda: program({"a": numpy_array((1 << 24,), "\xff" * (1 << 24))}),
     "float16": lambda: np_safetensors("F16", 1 << 25, 2),
     "bfloat16": lambda: np_safetensors("BF16", 1 << 25, 2),
     "bytes": lambda: np_safetensors("U8", 1 << 26, 1),

@@ -12,17 +12,16 @@ import warm
 from conftest import ROOT, without
 from golden.formula import array
 from support import exports
-from support.exports import EXPORTED_KINDS, exported, images_for, small_model
+from support.exports import exported, images_for
 
 from config import get_config
 from errors import InputError
-from inference import formats
-from inference.backends import OnnxRuntime, OpenVino, open_export
+from inference.backends import open_export
 from inference.export_manifest import read_export
 from inference.exporting import write_export
 from inference.fidelity import crops
 from models import build_model
-from models.paddle_inference import Program, inputs_of
+from models.paddle_inference import Program
 from weights import save_weights
 
 onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
@@ -30,32 +29,18 @@ temporary = exports.temporary
 weights = exports.weights
 
 
-@pytest.mark.parametrize("kind", EXPORTED_KINDS)
-def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tmp_path):
-    model = small_model(kind)
-    images = images_for(model).numpy()
-    expected = model(paddle.to_tensor(images)).numpy()
-    graph = formats.simplify(formats.onnx_of(model, tmp_path, inputs_of(model), "logits"), tmp_path)
-    sizes = [
-        [s.dim_param or s.dim_value for s in v.type.tensor_type.shape.dim]
-        for v in (graph.graph.input[0], graph.graph.output[0])
-    ]
-    assert sizes == [["batch", 3, *model.image_size], ["batch", expected.shape[1]]]
-    assert [graph.graph.input[0].name, graph.graph.output[0].name] == ["images", "logits"]
-    assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 17)]
-    formats.save_openvino(formats.openvino_of(graph, tmp_path), tmp_path / "model.xml", False)
-    (tmp_path / "model.onnx").write_bytes(graph.SerializeToString())
-    for runner in (OnnxRuntime, OpenVino):
-        run = runner(tmp_path, "model", "float32")
-        for count in (3, 1):
-            np.testing.assert_allclose(
-                run(images[:count]), expected[:count], atol=1e-5 * np.ptp(expected), rtol=0
-            )
+@pytest.fixture(scope="module")
+def whole(weights, tmp_path_factory):
+    """Returns the exports in float32 by format: (the Predictor of the weights, the folder)."""
+    root = tmp_path_factory.mktemp("whole")
+    return {
+        kind: (exported(weights, root / kind, kind)[0], root / kind)
+        for kind in ("onnx", "openvino")
+    }
 
 
-# ------------------------------------------------------------------ folders
-
-
+# Paddle's C++ prints a warning in a process's first graph, which is one of ``whole``.
+@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("kind", ["paddle", "onnx", "openvino"])
 def test_a_folder_holds_a_model_that_runs_and_says_what_it_is(kind, weights, tmp_path, capfd):
     trained, found = exported(weights, tmp_path / "out", kind)
@@ -79,23 +64,22 @@ def test_a_folder_holds_a_model_that_runs_and_says_what_it_is(kind, weights, tmp
 @pytest.mark.parametrize(
     ("kind", "precision"), [("onnx", "float16"), ("openvino", "float16"), ("openvino", "bfloat16")]
 )
-def test_half_precisions_are_near_float32_and_arent_it(kind, precision, weights, tmp_path):
+def test_half_precisions_are_near_float32_and_arent_it(kind, precision, weights, whole, tmp_path):
     if precision == "bfloat16" and not paddle.base.core.supports_bfloat16_fast_performance():
         pytest.skip("the CPU has no bfloat16")
     _, found = exported(weights, tmp_path / "out", kind, precision, least=0)
     assert 1e-5 < found.difference < 0.05
     name = {"onnx": "model.onnx", "openvino": "model.bin"}[kind]
     if precision == "float16":
-        exported(weights, tmp_path / "whole", kind)
-        assert (tmp_path / "out" / name).stat().st_size < 0.75 * (
-            tmp_path / "whole" / name
-        ).stat().st_size
+        _, folder = whole[kind]
+        sizes = [(each / name).stat().st_size for each in (tmp_path / "out", folder)]
+        assert sizes[0] < 0.75 * sizes[1]
 
 
-def test_pixels_go_in_of_any_size_and_logits_come_out(weights, tmp_path):
+def test_pixels_go_in_of_any_size_and_logits_come_out(whole):
     runtime = pytest.importorskip("onnxruntime")
-    trained, _ = exported(weights, tmp_path / "out", "onnx")
-    session = runtime.InferenceSession(str(tmp_path / "out" / "model_with_preprocessing.onnx"))
+    trained, folder = whole["onnx"]
+    session = runtime.InferenceSession(str(folder / "model_with_preprocessing.onnx"))
     assert session.get_inputs()[0].shape == ["batch", "height", "width", 3]
     for crop in crops(8):
         expected = trained.logits(trained.pixels(crop)[None])
@@ -104,12 +88,12 @@ def test_pixels_go_in_of_any_size_and_logits_come_out(weights, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["preparation", "model", "model_with_preprocessing"])
-def test_onnxs_own_tools_take_each_file(name, weights, tmp_path):
+def test_onnxs_own_tools_take_each_file(name, whole, tmp_path):
     """onnx.compose.merge_models lists an operator set once for each part, which quantize_dynamic
     doesn't take.
     """
-    exported(weights, tmp_path / "out", "onnx")
-    graph = onnx.load(str(tmp_path / "out" / f"{name}.onnx"))
+    _, folder = whole["onnx"]
+    graph = onnx.load(str(folder / f"{name}.onnx"))
     assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 17)]
     converted = pytest.importorskip("onnx.version_converter").convert_version(graph, 18)
     assert [(entry.domain, entry.version) for entry in converted.opset_import] == [("", 18)]
@@ -117,7 +101,7 @@ def test_onnxs_own_tools_take_each_file(name, weights, tmp_path):
         from onnxruntime.quantization import quantize_dynamic
     except ImportError as error:  # of ml_dtypes, which onnxruntime doesn't install
         pytest.skip(str(error))
-    quantize_dynamic(tmp_path / "out" / f"{name}.onnx", tmp_path / "int8.onnx")
+    quantize_dynamic(folder / f"{name}.onnx", tmp_path / "int8.onnx")
     session = pytest.importorskip("onnxruntime").InferenceSession(str(tmp_path / "int8.onnx"))
     shape = [3, 3, 32, 32] if name == "model" else [3, 40, 50, 3]
     images = np.zeros(shape, np.float32 if name == "model" else np.uint8)
@@ -125,7 +109,7 @@ def test_onnxs_own_tools_take_each_file(name, weights, tmp_path):
     assert found.shape == ((3, 3, 32, 32) if name == "preparation" else (3, 5))
 
 
-def test_int8_of_the_same_images_has_the_same_weights(weights, tmp_path):
+def test_int8_of_the_same_images_has_the_same_weights(weights, whole, tmp_path):
     pytest.importorskip("nncf")
     images = 2 * np.random.default_rng(0).normal(size=(6, 3, 32, 32)).astype(np.float32)
     for name in ("one", "two"):
@@ -137,11 +121,9 @@ def test_int8_of_the_same_images_has_the_same_weights(weights, tmp_path):
     assert (tmp_path / "one" / "model.bin").read_bytes() == (
         tmp_path / "two" / "model.bin"
     ).read_bytes()
-    exported(weights, tmp_path / "whole", "openvino")
-    assert (
-        2 * (tmp_path / "one" / "model.bin").stat().st_size
-        < (tmp_path / "whole" / "model.bin").stat().st_size
-    )
+    _, folder = whole["openvino"]
+    sizes = [(each / "model.bin").stat().st_size for each in (tmp_path / "one", folder)]
+    assert 2 * sizes[0] < sizes[1]
 
 
 def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):

@@ -3,6 +3,7 @@ stopped.
 """
 
 import asyncio
+import fcntl
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from paddle import nn
 from support import exports, photographs
 from support.exports import exported, replace_file
 from support.programs import ROOT
+from support.servers import wait_until
 
 from errors import InputError, RunError
 from inference import Predictor
@@ -262,10 +264,25 @@ def _pid(err):
     return err.partition("(process ")[2].partition(")")[0]
 
 
+# predict.py, which leaves a file ``running`` as its graph begins to run.
+TELLING = f"""import pathlib, sys
+sys.path.insert(0, {str(ROOT)!r})
+from models.paddle_inference import Program
+from tools import predict
+run = Program.__call__
+Program.__call__ = lambda *args: (pathlib.Path("running").touch(), run(*args))[1]
+with predict.reporting():
+    predict.main()
+"""
+
+
 def test_a_graph_that_never_ends_is_stopped_by_a_signal(place):
-    process = predict(place, "endless", "photographs/val", start_new_session=True)
+    words = [warm.python(), "-c", TELLING, "endless", "photographs/val"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, cwd=place, start_new_session=True, **streams)
+    wait_until((place / "running").exists)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(8)
+        process.wait(1)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err.count("\n")) == (128 + signal.SIGTERM, "", 1)
@@ -290,14 +307,16 @@ def test_a_sound_export_answers_as_its_weights_do_and_may_be_left(place):
 
 
 def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
-    # more than a pipe holds
-    (place / "more.txt").write_text("photographs/val/bridge/0.jpg\n" * 3000)
+    # Far more than the pipe holds, a page.
+    (place / "more.txt").write_text("photographs/val/bridge/0.jpg\n" * 600)
     process = predict(
         place, "sound", "more.txt", "-format=csv", "-workers=0", "-o", "DIST.TIMEOUT", 3
     )
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
     assert process.stdout.readline() == "name,rank,output,class,probability,error\n"
     time.sleep(7)
-    assert process.stdout.read().count("\n") == 2 * 3000
+    assert process.poll() is None  # it waits for its reader
+    assert process.stdout.read().count("\n") == 2 * 600
     assert (process.wait(60), process.stderr.read()) == (0, "")
     process.stdout.close()
     process.stderr.close()

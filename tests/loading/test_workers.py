@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+import warm
 from support.loaders import Numbers, loader_config, training_loader
 from support.programs import ROOT, assert_none_left
 
@@ -148,14 +149,14 @@ def test_a_process_leaves_no_worker_and_no_file(last):
     """Killed, or at its end; the memory is in no file, such as those of /dev/shm, that could be
     left.
     """
-    command = [sys.executable, "-c", PROGRAM.format(root=ROOT, last=last)]
+    command = [warm.python(), "-c", PROGRAM.format(root=ROOT, last=last)]
     streams = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "text": True,
     }
-    process = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, **streams)
+    process = subprocess.Popen(command, env=warm.environment(), **streams)
     workers = [int(number) for number in process.stdout.readline().split()]
     assert len(workers) == 2
     if last:

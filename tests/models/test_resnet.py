@@ -89,7 +89,8 @@ def test_gradients_are_timms(tmp_path):
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_initialisation_is_timms(name):
     paddle.seed(0)
-    model = create_model(name, zero_init_last=True)  # the recipes' is torchvision's
+    depth = {"resnet18": 18, "resnet50": 26}[name]  # two blocks a stage
+    model = create_model(name, zero_init_last=True, depth=depth)  # the recipes' is torchvision's
     block = model.layer3[1]
     last = "bn3" if name == "resnet50" else "bn2"
     for layer, fan_out in (
@@ -121,8 +122,10 @@ def test_the_stem_for_small_images_changes_nothing_else():
     images = paddle.to_tensor(array("images", (2, 1, 28, 28)))
     assert model.forward_features(images).shape == [2, 512, 4, 4]
     np.testing.assert_allclose(model(images).numpy(), theirs(images).numpy(), atol=1e-6)
+    with paddle.LazyGuard():
+        large_stem = ResNet(depth=18)
     assert {name for name, _ in model.named_parameters()} == {
-        name for name, _ in ResNet(depth=18).named_parameters()
+        name for name, _ in large_stem.named_parameters()
     }
 
 
@@ -172,20 +175,29 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
     ("kind", "last"), [("resnet18", "bn2"), ("resnet50", "bn3"), ("regnety_160", "conv3.bn")]
 )
 def test_a_blocks_last_norm_starts_at_1_where_asked(kind, last):
-    small = {"embed_dims": [112] * 4, "stage_depths": [1] * 4} if kind == "regnety_160" else {}
+    small = {
+        "resnet18": {"depth": 10},
+        "resnet50": {"depth": 14},
+        "regnety_160": {"embed_dims": [112] * 4, "stage_depths": [1] * 4},
+    }[kind]
     model = create_model(kind, zero_init_last=False, num_classes=5, **small)
     norms = {
         name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)
     }
     assert len([name for name in norms if name.endswith(last)]) >= 4
     assert all((norm.weight.numpy() == 1).all() for norm in norms.values())
-    by_key = build_model(get_config("resnet18", ["MODEL.ZERO_INIT_LAST", "False"]))
-    assert (by_key.layer4[1].bn2.weight.numpy() == 1).all()
+
+
+def test_a_key_says_how_a_blocks_last_norm_starts():
+    options = ["MODEL.ZERO_INIT_LAST", "False", "MODEL.DEPTH", "10"]
+    model = build_model(get_config("resnet18", options))
+    assert (model.layer4[0].bn2.weight.numpy() == 1).all()
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("resnet50", 16)])
 def test_drop_path_rises_linearly_over_all_blocks(name, blocks):
-    model = build_model(get_config(name, ["MODEL.DROPPATH", "0.3", "MODEL.NUM_CLASSES", "5"]))
+    with paddle.LazyGuard():
+        model = build_model(get_config(name, ["MODEL.DROPPATH", "0.3", "MODEL.NUM_CLASSES", "5"]))
     rates = [layer.drop_prob for layer in model.sublayers() if isinstance(layer, DropPath)]
     assert rates == pytest.approx(np.linspace(0, 0.3, blocks))
 
@@ -213,7 +225,7 @@ def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatc
 
 def test_dropout_comes_before_the_classifier():
     paddle.seed(0)
-    head = ResNet(depth=18, dropout=0.5, num_classes=0).forward_head
+    head = ResNet(depth=10, dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 512, 2, 2])).numpy()).tolist() == [0, 2]
 
 

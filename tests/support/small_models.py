@@ -229,7 +229,7 @@ def small_resmlp(case="resmlp", **changes):
 
 
 def small_resnet(**changes):
-    return ResNet(**{"image_size": 33, "depth": 18, "num_classes": 5} | changes)
+    return ResNet(**{"image_size": 33, "depth": 10, "num_classes": 5} | changes)
 
 
 def small_swin(case="swin", **changes):

@@ -286,7 +286,7 @@ def test_a_rank_that_dies_ends_the_others(place, endless):
 
 
 def test_a_reader_that_leaves_ends_it_quietly(place, endless):
-    process = begin(place, endless, "-top=1")
+    process = begin(place, endless, "-top=1", command=[warm.python(), PREDICT[1]])
     assert process.stdout.readline().split() == [b"image", b"probability", b"class"]
     process.stdout.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
@@ -296,7 +296,7 @@ def test_a_reader_that_leaves_ends_it_quietly(place, endless):
 
 def test_what_cant_be_written_is_told(place):
     with open("/dev/full", "wb") as full:
-        process = begin(place, VAL, stdout=full)
+        process = begin(place, VAL, stdout=full, command=[warm.python(), PREDICT[1]])
         assert (
             process.communicate()[1]
             == b"error: standard output isn't written (No space left on device); free some space\n"

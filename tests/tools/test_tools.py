@@ -182,7 +182,7 @@ def test_help_comes_before_paddle(tmp_path):
 
 def test_an_interpreter_without_timm_is_one_line_of_the_parity_check():
     command = [
-        sys.executable,
+        warm.python(),
         str(ROOT / "tools" / "check_parity.py"),
         "vit_digits",
         "-python",

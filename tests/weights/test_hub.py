@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT
 from safetensors.numpy import save_file
 from support.weight_files import (
@@ -251,12 +252,12 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
     }
     path = os.pathsep.join(sys.path)
     environment = {
-        **os.environ,
+        **warm.environment(),
         "HF_HOME": str(tmp_path),
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": path,
     }
-    command = [sys.executable, "-c", ASK, *expected]
+    command = [warm.python(), "-c", ASK, *expected]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
     )

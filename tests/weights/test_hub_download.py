@@ -4,14 +4,13 @@ silent.
 
 import http.server
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT
 from safetensors.numpy import save
 
@@ -108,12 +107,14 @@ def asked(questions, home, endpoint, **more):
     of each.
     """
     environment = (
-        os.environ | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)} | more
+        warm.environment()
+        | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)}
+        | more
     )
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1"}
     words = "".join(json.dumps(question) + "\n" for question in questions)
     done = subprocess.run(
-        [sys.executable, "-c", ASK],
+        [warm.python(), "-c", ASK],
         input=words,
         env=environment,
         capture_output=True,

@@ -47,6 +47,6 @@ def guess_type(names: Collection[str]) -> str | None:
         the type, or None if no architecture here has such names.
     """
     for model_type, pattern in _NAMES.items():
-        if any(re.fullmatch(pattern, name) for name in names):
+        if any(map(re.compile(pattern).fullmatch, names)):
             return model_type
     return None

@@ -23,12 +23,13 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
     """
     renamed = {}
     sources = {}
+    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
     for source, array in arrays.items():
         name = source
-        for pattern, replacement in rules:
+        for pattern, replacement in compiled:
             if replacement is not None:
-                name = re.sub(pattern, replacement, name)
-            elif re.search(pattern, name):
+                name = pattern.sub(replacement, name)
+            elif pattern.search(name):
                 break
         else:
             if name in renamed:

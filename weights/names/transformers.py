@@ -212,7 +212,7 @@ def timm_names(arrays: Arrays) -> Arrays:
     The arrays of other files are returned as they are.
     """
     for kind in _KINDS:
-        if any(re.search(kind.telltale, name) for name in arrays):
+        if any(map(re.compile(kind.telltale).search, arrays)):
             return kind.finish(rename(arrays, kind.rules))
     return arrays
 
