@@ -7,14 +7,17 @@ import socket
 import tempfile
 import zlib  # noqa: F401  (before Paddle's import: errors.py says why)
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 # What a forked rank needs not import. Paddle has computed nothing there. A device's plugin is read
 # at Paddle's import, so ranks of another backend begin by themselves.
 _PRELOADED = ["zlib", "paddle.distributed", "pytest", "training.engine"]
 # of tests/conftest.py, and of runs
 _PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]
+_PRELOADED += ["support.hostile_files", "support.servers", "support.training_runs"]
 _PRELOADED.append("support.fork_server_preload")
 
 
@@ -35,6 +38,8 @@ def run_ranks(
     endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports(ranks))
     context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
     context.set_forkserver_preload(_PRELOADED)  # three seconds for each rank
+    with mock.patch.dict(os.environ, PYTHONPATH=_path_of_fork_server()):
+        forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as folder:
         given = (endpoints, backend, compiled and backend == "gloo", function, args, folder)
         processes = [
@@ -46,6 +51,16 @@ def run_ranks(
             process.join(120)
             assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+
+
+def _path_of_fork_server() -> str:
+    """Returns a PYTHONPATH with the folders of the toolkit and of its tests.
+
+    Python 3.11's fork server doesn't take over ``sys.path``, and leaves out without a word what it
+    can't import. support.fork_server_preload takes the two folders out again.
+    """
+    tests = Path(__file__).resolve().parents[1]
+    return os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
 
 
 def free_ports(count: int) -> list[int]:

@@ -202,3 +202,4 @@ def test_pictures_and_tables_that_can_not_be_written_end_no_run(tmp_path, tiny, 
     train([*options, "MODEL.RESUME", "auto"], output, 64 * ranks) if ranks == 1 else None
     assert (output / "result.json").exists()
     assert all((output / name).is_file() for name in LEFT[:2]) == (ranks == 1)
+    assert ranks > 1 or (output / "curves.png").stat().st_size > 1000
