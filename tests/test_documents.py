@@ -345,7 +345,8 @@ def test_the_heads_commands_are_of_their_own_files():
                 words[1], [*given, "-eval", "-pretrained=RUN/checkpoints/best"]
             ).EVAL
             wanted = asked_for(command, FLAGS)
-            assert {key: dict(leaves(config))[key] for key in wanted} == wanted
+            found = dict(leaves(config))
+            assert {key: found[key] for key in wanted} == wanted
             assert (
                 config.DATA.DATASET
                 == ("imagenet2012" if "imagenet" in command else config.DATA.DATASET)

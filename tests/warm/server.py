@@ -111,13 +111,11 @@ class Start:
 
     def is_like_mine(self, changed):
         """Whether a fork of this process can stand for it."""
-        # what it inherits, Paddle's import has set
-        spawned = "--multiprocessing-fork" in self.words
-        mine = INITIAL | changed if spawned else INITIAL
-        early = [
+        # A program that a fork of this process starts inherits what Paddle's import has set.
+        fresh, inherited, early = (
             {name: env[name] for name in env if EARLY.match(name)}
-            for env in (mine, self.environment)
-        ]
+            for env in (INITIAL, INITIAL | changed, self.environment)
+        )
         spaces = ("net", "mnt", "pid", "user", "ipc", "uts")
         folder = os.readlink(f"/proc/{self.pid}/cwd")
         return (
@@ -125,7 +123,7 @@ class Start:
             and (
                 self.words[0] in ("-c", "-m") or os.path.isfile(os.path.join(folder, self.words[0]))
             )
-            and early[0] == early[1]
+            and early in (fresh, inherited)
             and os.path.isdir(folder)
             and {0, 1, 2} <= {*self.numbers}
             and max(self.numbers) < ROOM
