@@ -309,7 +309,6 @@ def test_a_rank_that_raises_ends_the_run_with_its_error_and_no_other(tmp_path, w
         "500",
         "MODEL.NUM_CLASSES",
         "auto",
-        disturbed=False,
     )
     _, errors = process.communicate(timeout=60)
     assert time.time() - started < 30  # start-up and an epoch included

@@ -35,9 +35,10 @@ def train(options, output, length=None, named=(), draws=False):
     given += [Option(key, value, NAMED) for key, value in pairs(named, default_values())]
     config, dataset, val = get_datasets(asked_config(None, [*given, Option("OUTPUT", str(output))]))
     if length:
-        dataset = ArrayDataset(
-            config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes
-        )
+        if not config.EVAL:
+            dataset = ArrayDataset(
+                config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes
+            )
         val = ArrayDataset(config, "val", val.images[:91], val.labels[:91], val.classes)
     model = work(config, dataset, val, draws)
     return float(

@@ -7,11 +7,12 @@ import shlex
 
 import pytest
 
+import models
 from config import CONFIG_DIR, get_config, model_files
 from errors import InputError
 from models import create_model, list_models
+from settings import merging, options
 from settings import names as names_module
-from settings import options
 from settings.names import images_of, matching_file, names
 from settings.options import leaves, notes, option_keys
 from tools import list_models as list_models_tool
@@ -246,8 +247,13 @@ def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
 
 def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
     """docs/parity.md has timm's name of each model."""
-    # Each question reads the names in all files.
-    monkeypatch.setattr(names_module, "names", functools.cache(names))
+    # Each question lists all files, and reads the names in them.
+    for module, function in (
+        (merging, merging.shipped_configs),
+        (models, merging.model_files),
+        (names_module, names),
+    ):
+        monkeypatch.setattr(module, function.__name__, functools.cache(function))
     rows = re.findall(
         r"^\| (\w+) \| (\w+) \|",
         (CONFIG_DIR.parent / "docs" / "parity.md").read_text(),

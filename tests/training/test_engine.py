@@ -489,7 +489,8 @@ def test_the_average_is_evaluated_saved_and_has_a_best_of_its_own(tmp_path, tiny
     assert result["ema"]["best"]["epoch"] == best["epoch"]
     link = (tmp_path / "checkpoints" / "best_ema.safetensors").resolve()
     assert link.parent.name == f"epoch_{best['epoch']:04d}"
-    config, _, val = get_datasets(get_config(None, options))
+    config, _, whole = get_datasets(get_config(None, options))
+    val = ArrayDataset(config, "val", whole.images[:91], whole.labels[:91], whole.classes)
     model = build_model(config)
     load_weights(model, tmp_path / "checkpoints" / "best_ema")
     metrics = engine.evaluate(Classification(config), model, get_dataloader(config, val, "val"))

@@ -28,7 +28,7 @@ OPTIONS = [
     "REPORT_FREQ",
     "2",
     "DATA.BATCH_SIZE_EVAL",
-    "364",
+    "91",
 ]
 OPTIONS += ["SAVE_MINUTES", "none"]
 
