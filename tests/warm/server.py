@@ -111,11 +111,14 @@ class Start:
 
     def is_like_mine(self, changed):
         """Whether a fork of this process can stand for it."""
-        # A program that a fork of this process starts inherits what Paddle's import has set.
         fresh, inherited, early = (
             {name: env[name] for name in env if EARLY.match(name)}
             for env in (INITIAL, INITIAL | changed, self.environment)
         )
+        # What a fork of this process starts inherits what Paddle's import has set. Python's own
+        # helpers, such as its resource tracker (-c), need no Paddle and are left to Python.
+        is_rank = "--multiprocessing-fork" in self.words
+        is_program = self.words[:1] not in (["-c"], ["-m"])
         spaces = ("net", "mnt", "pid", "user", "ipc", "uts")
         folder = os.readlink(f"/proc/{self.pid}/cwd")
         return (
@@ -123,7 +126,9 @@ class Start:
             and (
                 self.words[0] in ("-c", "-m") or os.path.isfile(os.path.join(folder, self.words[0]))
             )
-            and early in (fresh, inherited)
+            and (
+                (early == fresh and not is_rank) or (early == inherited and (is_rank or is_program))
+            )
             and os.path.isdir(folder)
             and {0, 1, 2} <= {*self.numbers}
             and max(self.numbers) < ROOM
