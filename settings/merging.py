@@ -107,8 +107,10 @@ def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
     """Returns the options that the tag in a name of timm's stands for: how images are prepared for
     these weights. A name without a tag has none.
     """
-    is_path = find_config(cfg_file) == Path(cfg_file)
-    values = {} if is_path else images_of(Path(cfg_file).name)
+    values = images_of(Path(cfg_file).name)
+    # Without a tag, as most names are, no file is looked for.
+    if not values or find_config(cfg_file) == Path(cfg_file):
+        return []
     return [Option(key, value, f"-cfg={cfg_file}") for key, value in values.items()]
 
 

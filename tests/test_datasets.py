@@ -13,6 +13,7 @@ from support.dataset_files import CIFAR10, CIFAR100, cifar_archive, dataset_conf
 
 from config import get_config
 from datasets import (
+    ArrayDataset,
     FileDataset,
     get_dataloader,
     get_dataset,
@@ -320,7 +321,8 @@ def epoch_of(workers, ranks, epoch, *options):
     """
     sizes = ["DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE", 32 // ranks]
     config = dataset_config("digits", "", *sizes, "MODEL.NUM_CLASSES", "10", *RECIPE, *options)
-    dataset = get_dataset(config, "train")
+    whole = get_dataset(config, "train")
+    dataset = ArrayDataset(config, "train", whole.images[:330], whole.labels[:330], whole.classes)
     loaders = [
         get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)
     ]
@@ -344,8 +346,8 @@ def epoch_of(workers, ranks, epoch, *options):
 @pytest.mark.smoke
 def test_augmented_batches_follow_from_seed_and_epoch_whatever_loads_them():
     base = epoch_of(0, 1, 2)
-    assert len(base) == 1408
-    assert len(set(base)) == 1408  # copies of an image are augmented apart
+    assert len(base) == 320
+    assert len(set(base)) == 320  # copies of an image are augmented apart
     for workers, ranks in ((1, 1), (3, 1), (0, 2), (2, 2)):
         assert epoch_of(workers, ranks, 2) == base
     assert epoch_of(0, 1, 1) != base

@@ -6,6 +6,7 @@ make it small. A command that is neither there nor in a configuration's head mak
 """
 
 import csv
+import functools
 import io
 import json
 import re
@@ -34,6 +35,7 @@ import tools.check_parity
 from config import default_values, find_config, get_config, shipped_configs
 from errors import InputError
 from models import create_model
+from settings import merging
 from settings.options import leaves
 from training.command_line import FLAGS, config_from_arguments
 from weights import save_weights
@@ -323,8 +325,10 @@ def test_an_error_is_the_one_that_is_shown(desk):
 # ------------------------------------------------------------------------ tried alone
 
 
-def test_the_heads_commands_are_of_their_own_files():
+def test_the_heads_commands_are_of_their_own_files(monkeypatch):
     """Each is read as the program reads it; its model's file is the head's own, or is made from it."""
+    # Each command would list configs/ anew.
+    monkeypatch.setattr(merging, "shipped_configs", functools.cache(shipped_configs))
     checked = 0
     for file, of_file in SHOWN.items():
         for command in [
@@ -345,7 +349,8 @@ def test_the_heads_commands_are_of_their_own_files():
                 words[1], [*given, "-eval", "-pretrained=RUN/checkpoints/best"]
             ).EVAL
             wanted = asked_for(command, FLAGS)
-            assert {key: dict(leaves(config))[key] for key in wanted} == wanted
+            found = dict(leaves(config))
+            assert {key: found[key] for key in wanted} == wanted
             assert (
                 config.DATA.DATASET
                 == ("imagenet2012" if "imagenet" in command else config.DATA.DATASET)
@@ -392,6 +397,7 @@ def test_what_the_documents_count_is_counted():
             assert f"{library} {version}" in libraries, page
 
 
+@functools.cache
 def made_from(file):
     base = yaml.safe_load(file.read_text()).get("BASE") or []
     below = [

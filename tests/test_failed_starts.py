@@ -19,6 +19,7 @@ import main_single_gpu
 from config import get_config
 from errors import InputError
 from training.run import Run
+from utils import rank
 
 CFG = "-cfg=small.yaml"
 AUTO = "-resume=auto"
@@ -181,53 +182,48 @@ def test_a_rank_that_fails_alone_leaves_no_folder(place, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def refusal(folders, flags):
+    """What this rank's start in its folder, with its flags, was refused for."""
+    os.chdir(folders[rank()])
+    return start_error(flags[rank()])
+
+
 def test_ranks_that_were_told_different_things_end_in_a_line(place, tmp_path):
-    shutil.copy(place / "small.yaml", tmp_path)
-    shutil.copytree(place / "data", tmp_path / "data")
-    port = free_ports(1)[0]
-    started = [
-        torchrun(tmp_path, rank, port, CFG, "-output=new", f"-image_size={12 - 4 * rank}")
-        for rank in (1, 0)
-    ]
-    assert statuses(*started) == [2, 2]
-    assert (
-        "error: rank 1 has DATA.IMAGE_SIZE 8, rank 0 has 12; give every rank the same flags, and"
-        in printed(*started)
+    flags = [[CFG, f"-output={tmp_path}/new", f"-image_size={size}"] for size in (12, 8)]
+    found = run_ranks(refusal, [place, place], flags)
+    assert found[0] == found[1]
+    assert found[0].startswith(
+        "rank 1 has DATA.IMAGE_SIZE 8, rank 0 has 12; give every rank the same flags, and"
     )
     assert not (tmp_path / "new").exists()
-
-
-def lose_an_image(machine):
-    (machine / "data/val/b/1.png").unlink()
-
-
-def take_other_weights(machine):
-    shutil.rmtree(machine / "run")
-    (machine / "other").rename(machine / "run")
 
 
 IMAGES = "the validation images differ between rank 0 and rank 1: rank 1 has 5, rank 0 has 6; number 3 is 'val/c/0.png'"
 VALUES = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
 
 
-@pytest.mark.parametrize(
-    ("flags", "change", "message"),
-    [
-        ([], lose_an_image, IMAGES),
-        (["-eval", "-pretrained=run/checkpoints/last"], take_other_weights, VALUES),
-    ],
-    ids=["images", "evaluated weights"],
-)
-def test_ranks_whose_machines_hold_other_files_end_in_a_line(
-    place, tmp_path, flags, change, message
-):
-    machines = [shutil.copytree(place, tmp_path / str(rank), symlinks=True) for rank in range(2)]
-    change(machines[1])
+@pytest.fixture
+def machines(place, tmp_path):
+    return [shutil.copytree(place, tmp_path / str(number), symlinks=True) for number in range(2)]
+
+
+def test_ranks_whose_machines_hold_other_images_end_in_a_line(machines, tmp_path):
+    (machines[1] / "data/val/b/1.png").unlink()
     port = free_ports(1)[0]
-    flags = [CFG, f"-output={tmp_path}/new", *flags]
-    started = [torchrun(machines[rank], rank, port, *flags, HOME=tmp_path) for rank in (1, 0)]
+    flags = [CFG, f"-output={tmp_path}/new"]
+    started = [torchrun(machines[number], number, port, *flags, HOME=tmp_path) for number in (1, 0)]
     assert statuses(*started) == [2, 2]
-    assert printed(*started).count(f"error: {message}") == 1
+    assert printed(*started).count(f"error: {IMAGES}") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_ranks_whose_machines_hold_other_evaluated_weights_end_in_a_line(machines, tmp_path):
+    shutil.rmtree(machines[1] / "run")
+    (machines[1] / "other").rename(machines[1] / "run")
+    flags = [CFG, f"-output={tmp_path}/new", "-eval", "-pretrained=run/checkpoints/last"]
+    found = run_ranks(refusal, machines, [flags, flags])
+    assert found[0] == found[1]
+    assert found[0].startswith(VALUES)
     assert not (tmp_path / "new").exists()
 
 

@@ -9,6 +9,7 @@ import textwrap
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from PIL import Image
 from safetensors.numpy import save_file
@@ -56,17 +57,24 @@ BEFORE = """
 @pytest.fixture
 def theirs(tmp_path):
     """A function that runs a program of another folder; returns what its variable ``told`` holds at
-    its end.
+    its end. The interpreter is a warm one, which has imported Paddle, unless another is given.
     """
     for name, text in CLASHING_MODULES.items():
         (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "theirs" / name).write_text(text)
 
-    def run(program, *arguments, house=ROOT):
+    def run(program, *arguments, house=ROOT, python=None):
         file = tmp_path / "theirs" / "program.py"
         file.write_text(textwrap.dedent(BEFORE) + textwrap.dedent(program))
-        command = [sys.executable, str(file), str(house), *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        command = [python or warm.python(), str(file), str(house), *map(str, arguments)]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=warm.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -120,7 +128,10 @@ def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
             print(json.dumps([logits.numpy().tolist(), seen, len(dataset), spawned, theirs()]))
     """
     logits, seen, length, spawned, named = theirs(
-        program, tmp_path / "weights.safetensors", tmp_path / "images.npy"
+        program,
+        tmp_path / "weights.safetensors",
+        tmp_path / "images.npy",
+        python=sys.executable,
     )
     with paddle.no_grad():
         np.testing.assert_allclose(
@@ -249,7 +260,8 @@ def test_what_isnt_installed_is_named_by_paddle_hub(theirs, tmp_path):
             told.append(str(error))
         print(json.dumps(told))
     """
-    assert theirs(program) == [["predictor"], "Missing dependencies: yacs"]
+    found = theirs(program, python=sys.executable)
+    assert found == [["predictor"], "Missing dependencies: yacs"]
 
 
 def test_the_dependencies_are_what_the_models_import():

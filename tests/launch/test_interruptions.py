@@ -18,7 +18,7 @@ from training.checkpoint import storage
 RECIPE = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "3", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
     "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.9",
-    "REPORT_FREQ", "5", "DATA.BATCH_SIZE_EVAL", "60", "MODEL.RESUME", "auto",
+    "REPORT_FREQ", "5", "DATA.BATCH_SIZE_EVAL", "15", "MODEL.RESUME", "auto",
 ]  # fmt: skip
 CONVMIXER = [
     "MODEL.TYPE", "ConvMixer", "MODEL.PATCH_SIZE", "2", "MODEL.KERNEL_SIZE", "3",
@@ -32,7 +32,7 @@ def test_a_run_stopped_again_and_again_ends_in_the_same_bits(tmp_path, tiny, ran
     options = [*tiny, *RECIPE]
     whole = tmp_path / "whole"
     stopped = tmp_path / "stopped"
-    evaluated = 364 // ranks // 60  # batches that every rank has
+    evaluated = 91 // ranks // 15  # batches that every rank has
     middle, end = (f"epoch_0001_sample_{samples * ranks:09d}" for samples in (24, 64))
     # Eight steps an epoch make updates after 3, 6 and 8 of them.
     moments = [
@@ -82,7 +82,7 @@ def test_metrics_survive_another_batch_size(tmp_path, tiny):
         "KEEP_LAST",
         "100",
     ]
-    options += ["DATA.BATCH_SIZE_EVAL", "364", "MODEL.RESUME", "auto"]
+    options += ["DATA.BATCH_SIZE_EVAL", "91", "MODEL.RESUME", "auto"]
     small = [*options, "DATA.BATCH_SIZE", "8"]
     large = [*options, "DATA.BATCH_SIZE", "16"]
     assert stop_at(2 * 9 + 3, small, tmp_path, 64)[1] == "epoch_0003_sample_000000024"
@@ -107,7 +107,7 @@ def test_the_best_that_was_damaged_leaves_no_link(tmp_path, tiny):
         "SAVE_STEPS",
         "1",
         "DATA.BATCH_SIZE_EVAL",
-        "364",
+        "91",
         "MODEL.RESUME",
         "auto",
     ]

@@ -3,9 +3,16 @@ repeat.
 """
 
 import gc
+import os
 
 from config import default_values
 
+# The programs that ranks start have the path that the tests were started with.
+path = os.environ["PYTHONPATH"].split(os.pathsep, 2)[2]
+if path:
+    os.environ["PYTHONPATH"] = path
+else:
+    del os.environ["PYTHONPATH"]
 # This reads the keys of all architectures.
 default_values()
 gc.freeze()

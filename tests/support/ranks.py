@@ -7,8 +7,10 @@ import socket
 import tempfile
 import zlib  # noqa: F401  (before Paddle's import: errors.py says why)
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 # Modules that the fork server imports, so that ranks needn't. Paddle computes nothing there. A
 # device's plugin is read at Paddle's import, so ranks of another backend are started without the
@@ -22,6 +24,9 @@ _PRELOADED = [
     "matplotlib.pyplot",
     "hypothesis",
     "models",
+    "support.hostile_files",
+    "support.servers",
+    "support.training_runs",
     "support.fork_server_preload",
 ]
 
@@ -44,6 +49,8 @@ def run_ranks(
     context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
     # This saves three seconds for each rank.
     context.set_forkserver_preload(_PRELOADED)
+    with mock.patch.dict(os.environ, PYTHONPATH=_path_of_fork_server()):
+        forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (endpoints, backend, compiled and backend == "gloo", function, args, folder)
         processes = [
@@ -56,6 +63,16 @@ def run_ranks(
             process.join(120)
             assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+
+
+def _path_of_fork_server() -> str:
+    """Returns a PYTHONPATH with the folders of the toolkit and of its tests.
+
+    Python 3.11's fork server doesn't take over ``sys.path``, and leaves out without a word what it
+    can't import. support.fork_server_preload takes the two folders out again.
+    """
+    tests = Path(__file__).resolve().parents[1]
+    return os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
 
 
 def free_ports(count: int) -> list[int]:

@@ -23,21 +23,24 @@ from training.run import Run
 from training.setup import share_batch
 
 
-def train(options, output, length=None, named=()):
-    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's
-    weights.
+def train(options, output, length=None, named=(), draws=False):
+    """Trains as main_worker does, on the first ``length`` images, and evaluates on the first 91, an
+    odd number; returns a checksum of this rank's weights.
 
     Args:
         named: options that -o names, which may change what a checkpoint's run had.
+        draws: as for ``work``.
     """
     given = [Option(key, value) for key, value in pairs(options, default_values())]
     given += [Option(key, value, NAMED) for key, value in pairs(named, default_values())]
     config, dataset, val = get_datasets(asked_config(None, [*given, Option("OUTPUT", str(output))]))
     if length:
-        dataset = ArrayDataset(
-            config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes
-        )
-    model = work(config, dataset, val)
+        if not config.EVAL:
+            dataset = ArrayDataset(
+                config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes
+            )
+        val = ArrayDataset(config, "val", val.images[:91], val.labels[:91], val.classes)
+    model = work(config, dataset, val, draws)
     return float(
         sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values())
     )
@@ -51,8 +54,13 @@ def refused(message, options, output, length=32, named=()):
     assert "\n" not in str(caught.value)
 
 
-def work(config, dataset, val):
-    """Does what main_worker does in this process; returns the model."""
+def work(config, dataset, val, draws=False):
+    """Does what main_worker does in this process; returns the model.
+
+    Args:
+        draws: whether curves.png is drawn, which takes as long as all else of a small run; else it
+            is an empty file.
+    """
     check_same(config, dataset, val)
     config = share_batch(config, utils.world_size())
     run = Run(config, val.classes)
@@ -67,7 +75,10 @@ def work(config, dataset, val):
         # Otherwise fleet would keep the first strategy of the process.
         topology._HYBRID_PARALLEL_GROUP = None
         parallel.init(config)
-    engine.fit(config, parallel.wrap_model(config, model), dataset, val, run)
+    with pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr(engine, "plot_curves", lambda metrics, picture, curves: picture.touch())
+        engine.fit(config, parallel.wrap_model(config, model), dataset, val, run)
     return model
 
 
@@ -149,11 +160,12 @@ def assert_close(one, two, atol):
         np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)
 
 
-# A ResNet-18 on digits.
+# A ResNet-10 on digits.
 RESNET_OPTIONS = [
-    "MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.NUM_CLASSES", "10", "DATA.DATASET", "digits",
-    "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
+    "MODEL.TYPE", "ResNet", "MODEL.DEPTH", "10", "MODEL.NUM_CLASSES", "10", "DATA.DATASET", "digits",
+    "DATA.IMAGE_SIZE", "16", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
     "DATA.NUM_WORKERS", "0", "DATA.BATCH_SIZE", "8", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
+    "REPORT", "False",
 ]  # fmt: skip
 
 

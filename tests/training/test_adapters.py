@@ -189,7 +189,7 @@ def of_model(options):
 
 
 def evaluated(options, output, *more):
-    train([*of_model(options), "EVAL", "True", *more], output)
+    train([*of_model(options), "EVAL", "True", *more], output, 32)
     return json.loads((output / "result.json").read_text())
 
 

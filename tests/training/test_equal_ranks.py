@@ -254,7 +254,7 @@ SETTINGS = {
         "SAVE_MINUTES=1.0",
         "KEEP_LAST=1",
         "BEST_METRIC=loss",
-        "REPORT=False",
+        "REPORT=True",
         "SAVE_ON_ERROR=continue",
     )
 }

@@ -118,6 +118,7 @@ def test_a_student_goes_on_in_the_same_bits(tmp_path, tiny, teacher, kind):
             str(checkpoints / "last"),
         ],
         tmp_path / "eval",
+        48,
     )
     results = [
         json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "eval")

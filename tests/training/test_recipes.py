@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 from support.dataset_files import CIFAR10, CIFAR100, cifar_archive, write_idx
 from support.small_models import SMALL_DEIT_OPTIONS
+from support.starts import start_error
 
 from config import find_config, get_config, shipped_configs
 from loading.transforms import BatchTransform, TrainTransform
@@ -212,25 +213,32 @@ def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, sec
 
 
 SHORT = ["-output=run", "-batch_size=8", "-o", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]
-SHORT += ["DATA.NUM_WORKERS", "0", "MODEL.DEPTH", "1"]
+SHORT += ["DATA.NUM_WORKERS", "0", "MODEL.DEPTH", "1", "REPORT", "False"]
 
 
-def trained(folder, program, *flags):
-    """Runs a recipe for an epoch: (its first training record, its result)."""
-    status, _, errors = program("main_single_gpu.py", *flags[:2], *SHORT, *flags[2:])
-    assert status == 0, errors
-    record = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    result = json.loads((folder / "run" / "result.json").read_text())
-    assert 0 < record["loss"] < 3 * math.log(10)
-    return record, result
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Returns a function that trains with a recipe for an epoch in ``tmp_path``: (its first
+    training record, its result).
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def train(*flags):
+        assert start_error([*flags[:2], *SHORT, *flags[2:]]) is None
+        record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert 0 < record["loss"] < 3 * math.log(10)
+        return record, result
+
+    return train
 
 
 @pytest.mark.parametrize(
     ("cfg", "model"), [("cifar10", "vit_cifar10"), ("transfer_cifar10", "vit_base_patch16_224")]
 )
-def test_cifar10_trains_on_its_original_archive(tmp_path, program, cfg, model):
+def test_cifar10_trains_on_its_original_archive(tmp_path, trained, cfg, model):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
-    record, result = trained(tmp_path, program, f"-cfg={cfg}", "-data_path=.", *SMALL_DEIT_OPTIONS)
+    record, result = trained(f"-cfg={cfg}", "-data_path=.", *SMALL_DEIT_OPTIONS)
     assert record["samples"] == 8  # of 15
     assert (result["model"], result["num_samples"]) == (model, 3)
 
@@ -242,19 +250,19 @@ def test_cifar10_trains_on_its_original_archive(tmp_path, program, cfg, model):
         ("100", CIFAR100, b"fine_labels", ("meta", b"fine_label_names")),
     ],
 )
-def test_a_vit_is_fine_tuned_on_cifar(tmp_path, program, classes, archive, label, meta):
+def test_a_vit_is_fine_tuned_on_cifar(tmp_path, trained, classes, archive, label, meta):
     cifar_archive(tmp_path, *archive, label, meta)
     name = f"vit_base_patch16_384_cifar{classes}"
     small = [*SMALL_DEIT_OPTIONS[:-1], classes, "DATA.IMAGE_SIZE", "32", "DATA.BATCH_SIZE", "2"]
     flags = [f"-cfg={name}", "-data_path=.", *small]
-    record, result = trained(tmp_path, program, *flags)
+    record, result = trained(*flags)
     start = math.log(int(classes))  # its classifier starts at zero
     assert 0.8 * start < record["loss"] < start + 1e-4
     assert (result["model"], result["config"]["DATA"]["CROP_MODE"]) == (name, "squash")
 
 
 @pytest.mark.smoke
-def test_fashion_mnist_trains_on_its_original_files(tmp_path, program):
+def test_fashion_mnist_trains_on_its_original_files(tmp_path, trained):
     rng = np.random.default_rng(0)
     for prefix, count in (("train", 20), ("t10k", 5)):
         write_idx(
@@ -267,20 +275,18 @@ def test_fashion_mnist_trains_on_its_original_files(tmp_path, program):
         )
     for cfg, model, depth, samples in (
         ("fashion_mnist", "vit_fashion_mnist", "1", 16),
-        (RESNET, RESNET, "18", 20),
+        (RESNET, RESNET, "10", 20),
     ):
-        record, result = trained(
-            tmp_path, program, f"-cfg={cfg}", "-data_path=.", "MODEL.DEPTH", depth
-        )
+        record, result = trained(f"-cfg={cfg}", "-data_path=.", "MODEL.DEPTH", depth)
         assert record["samples"] == samples  # of 20: d2l's keeps the last batch
         assert (result["model"], result["num_samples"]) == (model, 5)
         shutil.rmtree(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["deit_small_patch16_224", "deit3_small_patch16_224"])
-def test_whole_recipes_train(tmp_path, program, name):
+def test_whole_recipes_train(trained, name):
     small = [*SMALL_DEIT_OPTIONS, "DATA.SYNTHETIC_SIZE", "16", "DATA.IMAGE_SIZE", "32"]
-    record, result = trained(tmp_path, program, f"-cfg={name}", "-dataset=synthetic", *small)
+    record, result = trained(f"-cfg={name}", "-dataset=synthetic", *small)
     assert record["samples"] == 16
     assert result["config"]["TRAIN"]["AUTO_AUGMENT"] == get_config(name).TRAIN.AUTO_AUGMENT
 

@@ -100,10 +100,13 @@ def found():
 
 
 def count_collectives():
-    """By stage, the collectives of two updates of ViT-S: (name, elements)."""
+    """By stage, the collectives of two updates of ViT-Ti: (name, elements). Its buckets are a
+    quarter as large as usual, as its weights are those of ViT-S.
+    """
     found = {}
     for stage, engine in ((1, STAGE_1), (2, STAGE_2)):
-        config = get_config("configs/vit/vit_small_patch16_224.yaml", engine)
+        buckets = ["DIST.STRATEGY.fuse_grad_size_in_MB", "8"]
+        config = get_config("configs/vit/vit_tiny_patch16_224.yaml", [*engine, *buckets])
         parallel.init(config)
         model = build_model(config)
         optimizer = parallel.wrap_optimizer(config, build_optimizer(config, model))
@@ -118,11 +121,11 @@ def count_collectives():
     return found
 
 
-def test_an_update_of_vit_s_takes_a_handful_of_collectives(found):
+def test_an_update_of_a_vit_takes_a_handful_of_collectives(found):
     one, other = found["count_collectives"]
     assert one == other
     count, elements = one.pop("parameters")
-    assert (count, elements) == (152, 22_050_664)
+    assert (count, elements) == (152, 5_717_416)
     for travelled in one.values():
         reduced, sent = (
             [size for name, size in travelled if name == kind] for kind in ("reduce", "broadcast")

@@ -119,20 +119,29 @@ class Start:
 
     def is_like_mine(self, changed):
         """Returns whether a fork of this process behaves as the client's program would."""
-        mine = INITIAL
-        if "--multiprocessing-fork" in self.words:
-            # A process that a program spawned inherits the variables that Paddle's import changed.
-            mine = INITIAL | changed
-        my_early = {name: value for name, value in mine.items() if EARLY.match(name)}
-        its_early = {name: value for name, value in self.environment.items() if EARLY.match(name)}
         folder = os.readlink(f"/proc/{self.pid}/cwd")
         if not self.words or not os.path.isdir(folder):
             return False
+        fresh, inherited, early = (
+            {name: value for name, value in variables.items() if EARLY.match(name)}
+            for variables in (INITIAL, INITIAL | changed, self.environment)
+        )
+        # What a fork of this process starts inherits the variables that Paddle's import changed.
+        # Python's own helpers, such as its resource tracker (-c), need no Paddle and are left to
+        # Python.
+        is_rank = "--multiprocessing-fork" in self.words
+        is_code = self.words[0] in ("-c", "-m")
+        if is_rank:
+            is_known = early == inherited
+        elif is_code:
+            is_known = early == fresh
+        else:
+            is_known = early in (fresh, inherited)
         is_file = os.path.isfile(os.path.join(folder, self.words[0]))
         namespaces = ("net", "mnt", "pid", "user", "ipc", "uts")
         return (
-            (is_file or self.words[0] in ("-c", "-m"))
-            and my_early == its_early
+            is_known
+            and (is_file or is_code)
             and {0, 1, 2} <= {*self.numbers}
             and max(self.numbers) < ROOM
             and not any(os.isatty(descriptor) for descriptor in self.received)

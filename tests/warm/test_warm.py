@@ -94,6 +94,22 @@ def test_its_ranks_are_warm_and_it_has_what_paddles_import_sets(tmp_path):
     assert ours == (0, "1 True True 0\n", "")
 
 
+def test_a_program_that_it_starts_is_warm(tmp_path):
+    child = "import os, sys; print('paddle' in sys.modules, os.environ['OMP_NUM_THREADS'])"
+    (tmp_path / "child.py").write_text(child)
+    start = "import subprocess, sys; subprocess.run([sys.executable, *{}], check=True)"
+    for words, there in ((["child.py"], True), (["-c", child], False)):
+        (tmp_path / "parent.py").write_text(start.format(words))
+        done = subprocess.run(
+            [warm.python(), "parent.py"],
+            cwd=tmp_path,
+            env=warm.environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert (done.stdout, done.stderr) == (f"{there} 1\n", "")
+
+
 @pytest.mark.parametrize(
     "early", [{"FLAGS_check_nan_inf": "1"}, {"OMP_NUM_THREADS": "2"}, {"RANK": "0"}]
 )
