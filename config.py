@@ -15,6 +15,15 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from settings.architectures import keep_model_keys
+from settings.configuration import (
+    CONFIG_DIR,
+    Configuration,
+    Option,
+    add_note,
+    explicit_sources,
+    is_users,
+    leaves,
+)
 from settings.conflicts import check_conflicts
 from settings.corruptions import CORRUPTIONS
 from settings.explaining import explanation
@@ -72,18 +81,9 @@ from settings.needs import (
     is_set,
     is_unset,
 )
-from settings.options import (
-    CONFIG_DIR,
-    Configuration,
-    Option,
-    add_note,
-    explicit_sources,
-    is_users,
-    leaves,
-    pairs,
-)
 from settings.paddlevit import reading
 from settings.paddlevit.programs import explain_missing_modules, options_of
+from settings.parser import pairs
 
 __all__ = [
     "CONFIG_DIR", "asked_config", "default_values", "differences", "explain", "find_config", "get_config", "is_users",

@@ -48,8 +48,8 @@ from loading.transforms import (
     readable,
 )
 from loading.workers import Loader, ProcessLoader
+from settings.configuration import Configuration, add_note, pair
 from settings.needs import mixes
-from settings.options import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
 from settings.registry import datasets
 

@@ -68,7 +68,7 @@ def _docstring(name: str) -> str:
     source = text.partition("\n")[0].partition(": ")[2]
     data = config.DATA
     classes = config.MODEL.NUM_CLASSES
-    height, width = _part("settings.options").pair(data.IMAGE_SIZE)
+    height, width = _part("settings.configuration").pair(data.IMAGE_SIZE)
     shape = f"[B, {data.IMAGE_CHANNELS}, {height}, {width}]"
     lines = [
         source,

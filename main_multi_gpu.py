@@ -232,7 +232,7 @@ def datasets_key(config):
     """Returns bytes that are equal on two ranks of a machine if ``read_datasets`` would return the
     same to both.
     """
-    from settings.options import leaves
+    from settings.configuration import leaves
     from training.versions import versions
 
     return repr((versions(), sorted(leaves(config)))).encode()

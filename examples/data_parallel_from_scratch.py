@@ -26,7 +26,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from sklearn.datasets import load_digits
 
-from settings.options import Parser
+from settings.parser import Parser
 
 # of each layer: the shape of its weight, the number of inputs of an output, the number of outputs
 LAYERS = [

@@ -32,7 +32,7 @@ from paddle.io import DataLoader, Dataset, DistributedBatchSampler
 from paddle.vision.models import ResNet
 from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
 
-from settings.options import Parser
+from settings.parser import Parser
 
 # the global batch for which --base_lr is meant
 BASE_BATCH = 32

@@ -23,7 +23,7 @@ import launch.startup  # noqa: F401
 from errors import InputError, reporting
 
 # isort: split
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.command_line import config_from_arguments
 
 COLUMNS = ("index", "label", "prediction", "probability")

@@ -27,7 +27,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.io import DataLoader, Dataset, DistributedBatchSampler
 
-from settings.options import Parser
+from settings.parser import Parser
 
 TRAIN = ([[-1.4, 2.9], [-0.8, 3.2], [-0.4, 2.4], [2.2, -1.0], [2.8, -1.7]], [0, 0, 0, 1, 1])
 TEST = ([[-0.7, 2.7], [2.5, -1.3]], [0, 1])

@@ -17,7 +17,7 @@ from errors import InputError, Unreadable, counted, install, reading
 from inference.export_manifest import ADVICE, Export, read_export
 from launch import progress
 from models.paddle_inference import Program, num_threads, quiet
-from settings.options import pair
+from settings.configuration import pair
 
 Runner = Callable[[np.ndarray], np.ndarray]
 

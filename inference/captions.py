@@ -16,7 +16,7 @@ from inference.prediction_writers import Outcome, reason, writing
 from inference.predictor import Failure
 from loading.files import Paths
 from loading.transforms import Bands
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.pages.fonts import file_for
 
 # The endings of a sheet, the largest number of its images, and the pixels along a tile's side.

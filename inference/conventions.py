@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 from training.checkpoint import Description
 
 TIMM = "config.json"

@@ -33,7 +33,7 @@ from launch.files import making_folder
 from loading.transforms import pixel_dtype
 from models.base import ImageModel
 from models.paddle_inference import PROGRAM, inputs_of, save_program
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.checkpoint import describe
 from training.checkpoint.storage import sha256_of
 from utils import sync_directory

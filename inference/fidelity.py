@@ -17,7 +17,7 @@ from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
 from models.paddle_inference import TOLERANCE, quiet, refusing
 from ops.device import exact_float32
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 # Below float32, the share of pictures on which the most probable class has to be the model's.
 LEAST_AGREEMENT = 0.8

@@ -20,7 +20,7 @@ from inference.preparation import crop_begin
 from loading.transforms import pixel_mode
 from loading.transforms.image import before_crop
 from models.base import ImageModel
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 from training.checkpoint import Description
 
 FORMATS = ("paddlex", "paddleclas")

@@ -17,7 +17,7 @@ from loading.transforms import Picture as Opened
 from loading.transforms.decode import readable
 from loading.transforms.orientation import TURNS, orientation_in
 from loading.workers import ProcessLoader
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 Picture = str | os.PathLike | bytes | Image.Image | np.ndarray
 # The bytes of an error's line in UTF-8, at most.

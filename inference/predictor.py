@@ -25,7 +25,7 @@ from models import build_model
 from models.base import ImageModel
 from models.pretrained import build_described, with_preprocessing
 from ops.device import set_device_flags
-from settings.options import Configuration, explicit_sources, leaves
+from settings.configuration import Configuration, explicit_sources, leaves
 from training.checkpoint import (
     Description,
     classes_of,

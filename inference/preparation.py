@@ -12,7 +12,7 @@ from paddle import nn
 
 from loading.transforms import Normalize, pixel_dtype
 from loading.transforms.image import before_crop
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 
 
 class Preparation(nn.Layer):

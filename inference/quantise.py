@@ -23,7 +23,7 @@ from inference.backends import import_extra
 from loading.subsets import validation_files
 from loading.transforms import EvalTransform, Normalize
 from models.paddle_inference import quiet, refusing
-from settings.options import Configuration, leaves
+from settings.configuration import Configuration, leaves
 from settings.registry import datasets
 from training.command_line import run_file
 

@@ -16,7 +16,7 @@ from inference.pictures import Batch, Picture, Pictures
 from loading.files import Paths
 from loading.transforms import EvalTransform
 from loading.transforms import Picture as Opened
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 Views = Literal["", "flip", "five", "ten"]
 WAYS = ("flip", "five", "ten")

@@ -18,7 +18,7 @@ from errors import InputError, install
 from loading.samplers import TrainBatchSampler
 from loading.transforms import opened_image, readable
 from loading.workers import Draw, Loader, with_draws
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 from utils import num_gpus
 
 try:

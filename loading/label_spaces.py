@@ -17,7 +17,7 @@ from config import is_users, with_values
 from errors import InputError
 from loading.class_names import lookalike, read_class_map
 from loading.label_sets import LabelSets, every_label
-from settings.options import Configuration, add_note
+from settings.configuration import Configuration, add_note
 
 _IMAGENET = Path(__file__).with_name("imagenet1k_classes.txt")
 # The value of DATA.CLASSES for the classes that the data has.

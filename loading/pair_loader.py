@@ -7,7 +7,7 @@ import paddle
 
 from errors import InputError
 from loading.transforms import Normalize
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 
 class PairLoader(paddle.io.DataLoader):

@@ -13,7 +13,7 @@ from loading.files import Paths
 from loading.label_sets import LabelSets
 from loading.label_spaces import imagenet_synsets
 from loading.sources import Files
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.plain import is_list, is_whole, parsed_json, value_text, whole_file
 
 # The name of a validation image. Images are numbered from 1.

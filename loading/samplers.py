@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from errors import InputError
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):

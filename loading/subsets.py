@@ -20,7 +20,7 @@ from loading.layout import check_data_path
 from loading.shards import Shards
 from loading.sources import Arrays, Decoded, Drawn, Files, Split
 from loading.splits import groups_of, validation
-from settings.options import Configuration, add_note, leaves
+from settings.configuration import Configuration, add_note, leaves
 from settings.registry import datasets
 
 Source = Files | Shards | Arrays | Drawn

@@ -30,7 +30,7 @@ from launch.signals import die_with_parent, ignore_signals
 from launch.verdict import trouble
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.transforms.bands import pixel_dtype
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler

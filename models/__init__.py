@@ -13,8 +13,8 @@ from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import from_timm_names, with_timm_arguments
 from models.transformers_arguments import with_transformers_arguments
+from settings.configuration import Configuration, add_note, explicit_sources
 from settings.names import hub_weights, instead, matches, matching_file
-from settings.options import Configuration, add_note, explicit_sources
 from utils import within_memory
 from weights import load_weights
 from weights.formats import open_weights

@@ -15,8 +15,8 @@ from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
 from settings.architectures import add_file, architectures
+from settings.configuration import pair, size_text
 from settings.keys import InTraining
-from settings.options import pair, size_text
 from weights.layout import sublayer
 
 _Kind = TypeVar("_Kind", bound="type[ImageModel]")

@@ -28,7 +28,7 @@ from paddle.utils import unique_name
 from models import build_model
 from models.base import ImageModel
 from models.resnet import BlurPool
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 _BATCH_NORMS = nn.layer.norm._BatchNormBase
 _NORMS = (nn.LayerNorm, nn.GroupNorm, _BATCH_NORMS)

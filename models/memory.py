@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from models.costs import Cost
 from models.costs import cost as cost_of
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 # The stages of DIST.STRATEGY.sharding_configs; 0: no sharding.
 STAGES = (0, 1, 2, 3)

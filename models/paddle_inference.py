@@ -27,7 +27,7 @@ from errors import InputError, RunError, Unreadable
 from launch.files import temporary_folder
 from models.base import ImageModel
 from ops.device import exact_float32
-from settings.options import Configuration
+from settings.configuration import Configuration
 from utils import num_gpus
 
 # The largest difference from eager logits in float32, over their range.

@@ -17,7 +17,7 @@ from config import with_values
 from errors import InputError, reading
 from models import build_model, with_switches
 from models.base import ImageModel
-from settings.options import Configuration, is_given, is_users, pair, size_text
+from settings.configuration import Configuration, is_given, is_users, pair, size_text
 from settings.plain import parsed_json
 from weights import find_weights
 from weights.adapters import find_adapter

@@ -11,7 +11,7 @@ from typing import Any
 from config import shipped_model, with_values
 from errors import InputError, printable
 from settings.architectures import architecture
-from settings.options import WITH_VALUES, Configuration, add_note, is_users
+from settings.configuration import WITH_VALUES, Configuration, add_note, is_users
 from settings.plain import value_text
 from weights.hub import read_config
 

@@ -13,7 +13,7 @@ from config import with_values
 from errors import InputError, printable, reading
 from models.resnet import SIZES, BasicBlock, Bottleneck
 from settings.architectures import architecture
-from settings.options import Configuration, add_note, is_users
+from settings.configuration import Configuration, add_note, is_users
 from settings.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 

@@ -18,7 +18,7 @@ import ops
 from errors import counted
 from launch.launchers import cores_each, set_by_launcher
 from ops import images
-from settings.options import Configuration
+from settings.configuration import Configuration
 from utils import num_gpus
 
 # The calls of ``trim_buffers`` that trim, counted from 1.

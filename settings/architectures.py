@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from errors import InputError
 from launch.startup import without_collection
+from settings.configuration import Configuration, leaves, value_sources
 from settings.keys import Key
-from settings.options import Configuration, leaves, value_sources
 from settings.paddlevit.absent import absent_type
 from settings.signatures import argument, descriptions
 from settings.values import parse_value, quoted

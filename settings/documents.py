@@ -15,7 +15,7 @@ from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]  (
 from yaml.resolver import Resolver
 
 from errors import Allowance, InputError, Unreadable, leads_out, open_file, printable, reading
-from settings.options import leaves
+from settings.configuration import leaves
 from settings.values import LONGEST_TEXT, quoted
 
 # The configuration in a run's folder.

@@ -6,12 +6,13 @@ from typing import Any
 
 from errors import InputError
 from settings.architectures import all_keys, architecture
+from settings.configuration import COMMAND_LINE, CONFIG_DIR, Configuration, leaves
 from settings.idle import unmet
 from settings.keys import meanings
 from settings.merging import Keys
 from settings.needs import Need
-from settings.options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, nearest_key
 from settings.registry import choices_of
+from settings.suggestions import nearest_key
 
 
 def explanation(config: Configuration, names: Sequence[str], keys: Keys) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 
 from errors import InputError
+from settings.configuration import COMMAND_LINE, Given
 from settings.keys import Key
 from settings.needs import TRAINING, Need, Values, is_, is_not
-from settings.options import COMMAND_LINE, Given
 from settings.registry import KINDS, Registry, datasets
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from errors import InputError
 from settings.needs import TRAINING, Need, above_zero, is_, is_not, is_set, is_unset
-from settings.options import nearest
+from settings.suggestions import nearest
 from settings.values import LARGEST_INT, coerce, quoted
 
 

@@ -12,12 +12,7 @@ from yacs.config import CfgNode
 from errors import InputError, printable
 from settings import registry
 from settings.architectures import all_keys, architecture, architectures
-from settings.documents import read_yaml
-from settings.idle import all_needs
-from settings.keys import Key, Section, declared
-from settings.names import TOOLKITS, images_of, instead, matching_file, tags
-from settings.needs import Need
-from settings.options import (
+from settings.configuration import (
     COMMAND_LINE,
     CONFIG_DIR,
     WITH_VALUES,
@@ -27,12 +22,17 @@ from settings.options import (
     Option,
     add_note,
     leaves,
-    nearest_key,
     plain,
     value_sources,
 )
+from settings.documents import read_yaml
+from settings.idle import all_needs
+from settings.keys import Key, Section, declared
+from settings.names import TOOLKITS, images_of, instead, matching_file, tags
+from settings.needs import Need
 from settings.paddlevit import programs, reading
 from settings.paddlevit.absent import absent_task
+from settings.suggestions import nearest_key
 from settings.values import quoted
 
 # The source that a run's file names for a value that nobody set.

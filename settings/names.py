@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 
 from errors import InputError, reading
-from settings.options import nearest_model
 from settings.paddlevit.absent import absent_name
+from settings.suggestions import nearest_model
 
 TOOLKITS = ("timm", "PaddleViT")
 # The keys of which timm_tags.json has values, in their order there.

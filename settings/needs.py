@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from settings.options import Configuration, leaves
+from settings.configuration import Configuration, leaves
 
 # All values of a configuration, by dotted key.
 Values = Mapping[str, Any]

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from errors import InputError
+from settings.configuration import Configuration
 from settings.keys import Key
-from settings.options import Configuration, nearest
 from settings.signatures import argument, descriptions
+from settings.suggestions import nearest
 from settings.values import quoted
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,8 +18,8 @@ from config import default_values, differences, get_config, resolved_yaml, with_
 from errors import InputError
 from models import ARCHITECTURES, create_model
 from settings.architectures import all_keys, architecture, architectures, kept_values
+from settings.configuration import explicit_sources, leaves, plain
 from settings.keys import Range
-from settings.options import explicit_sources, leaves, plain
 from training.checkpoint import saver
 
 SHARED = {

@@ -12,7 +12,7 @@ from conftest import ROOT
 from config import CONFIG_DIR, differences, get_config, resolved_yaml, with_values
 from errors import InputError
 from models import build_model
-from settings.options import WRITTEN_OUT, is_given, value_sources
+from settings.configuration import WRITTEN_OUT, is_given, value_sources
 from training.command_line import config_from_arguments
 
 # As in PaddleViT's configs/ of each model: (TYPE, MODEL), and parameters of timm's.

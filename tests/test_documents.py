@@ -36,7 +36,7 @@ from config import default_values, find_config, get_config, shipped_configs
 from errors import InputError
 from models import create_model
 from settings import merging
-from settings.options import leaves
+from settings.configuration import leaves
 from training.command_line import FLAGS, config_from_arguments
 from weights import save_weights
 

@@ -14,8 +14,8 @@ from conftest import ROOT
 
 from config import default_values, explain, get_config, resolved_yaml, with_values
 from errors import InputError
+from settings.configuration import leaves, option_keys, value_sources
 from settings.keys import meanings
-from settings.options import leaves, option_keys, value_sources
 from settings.registry import optimizers
 from training.command_line import config_from_arguments
 from training.run import for_others

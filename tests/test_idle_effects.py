@@ -21,8 +21,8 @@ from loading.label_sets import every_label
 from loading.label_spaces import check_evaluation
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
 from settings.architectures import all_keys
+from settings.configuration import leaves
 from settings.needs import mixes
-from settings.options import leaves
 from settings.registry import datasets, losses, tasks
 from training import parallel
 from training.losses import build_criterion

@@ -10,7 +10,7 @@ from support.keys import DEFAULTS, met
 from config import _KEYS, get_config, resolved_yaml, with_values
 from errors import InputError
 from settings.architectures import all_keys, architectures
-from settings.options import value_sources
+from settings.configuration import value_sources
 from training.command_line import config_from_arguments
 
 # ------------------------------------------------------------ the declarations

@@ -14,7 +14,7 @@ from support.paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
 from config import get_config
 from errors import InputError
 from models import build_model
-from settings.options import WRITTEN_OUT, notes, value_sources
+from settings.configuration import WRITTEN_OUT, value_sources
 from training.optim import build_optimizer, build_schedule, decayed_parameters
 
 
@@ -42,7 +42,7 @@ def test_a_file_is_a_difference_to_its_familys_defaults(model, read):
     assert {key: value(config, key) for key in expected} == expected
     assert (
         f"is read as PaddleViT's, with the defaults of configs/paddlevit/{name}.yaml"
-        in notes(config)[0]
+        in config.notes[0]
     )
     with paddle.LazyGuard():
         # every key of MODEL is one that the architecture takes
@@ -152,14 +152,14 @@ def test_one_classifier_may_serve_both_losses(read):
 def test_keys_that_paddlevit_doesnt_read_are_named_once(read):
     text = "MODEL: {TYPE: BEiT, DROPPATH: 0.2}\nTRAIN: {COLOR_JITTER: 0.2, MODEL_EMA_FORCE_CPU: True}\n"
     config = read(text, "EVAL", "True")
-    assert [line.partition("; ")[2] for line in notes(config)] == [
+    assert [line.partition("; ")[2] for line in config.notes] == [
         "of no effect there, and ignored: MODEL.DROPPATH, TRAIN.COLOR_JITTER, TRAIN.MODEL_EMA_FORCE_CPU"
     ]
     assert config.MODEL.DROPPATH == 0.0  # as PaddleViT builds it, whatever the file says
 
 
 def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
-    told = notes(read("MODEL: {TYPE: deit}\n"))[1]
+    told = read("MODEL: {TYPE: deit}\n").notes[1]
     for key in (
         "TRAIN.LR_SCHEDULER.PER_EPOCH True",
         "TRAIN.DECAY_ALL True",
@@ -174,8 +174,8 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         "TRAIN.MODEL_EMA_WARMUP",
         "False",
     ]
-    assert notes(read("MODEL: {TYPE: deit}\nTRAIN: {RAND_AUGMENT: False}\n", *own_way))[1:] == []
-    assert len(notes(read("MODEL: {TYPE: deit}\n", "EVAL", "True"))) == 1
+    assert read("MODEL: {TYPE: deit}\nTRAIN: {RAND_AUGMENT: False}\n", *own_way).notes[1:] == []
+    assert len(read("MODEL: {TYPE: deit}\n", "EVAL", "True").notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_sections_may_be_empty_as_paddlevits_are(read):
         "MODEL: {TYPE: swin, TRANS: }\nAUG:\nTRAIN:\n",
         "MODEL: {TYPE: mae, TRANS: {ENCODER: , DECODER: }}\n",
     ):
-        assert "is read as PaddleViT's" in notes(read(text))[0]
+        assert "is read as PaddleViT's" in read(text).notes[0]
 
 
 def test_a_teacher_without_weights_is_no_file(read):
@@ -277,7 +277,7 @@ def test_a_teacher_without_weights_is_no_file(read):
 def test_a_file_that_names_a_base_is_ones_own(read):
     for base in ("''", "['']", "[]"):
         config = read(f"BASE: {base}\nMODEL: {{TYPE: Swin}}\nDATA: {{CROP_PCT: 1.0}}\n")
-        assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA, notes(config)) == (
+        assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA, config.notes) == (
             HALF,
             0.0,
             [],
@@ -301,13 +301,13 @@ def test_a_file_that_may_be_meant_in_two_ways_is_refused(model, own, read):
 def test_a_vit_with_keys_of_this_toolkit_is_ones_own(read):
     """Both readings give it the same defaults."""
     config = read("MODEL: {TYPE: ViT}\nDATA: {INTERPOLATION: bilinear}\n")
-    assert (config.DATA.NUM_WORKERS, config.DATA.IMAGENET_MEAN, notes(config)) == (2, HALF, [])
+    assert (config.DATA.NUM_WORKERS, config.DATA.IMAGENET_MEAN, config.notes) == (2, HALF, [])
 
 
 @pytest.mark.parametrize("model", ["{NAME: mine}", "{TYPE: ResNet}"])
 def test_a_type_that_paddlevit_lacks_makes_a_file_ones_own(model, read):
     config = read(f"MODEL: {model}\n")
-    assert (config.DATA.NUM_WORKERS, notes(config)) == (2, [])
+    assert (config.DATA.NUM_WORKERS, config.notes) == (2, [])
 
 
 def test_a_file_of_ones_own_may_be_based_on_a_family(read):
@@ -321,7 +321,7 @@ def test_a_file_of_ones_own_may_be_based_on_a_family(read):
         0.9,
         1e-4,
     )
-    assert "PaddleViT itself decays biases" in notes(config)[0]
+    assert "PaddleViT itself decays biases" in config.notes[0]
 
 
 # ------------------------------------------------ PaddleViT's way of training

@@ -28,7 +28,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 # isort: split
 import numpy as np  # noqa: E402
 
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 
 @contextlib.contextmanager

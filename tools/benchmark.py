@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import reporting  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from settings.registry import refuse_other  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.growth import MEASURES, growth  # noqa: E402

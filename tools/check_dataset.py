@@ -41,8 +41,9 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
+from settings.configuration import Configuration  # noqa: E402
 from settings.needs import float_pixels  # noqa: E402
-from settings.options import Configuration, Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}

@@ -44,7 +44,7 @@ from config import find_config, get_config  # noqa: E402
 from launch.files import temporary_folder  # noqa: E402
 from launch.startup import end_with_parent  # noqa: E402
 from settings.names import names  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 # The largest difference of logits and features, over their range.
 TOLERANCE = 1e-4

@@ -30,7 +30,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 )
 
 # isort: split
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 
 def write_report_again(folder: Path) -> Path:

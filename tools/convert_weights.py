@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 ENDINGS = (".safetensors", ".pdparams", ".npz")
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting  # noqa: E402
 from launch import launched, launchers, spawned  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from tools.checks import machine  # noqa: E402
 
 try:

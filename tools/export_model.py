@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
-from settings.options import Parser, pairs  # noqa: E402
+from settings.parser import Parser, pairs  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 _PRECISIONS = ("float32", "float16", "bfloat16", "int8")

@@ -25,7 +25,7 @@ from errors import InputError, reporting  # noqa: E402  (first: it says what isn
 # isort: split
 from config import get_config, model_files  # noqa: E402
 from settings.names import TOOLKITS, instead, matches, names  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 TABLE = ROOT / "settings" / "costs.json"
 

@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from launch.files import making_folder  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 _BUNDLED = {
     "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),

@@ -49,7 +49,7 @@ from PIL import Image  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from launch.files import making_folder  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, open_file, reporting  # noqa: E402
 from launch.files import making_folder  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 
 def merge(source: Path, target: Path) -> str:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
 from launch.spawned import without_current_folder  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 # How many times a process holds tensors of the weights' size. An evaluation has the weights.
 # Training also has their gradients and AdamW's two moments.

@@ -32,7 +32,8 @@ from launch import files, launched, launchers, sharing, signals, spawned  # noqa
 # isort: split
 from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
-from settings.options import Configuration, Parser, pairs  # noqa: E402
+from settings.configuration import Configuration  # noqa: E402
+from settings.parser import Parser, pairs  # noqa: E402
 
 # The graph of an export may never end. Unless DIST.TIMEOUT is set, a batch has this time.
 EXPORT_SECONDS = 60.0

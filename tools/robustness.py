@@ -34,7 +34,7 @@ from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
 from launch.files import refuse_links, removing_if_stopped, writing_whole  # noqa: E402
 from settings.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from settings.plain import (  # noqa: E402
     Rule,
     check_form,
@@ -169,7 +169,7 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
 def main() -> None:
     arguments, rest = arguments_of(sys.argv[1:])
     config = clean_config(arguments, rest)
-    from settings.options import leaves
+    from settings.configuration import leaves
     from training.robustness import format_table, summarize
 
     output = Path(config.OUTPUT)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, printable, reporting  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from tools.features import add_model, check  # noqa: E402
 
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, install, open_file, reading, reporting  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 # The packages of the extra "serve", by the names under which they are imported.
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")

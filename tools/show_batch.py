@@ -25,7 +25,8 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 )
 
 # isort: split
-from settings.options import Configuration, Parser  # noqa: E402
+from settings.configuration import Configuration  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 
 # images of each kind, at most
 _MOST = 64

@@ -37,7 +37,7 @@ from errors import InputError, RunError, remedy, reporting  # noqa: E402
 from config import FromFile  # noqa: E402
 from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
-from settings.options import Parser  # noqa: E402
+from settings.parser import Parser  # noqa: E402
 from training.sweeps import results  # noqa: E402
 from training.sweeps.points import (  # noqa: E402
     Point,

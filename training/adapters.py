@@ -12,8 +12,8 @@ from models.base import ImageModel
 from models.layers.linear import Linear
 from models.layers.lora import adapt, call_by_layer
 from settings.keys import Positive, Rate, Size
-from settings.options import nearest
 from settings.registry import adapters
+from settings.suggestions import nearest
 from training.optim.groups import within
 
 

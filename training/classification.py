@@ -19,7 +19,7 @@ from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import model_of
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.registry import tasks
 from training.equal_ranks import check_loaded, check_teacher
 from training.feature_distillation import FEATURE, LastMap, check_alignment, make_student

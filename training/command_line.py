@@ -16,22 +16,20 @@ from typing import Any, NamedTuple
 
 from config import FromFile, asked_config, default_values, explain, get_config
 from errors import InputError
-from settings.documents import read_yaml
-from settings.merging import SIZE
-from settings.options import (
+from settings.configuration import (
     CONFIG_DIR,
     FLAG,
     NAMED,
     Configuration,
     Option,
-    Parser,
     add_note,
-    equivalent_key,
-    is_flag,
-    pairs,
     value_sources,
 )
+from settings.documents import read_yaml
+from settings.merging import SIZE
+from settings.parser import Parser, is_flag, pairs
 from settings.registry import datasets
+from settings.suggestions import equivalent_key
 
 # The name of a run's configuration within its folder.
 FILE = "config.yaml"

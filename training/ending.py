@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import paddle
 
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.checkpoint.progress import Progress
 from training.run import Run
 from utils import all_gather, num_gpus

@@ -25,7 +25,7 @@ from models.base import ImageModel
 from models.layers.batch_norm import hold_frozen_statistics
 from models.paddle_inference import inference_engine
 from ops.device import trim_buffers
-from settings.options import Configuration, plain
+from settings.configuration import Configuration, plain
 from settings.registry import tasks
 from training import predictions
 from training.checkpoint import Progress, Saver, check_task, own_statistics

@@ -20,7 +20,7 @@ from errors import InputError, printable
 from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import LabelSets
-from settings.options import Configuration, leaves
+from settings.configuration import Configuration, leaves
 from training.versions import versions
 from utils import all_gather, world_size
 

@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.registry import tasks
 from training.checkpoint import thresholds_of
 from training.classification import Classification

@@ -21,7 +21,7 @@ from paddle.distributed.fleet.utils.log_util import set_log_level
 
 from errors import InputError
 from models.layers.batch_norm import synchronise
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.sharded_parameters import ShardedBlocks
 from training.shared_gradients import share_gradients
 from utils import all_gather, rank, world_size

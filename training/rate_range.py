@@ -17,7 +17,7 @@ from datasets import ImageDataset
 from errors import RunError
 from launch.files import removing_if_stopped
 from models import build_model
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.registry import tasks
 from training import engine, parallel
 from training.checkpoint import Progress

@@ -24,7 +24,7 @@ from errors import InputError, RunError, Unreadable, one_line, open_file, remedy
 from launch import signals
 from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
-from settings.options import Configuration, notes, value_sources
+from settings.configuration import Configuration, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.tracking import TrackerProcess
@@ -108,7 +108,7 @@ class Run:
         # An epoch, the seconds in it so far, and how many of these it waited for data.
         self.waiting: tuple[int, float, float] | None = None
         self.logged_input_bound = False
-        for note in notes(config):
+        for note in config.notes:
             self.info(note)
         lines = "".join(f"\n  {line}" for line in differences(config))
         self.info(f"configuration, where it isn't the default:{lines}")

@@ -19,7 +19,7 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.device import float32_text
-from settings.options import Configuration, explicit_sources
+from settings.configuration import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters

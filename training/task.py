@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.predictions import Predictions
 from training.run import Run
 

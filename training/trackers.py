@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from settings.options import leaves
+from settings.configuration import leaves
 from settings.registry import trackers
 
 # Variables that are set before a package is imported: it sends nothing and prints nothing.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from settings.options import __version__
+from settings.parser import __version__
 from utils import num_gpus
 
 

@@ -20,7 +20,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError, printable, reading
-from settings.options import pair
+from settings.configuration import pair
 from settings.plain import parsed_json
 from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
 from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes

@@ -9,8 +9,8 @@ from config import with_values
 from datasets import ImageDataset, get_dataloader
 from inference.visualization.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
+from settings.configuration import Configuration
 from settings.needs import float_pixels
-from settings.options import Configuration
 from training.pages.plotting import shorten
 
 # A class with a smaller share of an image isn't shown.

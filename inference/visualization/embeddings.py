@@ -12,7 +12,7 @@ from inference.pictures import Pictures
 from inference.predictor import Predictor
 from inference.visualization.draw import Panel, enlarge, sheet
 from inference.visualization.predicted_image import model_of
-from settings.options import nearest
+from settings.suggestions import nearest
 from training.pages.plotting import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 

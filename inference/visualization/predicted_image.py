@@ -13,7 +13,8 @@ from inference.visualization.draw import Box, enlarge
 from loading.transforms import Bands, EncodedImage, Normalize
 from loading.transforms.image import before_crop, covering
 from models.base import ImageModel
-from settings.options import nearest, pair
+from settings.configuration import pair
+from settings.suggestions import nearest
 
 # The pixels along the longer side of an original that is drawn.
 _WIDEST = 800

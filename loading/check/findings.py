@@ -17,7 +17,7 @@ from loading.label_sets import LabelSets, every_label, label_groups, take_labels
 from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 
 NAMES = {"train": "training", "val": "validation"}
 # Examples of each finding, and of pairs of images that look alike.

@@ -25,8 +25,9 @@ from loading.transforms.ops import (
     translate_x,
     translate_y,
 )
-from settings.options import Configuration, nearest
+from settings.configuration import Configuration
 from settings.registry import operations
+from settings.suggestions import nearest
 
 Policy = Callable[[Picture, np.random.Generator], Picture]
 

@@ -7,8 +7,8 @@ from PIL import Image
 
 from errors import Unreadable
 from loading.transforms.orientation import Box
+from settings.configuration import Configuration
 from settings.needs import float_pixels
-from settings.options import Configuration
 
 # The stored value that stands for 1.0, by its type.
 UNITS = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0, np.dtype(np.float32): 1.0}

@@ -9,8 +9,8 @@ from paddle.nn import functional as F
 
 import ops
 from loading.transforms.erase import RandomErasing, box_mask
+from settings.configuration import Configuration, pair
 from settings.needs import mixes
-from settings.options import Configuration, pair
 from settings.registry import losses
 
 # Part of the seeds, so that these draws differ from the samples'.

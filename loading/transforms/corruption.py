@@ -15,8 +15,8 @@ from PIL import Image
 
 from errors import InputError, install, printable
 from loading.transforms.decode import EncodedImage
+from settings.configuration import Configuration
 from settings.corruptions import CORRUPTIONS
-from settings.options import Configuration
 
 # The quality of the JPEGs in which ImageNet-C is published.
 _QUALITY = 85

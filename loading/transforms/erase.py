@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 
 # The area to erase, as a share of the image, which all boxes of an image share.
 AREA = (0.02, 1 / 3)

@@ -18,7 +18,7 @@ from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
 from loading.transforms.ops import brightness, color, contrast
 from ops import images
-from settings.options import Configuration, pair
+from settings.configuration import Configuration, pair
 
 Picture = Image.Image | EncodedImage | Bands
 # (height, width) in pixels

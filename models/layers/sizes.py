@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from errors import InputError
-from settings.options import size_text
+from settings.configuration import size_text
 
 # The largest side in pixels that DATA.IMAGE_SIZE can have.
 _LARGEST = 10_000

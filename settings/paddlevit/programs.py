@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 from yacs.config import CfgNode
 
-from settings.options import Option, leaves, nearest_key
+from settings.configuration import Option, leaves
 from settings.paddlevit import reading
+from settings.suggestions import nearest_key
 
 # The keys that a program's parsed flags set, by attribute.
 _ARGUMENTS = {

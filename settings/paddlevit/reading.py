@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from errors import InputError
+from settings.configuration import CONFIG_DIR, Configuration, leaves
 from settings.documents import read_yaml
-from settings.options import CONFIG_DIR, Configuration, leaves
 from settings.paddlevit.models import of_models
 from settings.values import parse_value, quoted
 

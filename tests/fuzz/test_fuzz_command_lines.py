@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import InputError
-from settings.options import Parser, __version__, is_flag, plain_flag
+from settings.parser import Parser, __version__, is_flag, plain_flag
 from training.command_line import config_from_arguments
 
 MAIN = "main_multi_gpu"

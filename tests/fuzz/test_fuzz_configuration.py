@@ -14,7 +14,7 @@ from support import hostile_files
 
 from config import CONFIG_DIR, get_config, resolved_yaml
 from errors import InputError
-from settings.options import leaves
+from settings.configuration import leaves
 from settings.values import parse_value
 from training.command_line import config_from_arguments
 

@@ -16,7 +16,7 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError, reporting_memory
 from settings.architectures import all_keys, architectures
-from settings.options import leaves
+from settings.configuration import leaves
 from settings.registry import losses, optimizers, schedules
 from training import engine
 

@@ -21,7 +21,6 @@ from loading.label_spaces import check_evaluation, imagenet_synsets
 from loading.transforms import EvalTransform
 from loading.transforms.corruption import Corruption, _elastic
 from settings.corruptions import BENCHMARK
-from settings.options import notes
 
 SYNSETS = imagenet_synsets()
 
@@ -43,7 +42,7 @@ def test_a_folder_of_classes_alone_is_evaluated_and_only_evaluated(tmp_path):
     (tmp_path / "README.txt").write_text("as ImageNet-A's\n")
     config, _, val = get_datasets(asked("DATA.CLASSES", "present", path=tmp_path))
     assert (val.labels.tolist(), val.compared.tolist()) == ([3, 7, 7], [3, 7])
-    assert notes(config) == [
+    assert config.notes == [
         "the data's 2 classes are matched by name with ImageNet-1k's classes: 1000 outputs",
         "DATA.CLASSES: 2 of the model's 1000 outputs are compared",
     ]
@@ -77,7 +76,7 @@ def test_a_file_maps_the_datas_classes_to_outputs(tmp_path):
     assert isinstance(val.labels, LabelSets)
     assert [val.labels.of(i).tolist() for i in range(4)] == [[9], [281, 282], [0], [281, 282]]
     assert val.compared.tolist() == [0, 9, 281, 282, 999]
-    assert (val.classes, notes(config)[-1]) == (
+    assert (val.classes, config.notes[-1]) == (
         SYNSETS,
         "DATA.CLASSES: 5 of the model's 1000 outputs are compared",
     )

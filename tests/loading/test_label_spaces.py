@@ -22,7 +22,7 @@ from loading.label_spaces import (
     imagenet_synsets,
 )
 from models import build_model
-from settings.options import WRITTEN_OUT, notes, value_sources
+from settings.configuration import WRITTEN_OUT, value_sources
 from training.run import Run
 from weights import save_weights
 
@@ -94,16 +94,14 @@ def test_a_list_of_files_has_labels_that_are_outputs(tmp_path):
         (tmp_path / f"{mode}_list.txt").write_text("a/0.png 0\na/1.png 4\n")
     listed = ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path)]
     config, _, val = get_datasets(get_config(None, [*listed, "EVAL", "True"]))
-    assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), notes(config)) == (1000, [0, 4], [])
+    assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), config.notes) == (1000, [0, 4], [])
     config, *_ = get_datasets(get_config(None, listed))
     outputs = "the labels are 0..4, but the model has 1000 outputs; check MODEL.NUM_CLASSES"
     gaps = (
         "of 5 classes 3 have no training image (1, 2, 3) and 3 have no validation image (1, 2, 3)"
     )
-    assert notes(config) == [outputs, gaps]
-    assert notes(get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0]) == [
-        gaps
-    ]
+    assert config.notes == [outputs, gaps]
+    assert get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0].notes == [gaps]
     assert (
         get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "auto"]))[0].MODEL.NUM_CLASSES
         == 5
@@ -159,7 +157,7 @@ def test_a_folder_in_imagenets_names_gets_the_models_labels():
     assert (len(val.classes), val.classes[207], val.classes[0], val.classes[1]) == (
         1000, "golden retriever", "tench", "n01443537",
     )  # fmt: skip
-    assert notes(config) == [
+    assert config.notes == [
         "the data's 2 classes are matched by name with ImageNet-1k's classes: 1000 outputs"
     ]
     whole = labelled(sorted(imagenet_synsets()), range(1000))
@@ -303,11 +301,11 @@ def test_a_runs_names_are_those_of_its_outputs():
         [1, 2, 2],
         ["ant", "cat", "owl", "yak"],
     )
-    assert notes(config) == [
+    assert config.notes == [
         "the data's 2 classes are matched by name with the weights' classes: 4 outputs"
     ]
     same = labelled(["a", "b"], [0, 1])
-    assert notes(check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), same, ["a", "b"])) == []
+    assert check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), same, ["a", "b"]).notes == []
     permuted = labelled(["b", "a"], [0, 1])
     check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), permuted, ["a", "b"])
     assert permuted.labels.tolist() == [1, 0]

@@ -18,7 +18,6 @@ from errors import InputError
 from inference.inputs import paths_of
 from loading.layout import describe_folder, is_leftover, named_as_splits
 from loading.sources import Split
-from settings.options import notes
 from tools import check_dataset, make_shards
 
 # What Jupyter, macOS, Windows, NAS boxes and disks leave behind.
@@ -95,12 +94,12 @@ def test_hidden_entries_are_no_classes_and_no_images(littered):
         4,
         2,
     )
-    assert notes(config) == [f"skipped {SKIPPED} hidden or system entries, such as train/#recycle"]
+    assert config.notes == [f"skipped {SKIPPED} hidden or system entries, such as train/#recycle"]
     config, _, val = get_datasets(folder_config(littered, "EVAL", "True"))
-    assert (len(val), len(notes(config))) == (4, 1)
+    assert (len(val), len(config.notes)) == (4, 1)
     config, train, val = get_datasets(folder_config(littered / "train", "DATA.VAL_SPLIT", "0.2"))
     assert (train.classes, len(train), len(val)) == (["cat", "dog"], 16, 4)
-    assert notes(config) == [
+    assert config.notes == [
         f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as #recycle"
     ]
 
@@ -160,7 +159,7 @@ def test_members_of_a_shard_that_macos_added_are_skipped(tmp_path, capsys):
                 tar.addfile(member, io.BytesIO(data))
     config, train, _ = get_datasets(listed_config(tmp_path, dataset="shards"))
     assert sorted(train.labels.tolist()) == [0, 1]
-    assert notes(config) == [
+    assert config.notes == [
         f"skipped 8 hidden or system entries, such as {tmp_path}/train-000000.tar: ./._000.png"
     ]
 
@@ -200,7 +199,7 @@ def test_a_list_that_names_a_hidden_file_means_it(littered):
         lines = f"{mode}/.ipynb_checkpoints/0.png 0\n{mode}/dog/0.png 1\n"
         (littered / f"{mode}_list.txt").write_text(lines)
     config, train, val = get_datasets(listed_config(littered))
-    assert (len(train), len(val), notes(config)) == (2, 2, [])
+    assert (len(train), len(val), config.notes) == (2, 2, [])
 
 
 # -------------------------------------------------------- a level too deep
@@ -292,7 +291,7 @@ NESTED = "the class animals has no image itself, but folders of images, such as 
 )
 def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, options, remark):
     write_images(tmp_path, dict.fromkeys(folders, 4))
-    told = notes(get_datasets(folder_config(tmp_path, *options))[0])
+    told = get_datasets(folder_config(tmp_path, *options))[0].notes
     assert [note[: len(remark)] for note in told] == ([remark] if remark else [])
     found = check_dataset.check_images(folder_config(tmp_path, *options), workers=1).findings
     assert [one.text for one in found if not one.is_error and "itself" in one.text] == [
@@ -405,29 +404,29 @@ def test_gaps_in_labels_are_told_at_the_start_and_by_a_check(tmp_path):
     (tmp_path / "val_list.txt").write_text("a/0.png 0\na/1.png 1\na/2.png 1262\n")
     config, *_ = get_datasets(listed_config(tmp_path))
     gaps = "of 1,263 classes 1,260 have no training image (2, 3, 4, ...) and 1,260 have no validation image (2, 3, 4, ...)"
-    assert (config.MODEL.NUM_CLASSES, notes(config)) == (1263, [gaps])
+    assert (config.MODEL.NUM_CLASSES, config.notes) == (1263, [gaps])
     found = check_dataset.check_images(listed_config(tmp_path), workers=1).findings
     assert ("classes without an image: 1,260", False) in [(one.text, one.is_error) for one in found]
     (tmp_path / "train_list.txt").write_text("a/0.png 1\na/1.png 2\n")
     (tmp_path / "val_list.txt").write_text("a/2.png 1\n")
     config, *_ = get_datasets(listed_config(tmp_path))
-    assert notes(config) == [
+    assert config.notes == [
         "of 3 classes 1 have no training image (0) and 2 have no validation image (0, 2)"
     ]
     (tmp_path / "classes.txt").write_text("bird\ncat\ndog\nfish\n")
     config, *_ = get_datasets(listed_config(tmp_path))
-    assert notes(config) == [
+    assert config.notes == [
         "of 4 classes 2 have no training image (bird, fish) and 3 have no validation image (bird, dog, fish)"
     ]
 
 
 def test_classes_without_a_validation_image_are_told(tmp_path):
     write_images(tmp_path, {"train/cat": 2, "train/dog": 2, "val/cat": 1})
-    assert notes(get_datasets(folder_config(tmp_path))[0]) == [
+    assert get_datasets(folder_config(tmp_path))[0].notes == [
         "of 2 classes 1 have no validation image (dog)"
     ]
     write_images(tmp_path, {"val/dog": 1})
-    assert notes(get_datasets(folder_config(tmp_path))[0]) == []
+    assert get_datasets(folder_config(tmp_path))[0].notes == []
 
 
 # -------------------------------------------------------- lists of others

@@ -14,7 +14,6 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_sets import LabelSets, rarest
 from loading.splits import groups_of, validation
-from settings.options import notes
 
 LABELS = np.repeat([0, 1, 2, 3], [1, 2, 40, 103])
 PATHS = [f"train/{label}/{place}.jpg" for place, label in enumerate(LABELS)]
@@ -282,7 +281,7 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
         ([], []),
     ):
         config, _, val = get_datasets(configured("folder", tmp_path, "EVAL", "True", *words))
-        assert (notes(config), len(val)) == (found, 5 if found else 20)
+        assert (config.notes, len(val)) == (found, 5 if found else 20)
 
 
 def test_what_does_nothing_is_refused(tmp_path):

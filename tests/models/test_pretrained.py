@@ -8,7 +8,7 @@ import pytest
 from config import get_config, with_values
 from errors import InputError
 from models.pretrained import disagreements, with_preprocessing
-from settings.options import is_given
+from settings.configuration import is_given
 
 STORED = {
     "architecture": "vit_tiny_patch16_224",

@@ -16,7 +16,6 @@ from models import build_model, create_model
 from models.pretrained import with_preprocessing
 from models.timm_arguments import from_timm_names, with_timm_arguments
 from settings.names import hub_weights, matching_file, names, tags
-from settings.options import notes
 from training.checkpoint import describe, description_of
 from training.checkpoint.description import METADATA
 from weights import file_arrays, save_weights
@@ -210,7 +209,7 @@ def test_what_no_model_here_computes_is_refused(tmp_path, name, arguments, messa
 def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     stored(tmp_path, arguments={"num_heads": 6})
     taken = with_timm_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
-    assert (taken.MODEL.NUM_HEADS, notes(taken)) == (
+    assert (taken.MODEL.NUM_HEADS, taken.notes) == (
         6,
         [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"],
     )
@@ -218,7 +217,7 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
         get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path
     )
     assert mine.MODEL.NUM_HEADS == 3
-    assert notes(mine) == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
+    assert mine.notes == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
     with pytest.raises(
         InputError,
         match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o",

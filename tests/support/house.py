@@ -27,7 +27,7 @@ CONFIGURATION = (
     *(
         f"settings/{name}.py"
         for name in (
-            "architectures", "conflicts", "documents", "explaining", "idle", "keys", "merging",
+            "architectures", "configuration", "conflicts", "documents", "explaining", "idle", "keys", "merging",
             "names", "needs", "plain", "registry", "signatures", "values",
         )
     ),

@@ -1,7 +1,7 @@
 """The keys of the configuration, for tests that try each of them."""
 
 from config import _KEYS, get_config
-from settings.options import leaves
+from settings.configuration import leaves
 
 DEFAULTS = dict(leaves(get_config()))
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config import get_config, shipped_configs
-from settings.options import leaves
+from settings.configuration import leaves
 from settings.values import parse_value
 from training.optim import build_schedule
 

@@ -13,7 +13,8 @@ from config import asked_config, default_values
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
-from settings.options import NAMED, Option, pairs
+from settings.configuration import NAMED, Option
+from settings.parser import pairs
 from training import engine, parallel
 from training.checkpoint import storage
 from training.classification import add_projection

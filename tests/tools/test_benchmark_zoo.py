@@ -11,8 +11,8 @@ from support import benchmark_runs
 from support.benchmark_runs import fake_timm
 
 from config import find_config, get_config, model_files
+from settings.configuration import leaves
 from settings.names import names
-from settings.options import leaves
 from tools.benchmarks import measure, training
 from tools.benchmarks.zoo import ZOO
 from tools.list_models import describe

@@ -26,7 +26,7 @@ from support.imports import HOUSE, imported
 import errors
 import ops
 from models import create_model
-from settings.options import __version__ as VERSION
+from settings.parser import __version__ as VERSION
 
 LEFT_OUT = shutil.ignore_patterns(
     ".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info"

@@ -11,10 +11,10 @@ import models
 from config import CONFIG_DIR, get_config, model_files
 from errors import InputError
 from models import create_model, list_models
-from settings import merging, options
+from settings import merging, suggestions
 from settings import names as names_module
+from settings.configuration import leaves, option_keys
 from settings.names import images_of, matching_file, names
-from settings.options import leaves, notes, option_keys
 from tools import list_models as list_models_tool
 from training.command_line import FLAGS, config_from_arguments
 
@@ -146,12 +146,12 @@ def test_all_unknown_flags_are_in_the_one_line():
 
 
 def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
-    for target in options._FOREIGN:
+    for target in suggestions._FOREIGN:
         key, *value = target.split()
         assert key in KEYS or target.startswith(("-cfg=", "CUDA_VISIBLE_DEVICES="))
         if len(value) == 1:
             get_config(None, [key, *value])
-    names = [name for listed in options._FOREIGN.values() for name in listed.split()]
+    names = [name for listed in suggestions._FOREIGN.values() for name in listed.split()]
     assert len(names) == len(set(names))
     assert not set(names) & {*FLAGS, "cfg", "o", "h", "help"}
 
@@ -274,7 +274,7 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
         [0.5] * 3,
         0.8,
     )
-    assert notes(config) == [
+    assert config.notes == [
         "give -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
         " vit_base_patch16_224.augreg_in21k"
     ]
@@ -348,7 +348,7 @@ def test_names_that_timm_gave_up_mean_what_it_says(name, now, own, values):
     config = get_config(name)
     assert own == config.MODEL.NAME
     assert values == (config.DATA.IMAGE_SIZE, config.DATA.CROP_PCT)
-    assert notes(config) == [f"give -pretrained=hf-hub:timm/{now} to load the weights {now}"]
+    assert config.notes == [f"give -pretrained=hf-hub:timm/{now} to load the weights {now}"]
     if "nano" in name:
         assert create_model(name, num_classes=2).num_classes == 2
 

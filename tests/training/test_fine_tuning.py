@@ -9,7 +9,6 @@ from support.training_runs import work
 from config import get_config, shipped_configs
 from datasets import get_datasets
 from errors import InputError
-from settings.options import notes
 from training.command_line import config_from_arguments, weights_recipe
 
 SMALL = [
@@ -114,7 +113,7 @@ def test_a_recipe_for_trained_weights_warns_where_it_gets_none(own_run, tmp_path
     def warnings(*words):
         return [
             note
-            for note in notes(config_from_arguments("test", words))
+            for note in config_from_arguments("test", words).notes
             if note.startswith("warning: ")
         ]
 

@@ -16,8 +16,8 @@ from support.sweep_sessions import DRAWN, session_of, sweep_of
 
 from config import get_config
 from errors import InputError
+from settings.configuration import leaves
 from settings.documents import read_yaml
-from settings.options import leaves
 from tools.sweep import Progress
 from training.command_line import config_from_arguments
 from training.sweeps import points as sweep_points

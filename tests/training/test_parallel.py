@@ -21,7 +21,7 @@ from config import get_config, resolved_yaml
 from errors import InputError
 from models import build_model
 from settings import merging
-from settings.options import plain
+from settings.configuration import plain
 from training import parallel
 from training.checkpoint.restore import load_checkpoint
 from training.optim import build_optimizer, clip_gradients, freeze

@@ -18,7 +18,7 @@ from support.starts import start_error
 from config import find_config, get_config, shipped_configs
 from loading.transforms import BatchTransform, TrainTransform
 from models import build_model
-from settings.options import leaves
+from settings.configuration import leaves
 from training.losses import build_criterion
 from training.optim import build_optimizer, build_schedule, freeze, layer_scales
 from weights import load_weights, save_weights

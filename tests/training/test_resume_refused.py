@@ -14,7 +14,7 @@ from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
 from models.layers.batch_norm import BatchNorm2D
-from settings.options import option_keys
+from settings.configuration import option_keys
 from training.checkpoint import storage
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.command_line import FLAGS, config_from_arguments

@@ -13,7 +13,6 @@ from support.training_runs import assert_same_run
 
 from config import get_config, resolved_yaml
 from errors import InputError
-from settings.options import notes
 from training.command_line import config_from_arguments, run_file
 from training.run import for_others
 
@@ -180,7 +179,7 @@ def run(tmp_path, monkeypatch):
 def of(*flags, program="main_multi_gpu.py"):
     """(data set, image size, processes, notes) that a command line leads to."""
     config = config_from_arguments(program, flags)
-    return config.DATA.DATASET, config.DATA.IMAGE_SIZE, config.NGPUS, notes(config)
+    return config.DATA.DATASET, config.DATA.IMAGE_SIZE, config.NGPUS, config.notes
 
 
 SCRIPT = "-default_cfg=vit_digits"

@@ -18,8 +18,8 @@ from support.training_runs import refused, train
 
 from config import get_config
 from errors import InputError, install
-from settings.options import equivalent_key
 from settings.registry import trackers
+from settings.suggestions import equivalent_key
 from training import tracking
 from training.trackers import final_numbers
 from training.tracking import Follower, TrackerProcess

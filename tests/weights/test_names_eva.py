@@ -17,7 +17,6 @@ from config import get_config
 from errors import InputError
 from models import with_switches
 from models.eva import Eva
-from settings.options import notes
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
 from weights.names import eva
@@ -92,7 +91,7 @@ def test_periods_in_bfloat16_are_the_files_and_told(tmp_path):
         load_weights(exact, file)
     )
     config = with_switches(get_config("vit_small_patch16_dinov3"), file)
-    assert (config.MODEL.ROPE_BFLOAT16, len(notes(config))) == (True, 1)
+    assert (config.MODEL.ROPE_BFLOAT16, len(config.notes)) == (True, 1)
     powers = np.float32(100) ** np.float32([0, 0.25, 0.5, 0.75])
     config = with_switches(config, stored(case, tmp_path, periods=lambda _: powers))
     assert eva.switches({"rope_embed.periods": powers}) == {"ROPE_BFLOAT16": False}

@@ -19,7 +19,6 @@ from support.small_models import small_mobileone
 from config import get_config
 from errors import InputError
 from models import build_model, with_switches
-from settings.options import notes
 from weights import load_weights, save_weights
 from weights.formats import write_weights
 from weights.layout import file_name
@@ -57,7 +56,7 @@ def test_weights_of_other_toolkits_give_their_logits_folded_or_not(tmp_path, cas
     file = stored(case, tmp_path)
     config = with_switches(get_config("mobileone_s4", SIZES), file)
     assert case.endswith("folded") == config.MODEL.DEPLOY
-    assert [KEY in note for note in notes(config)] == [True] * config.MODEL.DEPLOY
+    assert [KEY in note for note in config.notes] == [True] * config.MODEL.DEPLOY
     model = build_model(config)
     named = timm_names(
         mobileone, dict.fromkeys(golden["shapes"], np.zeros(1)), golden["layout"], ()

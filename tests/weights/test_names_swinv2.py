@@ -16,7 +16,6 @@ from golden.make_names_vit import values
 from config import get_config
 from models import build_model, with_switches
 from models.swinv2 import SwinTransformerV2, relative_coords_table
-from settings.options import notes
 from weights import load_weights
 from weights.formats import write_weights
 from weights.names import beit, eva, swinv2
@@ -62,7 +61,7 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
     config = with_switches(get_config(None, words), file)
     assert config.MODEL.PRETRAINED_WINDOW_SIZES == [3, 3, 2]
     assert any(
-        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], as the names in" in note for note in notes(config)
+        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], as the names in" in note for note in config.notes
     )
     model = build_model(config)
     load_weights(model, file)

@@ -14,7 +14,6 @@ from config import get_config
 from errors import InputError
 from models import build_model, create_model, with_switches
 from models.pretrained import with_preprocessing
-from settings.options import notes
 from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
 
@@ -85,18 +84,18 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(file)]
     config = with_preprocessing(get_config("poolformer_s12", options))
     # the authors' place is the recipe's
-    assert (config.MODEL.FC_NORM, notes(config)) == (False, [])
+    assert (config.MODEL.FC_NORM, config.notes) == (False, [])
     assert_golden(evaluated(config, GOLDEN["poolformer"][case]["size"]), "poolformer", case)
     timms = timms_poolformer(tmp_path)
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
     config = with_preprocessing(get_config("poolformer_s12", options))
     assert config.MODEL.FC_NORM is True
-    assert notes(config) == [f"MODEL.FC_NORM True, as the names in {timms} tell"]
+    assert config.notes == [f"MODEL.FC_NORM True, as the names in {timms} tell"]
     size = GOLDEN["poolformer"][case]["size"]
     expected = evaluated(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]), size)
     assert (evaluated(config, size) == expected).all()
     given = with_preprocessing(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]))
-    assert (given.MODEL.FC_NORM, notes(given)) == (True, [])
+    assert (given.MODEL.FC_NORM, given.notes) == (True, [])
 
 
 def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):

@@ -14,7 +14,6 @@ from config import get_config
 from errors import InputError
 from models import build_model, with_switches
 from models.pretrained import with_preprocessing
-from settings.options import notes
 from training.checkpoint.description import description_of
 from weights import load_weights
 from weights.formats import write_weights
@@ -85,7 +84,7 @@ def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
         "quick_gelu",
         6,
     )
-    told = [note for note in notes(config) if f"as the config.json of {path} tells" in note]
+    told = [note for note in config.notes if f"as the config.json of {path} tells" in note]
     assert [note.partition(",")[0] for note in told] == [
         "MODEL.NUM_HEADS 6",
         "MODEL.NORM_EPS 0.0001",
@@ -95,7 +94,7 @@ def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
         get_config("vit_tiny_patch16_224", [*words, "MODEL.NORM_EPS", "1e-5"]), path
     )
     assert own.MODEL.NORM_EPS == 1e-5
-    assert any(note.endswith("tells; yours is 1e-05") for note in notes(own))
+    assert any(note.endswith("tells; yours is 1e-05") for note in own.notes)
 
 
 def test_other_models_and_settings_are_refused(folder):

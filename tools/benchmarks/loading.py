@@ -18,7 +18,7 @@ from config import get_config, named_keys
 from errors import InputError
 from launch.files import temporary_folder
 from launch.startup import end_with_parent
-from settings.options import Configuration, pair, size_text
+from settings.configuration import Configuration, pair, size_text
 from tools.benchmarks.measure import (
     HERE,
     Benchmark,

@@ -22,7 +22,7 @@ from inference.exporting import write_export
 from inference.fidelity import photographs
 from models import build_model
 from ops.device import set_device_flags
-from settings.options import pair
+from settings.configuration import pair
 from tools.benchmarks.rates import calls_rate
 
 

@@ -28,7 +28,7 @@ import yaml
 from config import find_config, get_config, named_keys
 from errors import InputError, counted
 from launch.files import temporary_folder
-from settings.options import is_given, pair
+from settings.configuration import is_given, pair
 from tools.benchmarks.measure import (
     MEMORY,
     ROOT,

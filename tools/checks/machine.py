@@ -335,7 +335,7 @@ def loader(cfg: str, options: Sequence[str], least: float = MIN_IMAGES) -> Findi
     """Checks that one worker loads ``least`` training images in a second."""
     from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
-    from settings.options import size_text
+    from settings.configuration import size_text
 
     fixed = {
         "DATA__NUM_WORKERS": 1,

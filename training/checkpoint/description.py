@@ -23,8 +23,9 @@ from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
 from models.transformers_arguments import described_model
+from settings.configuration import Configuration, leaves
 from settings.names import instead
-from settings.options import Configuration, leaves, pairs
+from settings.parser import pairs
 from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from settings.registry import tasks
 from training.checkpoint.state import state_beside

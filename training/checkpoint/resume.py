@@ -16,7 +16,14 @@ from launch.files import making_folder
 from loading.label_spaces import some_of
 from models.layers.batch_norm import BATCH_NORMS
 from settings.architectures import kept_values
-from settings.options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
+from settings.configuration import (
+    COMMAND_LINE,
+    Configuration,
+    leaves,
+    option_keys,
+    plain,
+    value_sources,
+)
 from settings.plain import value_text, whole_file
 from training.checkpoint import storage
 from training.checkpoint.progress import Progress

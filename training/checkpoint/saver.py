@@ -17,7 +17,7 @@ from paddle import nn
 from datasets import ImageDataset
 from errors import RunError, remedy
 from launch.files import remove, unfinished_path, unused_path
-from settings.options import Configuration, plain
+from settings.configuration import Configuration, plain
 from training.checkpoint import storage
 from training.checkpoint.description import METADATA, describe
 from training.checkpoint.progress import Progress

@@ -6,7 +6,7 @@ from paddle import nn
 from errors import InputError
 from loading.label_sets import LabelSets
 from loading.transforms import gives_distributions
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.registry import losses
 from training.losses.binary import bce
 from training.losses.distillation import TrainingLoss

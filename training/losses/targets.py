@@ -14,7 +14,7 @@ import paddle
 
 from errors import InputError
 from loading.label_sets import LabelSets, every_label
-from settings.options import Configuration
+from settings.configuration import Configuration
 
 
 class Targets(NamedTuple):

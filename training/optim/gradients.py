@@ -15,7 +15,7 @@ import paddle
 from paddle import _C_ops, nn
 
 from errors import RunError
-from settings.options import Configuration
+from settings.configuration import Configuration
 from training.optim.groups import within
 from utils import all_reduce_sum
 from weights.layout import linear_weights

@@ -5,8 +5,9 @@ from fnmatch import fnmatchcase
 from paddle import nn
 
 from errors import InputError
-from settings.options import Configuration, nearest
+from settings.configuration import Configuration
 from settings.registry import adapters
+from settings.suggestions import nearest
 from weights.adapters import PROJECTION
 
 BACKBONE = "backbone"

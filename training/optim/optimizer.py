@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import paddle
 from paddle import nn
 
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.registry import optimizers
 from training.optim.groups import decayed_parameters, layer_scales
 from training.optim.optimizer_base import Trained

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from settings.configuration import Configuration
 from settings.keys import Count, Factor, Positive, Size
-from settings.options import Configuration
 from settings.registry import schedules
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from errors import InputError
-from settings.options import leaves
+from settings.configuration import leaves
 from training.pages import page
 from training.pages.plotting import shorten
 from training.report import interval, number, plots

@@ -16,7 +16,7 @@ from config import get_config
 from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import Paths
 from loading.tables import csv_rows
-from settings.options import Configuration
+from settings.configuration import Configuration
 from settings.plain import is_list, parsed_json, whole_file
 from settings.registry import tasks
 from training.curves import Points, points

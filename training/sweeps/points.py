@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from config import FromFile
 from errors import InputError, install
 from settings import registry
+from settings.configuration import Configuration
 from settings.documents import read_yaml
-from settings.options import Configuration
 from settings.registry import ROOT, refuse_other
 from settings.values import parse_value, quoted
 from training.command_line import config_from_arguments

@@ -103,4 +103,4 @@ sys.meta_path.insert(0, _Finder())
 def __getattr__(name: str) -> Any:
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.settings.options").__version__
+    return importlib.import_module(f"{__name__}.settings.parser").__version__
