@@ -1,9 +1,11 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
 # make check    lint, types and the tests that a change reaches, in a minute
 # make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
-# make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
+# make fuzz     an hour of random files, settings and messages (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (docs/SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
+# make lint     ruff, spelling and types; make house: what can be counted of how the code reads
+# make test-paddle26 the smoke tests under Paddle 2.6; make clean: removes both environments
 # make docs     the site, in output/site; warnings are errors (tools/package/mkdocs.yml)
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/quick_start.md)
 PYTHON ?= python3
@@ -17,7 +19,7 @@ PADDLE ?= $(CHOSEN)
 ifneq ($(PADDLE),$(CHOSEN))
 .PHONY: $(VENV)/installed
 endif
-# The versions that fit the chosen Paddle, of which constraints.txt has none then.
+# Edits of constraints.txt for another Paddle: its own pin is removed, and lines marked "Paddle 2.6" become pins.
 FOR_2.6 := $(findstring 2.6.,$(PADDLE))
 VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 

@@ -330,8 +330,8 @@ def get_dataset(
     Args:
         mode: "train" (augmented) or "val"; or True or False, as PaddleViT's ``is_train``.
         is_train: PaddleViT's argument, which takes the place of ``mode``.
-        alone: with "train": no validation set is needed, so the folders of classes may stand
-            without a train/ above them.
+        alone: with "train": no validation set is needed, so the folders of classes may stand in the
+            data's folder itself, without train/.
         skipped: a list that collects the paths of entries that aren't data, such as hidden ones.
 
     Raises:

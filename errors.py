@@ -222,15 +222,15 @@ class Allowance:
 
     Attributes:
         left: bytes of memory that may still be used.
-        counted: the CPU time at the last count.
+        counted_at: the CPU time at the last count.
         until: the CPU time at which reading has to end.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.left = (64 << 20) + 3 * size
-        self.counted = time.thread_time()
-        self.until = self.counted + 10 + size / 100e6
+        self.counted_at = time.thread_time()
+        self.until = self.counted_at + 10 + size / 100e6
 
     def take(self, count: int) -> None:
         """Counts ``count`` bytes of memory.
@@ -243,15 +243,15 @@ class Allowance:
             raise Unreadable(
                 f"its content would take more than 64 MiB and three times its {self.size} bytes"
             )
-        self.counted = time.thread_time()
-        if self.counted > self.until:
+        self.counted_at = time.thread_time()
+        if self.counted_at > self.until:
             raise Unreadable(f"reading its {self.size} bytes takes too long")
 
     def resume(self) -> None:
         """Leaves out the time since the last ``take``, in which this thread did something else.
         Call it before the reading goes on.
         """
-        self.until += time.thread_time() - self.counted
+        self.until += time.thread_time() - self.counted_at
 
 
 # No error message quotes bytes of an image, so data sets may be made of links.

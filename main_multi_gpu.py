@@ -19,7 +19,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from errors import reporting, reporting_memory
+from errors import counted, reporting, reporting_memory
 from launch import devices, launchers, progress, signals, stall, streams
 from training.command_line import config_from_arguments
 
@@ -79,7 +79,9 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         parallel.init(config)
         check_same(config, dataset_train, dataset_val)
         run = Run(config, dataset_val.classes)
-        processes = f"{ranks} processes over {dist.get_backend()}" if ranks > 1 else "1 process"
+        processes = counted(ranks, "process", "processes")
+        if ranks > 1:
+            processes += f" over {dist.get_backend()}"
         run.info(f"{processes} on {', '.join(run.devices)}: {settings}")
         utils.seed_everything(config.SEED)
         model = build_model(config)
@@ -107,8 +109,8 @@ def leave_report(run, dataset_val):
 
 
 def memory_advice(config, directory):
-    """Returns advice for a run that ran out of memory: what takes less of it, and how a training
-    goes on with that.
+    """Returns advice for a run that ran out of memory: which settings need less, and how to continue
+    a training with them.
 
     Args:
         directory: the run's directory; None: it has none yet.
@@ -148,12 +150,15 @@ def as_rank(failed, beats):
         beats: shared numbers for the progress, of this rank alone or of all ranks of the machine.
     """
     signals.die_with_parent()
-    place = progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0)
-    # A launched rank's array is its own, and begins at 0.
-    progress.share_beats(beats, place % len(beats))
+    first = progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0)
+    # A launched rank has an array of its own. Spawned ranks share one.
+    if len(beats) == progress.FIELDS:
+        first = 0
+    progress.share_beats(beats, first)
     # Under "spawn", each of the loader's workers would import Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
-    # A forked rank has those that its parent recorded, and the parent sends them on.
+    # A fork inherits the signals that its parent has recorded. The parent sends them to it, too, so
+    # they would count twice.
     signals.received.clear()
     signals.stop_at_once()
     with reporting(failed):
@@ -248,7 +253,7 @@ def next_start(config, count):
     ranks = devices_now()
     if config.NGPUS != -1:
         ranks = min(ranks, config.NGPUS)
-    processes = f"{ranks} processes" if ranks > 1 else "1 process"
+    processes = counted(ranks, "process", "processes")
     if ranks < count:
         processes += f" instead of {count}, as many as there are devices now,"
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"

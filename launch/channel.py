@@ -63,7 +63,8 @@ class Channel:
         self.key = key
         self.longest = longest
         # The directions, which the MACs cover.
-        self.outgoing, self.incoming = (b"host", b"guest") if host else (b"guest", b"host")
+        self.outgoing = b"host" if host else b"guest"
+        self.incoming = b"guest" if host else b"host"
         # the number of lines in each direction
         self.sent = 0
         self.received = 0

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from errors import InputError
+from errors import InputError, counted
 
 # a folder per GPU; on WSL2 and in some containers there is none
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -153,7 +153,7 @@ def _check_names(names: list[str]) -> None:
             matching = [uuid for uuid in uuids if uuid.startswith(name)]
             is_known = len(matching) == 1 or "" in uuids or name.startswith("MIG-")
         if not is_known:
-            gpus = f"{len(uuids)} GPUs" if len(uuids) > 1 else "1 GPU"
+            gpus = counted(len(uuids), "GPU")
             raise InputError(
                 f"{_VARIABLE} is {shown}, but there is no GPU {name}: this machine has {gpus};"
                 " nvidia-smi -L lists them"

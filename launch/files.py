@@ -72,8 +72,7 @@ def _has_ended(process: int) -> bool:
     """Returns whether a process has ended, so that its files are left over.
 
     A number that no process can have belongs to no temporary name of ours. This process's own
-    number
-    counts as ended: an earlier process had it, perhaps before a restart of the container.
+    number counts as ended: an earlier process had it, perhaps before a restart of the container.
     """
     if process > _MOST_PROCESSES:
         return False

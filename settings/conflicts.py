@@ -165,7 +165,7 @@ def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:
         if float_pixels(data):
             yield "DATA.IMAGE_DTYPE", "auto with DATA.CORRUPTION, of 8-bit colours"
         if min(pair(data.IMAGE_SIZE)) < _LEAST_CORRUPTED:
-            yield "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION"
+            yield "DATA.IMAGE_SIZE", f"{_LEAST_CORRUPTED} or more with DATA.CORRUPTION"
     if data.LABELS is not None and data.CLASSES not in (None, "present"):
         yield (
             "DATA.CLASSES",

@@ -53,7 +53,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise Unreadable("not valid YAML (it is nested too deeply)") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
-    counts = Counter(key for key, _ in leaves(content))  # TRAIN.LOSS: a, and TRAIN: {LOSS: b}
+    # A key may be set twice in two spellings: "TRAIN.LOSS: a" and "TRAIN: {LOSS: b}".
+    counts = Counter(key for key, _ in leaves(content))
     if twice := next((key for key, count in counts.items() if count > 1), None):
         raise InputError(
             f"{path}: found the key {printable(twice)} a second time; leave one of them out"

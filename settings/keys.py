@@ -1,7 +1,6 @@
 """The vocabulary in which keys are declared: type and range, default, meaning, and needs.
 
-Keys are declared in three places. ``config.py`` has those of all runs, in
-classes:
+Keys are declared in three places. ``config.py`` has those of all runs, in classes:
 
     class DATA(Section):
         # Training samples per device and step.
@@ -39,8 +38,11 @@ class Key(NamedTuple):
         optional: None is a value, too.
         words: texts that are values besides those of ``kind``, such as "auto".
         choices: all values that there are, besides None; (): any of ``kind``.
+        range: the values of ``kind`` that are allowed; None: all of them.
         length: of a list; None: any from 1 on.
+        default: the value if nobody sets the key.
         text: what it means; "" where a class declares it (``meanings``).
+        needs: the conditions under which it has an effect.
     """
 
     name: str

@@ -381,7 +381,11 @@ class Keys:
             return {}, WRITTEN_OUT if 2 * len(keys) > len(self.defaults) else 0
         sources = {}
         if isinstance(given, dict):
-            sources = {key: v if isinstance(v, list) else [v, ""] for key, v in given.items()}
+            # Earlier releases wrote the level alone.
+            sources = {
+                key: entry if isinstance(entry, list) else [entry, ""]
+                for key, entry in given.items()
+            }
         if not isinstance(given, dict) or not all(map(_is_source, sources.values())):
             raise InputError(
                 f"{path}: GIVEN is {quoted(given)}, expected the {{key: [level, source]}} that a "
@@ -441,7 +445,7 @@ class Keys:
         def is_section(key: str) -> bool:
             if key in self.sections:
                 return True
-            # PaddleViT's sections stand in 43 files, which are read for unknown keys alone.
+            # Reading PaddleViT's files takes time, so only an unknown key has them read.
             return key not in self.defaults and key in reading.sections()
 
         return [
@@ -475,7 +479,7 @@ def _check_type(content: dict[str, Any], path: Path) -> None:
     kind = keys.get("MODEL.TYPE")
     if not isinstance(kind, str) or kind.lower() in architectures():
         return
-    # Only now, because PaddleViT's 43 files are read for it.
+    # This comes last, because it reads all of PaddleViT's files.
     if not reading.families(kind):
         architecture(kind, f"{path}: ")
 

@@ -53,6 +53,7 @@ class Registry:
     """The components of one kind, in the order of their names.
 
     Args:
+        name: the name of the variable that holds this registry. ``find_decorated`` looks for it.
         key: the key that chooses one of them. The keys that they read stand beside it.
         room: the folder that contains their files.
         optional: whether the key may be None, which is its default then.
@@ -247,7 +248,8 @@ def find_decorated(
 @functools.cache
 def _definitions(file: Path) -> list[Definition]:
     text = file.read_text(encoding="utf-8")
-    if ".register(" not in text:  # most files: to parse them all would take a tenth of a second
+    # Most files register nothing, and parsing them all would take a tenth of a second.
+    if ".register(" not in text:
         return []
     return [node for node in ast.parse(text, file).body if isinstance(node, Definition)]
 

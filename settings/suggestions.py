@@ -9,10 +9,12 @@ from collections.abc import Iterable
 # What timm, PaddleClas, PaddleViT and others call a key, as a flag or as a key's last part: by our
 # key, or by the words to write. A key's own last part (--num-classes, Global.seed) needs no line.
 _FOREIGN = {
+    "-cfg=vit_base_patch16_224_finetune -pretrained=FILE: MAE's weights are fine-tuned here, not made": "mae_pretrain",
     "-cfg={}": "arch arch.name c config m model",
+    "AMP": "use_amp",
     "BEST_METRIC": "eval_metric",
-    "CUDA_VISIBLE_DEVICES={} before the command": "gpus",
     "CUDA_VISIBLE_DEVICES= before the command: its GPUs, or none for a CPU": "device",
+    "CUDA_VISIBLE_DEVICES={} before the command": "gpus",
     "DATA.BATCH_SIZE": "b",
     "DATA.BATCH_SIZE_EVAL": "dataloader.eval.sampler.batch_size validation_batch_size vb",
     "DATA.DATA_PATH": "data_dir image_root",
@@ -34,6 +36,8 @@ _FOREIGN = {
     "REPORT_FREQ": "log_interval print_batch_step print_freq",
     "SAVE_FREQ": "save_interval",
     "TO_STATIC True": "torchcompile",
+    "TRACKERS visualdl": "use_visualdl use_vdl",
+    "TRACKERS wandb": "log_wandb use_wandb",
     "TRAIN.ACCUM_ITER": "grad_accum_steps gradient_merge k_steps",
     "TRAIN.AUTO_AUGMENT": "aa",
     "TRAIN.BASE_LR": "learning_rate lr lr_base",
@@ -61,17 +65,11 @@ _FOREIGN = {
     "TRAIN.RANDOM_ERASE_PROB": "reprob",
     "TRAIN.REPEATED_AUGMENT": "aug_repeats",
     "TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH {}": "teacher_model teacher_model_path",
-    "TRACKERS visualdl": "use_visualdl use_vdl",
-    "TRACKERS wandb": "log_wandb use_wandb",
     "TRAIN.WARMUP_EPOCHS": "warmup_epoch",
     "TRAIN.WARMUP_START_LR": "warmup_lr",
     "TRAIN.WEIGHT_DECAY": "coeff wd",
     "VALIDATE_FREQ": "eval_interval",
-    "-cfg=vit_base_patch16_224_finetune -pretrained=FILE: MAE's weights are fine-tuned here, not made": "mae_pretrain",
-    "AMP": "use_amp",
 }
-
-
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
 # The longest name that is compared with others. The time grows with its square.
 _LONGEST_NAME = 200

@@ -66,7 +66,8 @@ def parse_value(text: str, depth: int = 0) -> Any:
         return stripped[1:-1]
     if depth < _DEEPEST and len(stripped) > 1 and _BRACKETS.get(stripped[0]) == stripped[-1]:
         items = list(_items(stripped[1:-1]))
-        if stripped[0] == "[" or len(items) != 1:  # ( 3 ) isn't a list
+        # ( 3 ) is the number 3 in parentheses, not a list.
+        if stripped[0] == "[" or len(items) != 1:
             return [parse_value(item.strip(), depth + 1) for item in items]
         return parse_value(items[0].strip(), depth + 1)
     if _SIDES.fullmatch(stripped):
@@ -83,7 +84,8 @@ def _number(text: str) -> int | float | None:
         if _INT.fullmatch(text):
             return int(text, 0)
         return float(text) if _FLOAT.fullmatch(text) else None
-    except ValueError:  # 007, 0xyz
+    except ValueError:
+        # ``int`` refuses 007 and 0xyz.
         return float(text) if _FLOAT.fullmatch(text) and "e" in text.lower() else None
 
 

@@ -172,9 +172,9 @@ _WEIGHTS = {"MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER"}
 class Choice(NamedTuple):
     """The configuration to read.
 
-    Args:
+    Attributes:
         file: its file or its name; None: config.py's defaults.
-        note: a line that says why it was taken.
+        note: a line for the log that says why it was chosen.
         of_run: whether it is a run's own.
     """
 
@@ -244,7 +244,7 @@ def choose(
                 f"{flag}={words[key]} needs -cfg, a model for it (python tools/list_models.py lists them);"
                 f" {default}, which is trained where nothing is given, is made for {own_data} alone"
             )
-    return Choice(default, f"configuration: {default}, for neither -cfg nor a run is given")
+    return Choice(default, f"configuration: {default}, because neither -cfg nor a run is given")
 
 
 def run_file(path: str | os.PathLike) -> Path | None:
@@ -328,15 +328,16 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
     parser = _Parser(
         prog=program,
         others=own,
-        epilog="Flags may be written with one dash or two. config.py describes every KEY but an architecture's own,"
-        " which python tools/list_models.py --keys NAME lists: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning"
-        " rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't"
-        " here is answered by what to write instead.",
+        epilog="Flags may be written with one dash or two. config.py describes the KEYs that all runs share,"
+        " --explain KEY prints one, and python tools/list_models.py --keys NAME lists those of an"
+        " architecture: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the"
+        " classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't here is"
+        " answered by what to write instead.",
     )
     parser.add_argument(
         "-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/"
     )
-    default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
+    default = "the configuration where neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for name, flag in FLAGS.items():
         takes: dict[str, Any] = {"metavar": flag.kind.__name__.upper()}

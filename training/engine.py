@@ -169,8 +169,8 @@ def _evaluate_models(
 
 def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
     """Keeps the best evaluations; returns the splits whose best it is."""
-    shown = {split: numbers(values) for split, values in metrics.items()}
-    return progress.keep_best(shown, task.score)
+    numbers_by_split = {split: numbers(values) for split, values in metrics.items()}
+    return progress.keep_best(numbers_by_split, task.score)
 
 
 def _conclude(
@@ -190,9 +190,10 @@ def _conclude(
         return
     with run.logging_failure("curves.png"):
         plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
+    titles = {"val": ("best", BEST), "ema": ("best average", BEST_EMA)}
     best_lines = []
     for split, record in progress.best.items():
-        file, title = (BEST, "best") if split == "val" else (BEST_EMA, "best average")
+        title, file = titles[split]
         line = f"{task.line('best', record)} after epoch {record['epoch']}, in checkpoints/{file}"
         run.info(f"best {split}: {line}")
         best_lines.append(f"{title}: {line}")
@@ -299,7 +300,10 @@ def _accumulate(
         updates_now: the update follows: the ranks' gradients are averaged in this backward pass.
     """
     network = training.network
-    with contextlib.nullcontext() if updates_now else without_sync(network, training.optimizer):
+    sync = contextlib.nullcontext()
+    if not updates_now:
+        sync = without_sync(network, training.optimizer)
+    with sync:
         with autocast(training.config):
             values = training.task.step(network, batch, epoch)
         training.scaler.scale(values["loss"].sum() / group_samples).backward()

@@ -218,7 +218,8 @@ def _first_difference(items: _Items, count: int) -> int:
     Each turn compares up to 256 blocks, and the next one divides the first block that differs.
     ImageNet takes three turns.
     """
-    first, last = 0, count
+    first = 0
+    last = count
     while first < last:
         size = -(-(last - first) // _BLOCKS)
         blocks = [(begin, min(begin + size, last)) for begin in range(first, last, size)]

@@ -5,8 +5,8 @@
 
 It runs main_single_gpu.py with these flags in this process, and ends it where the optimizer begins
 its first step. It prints the functions of the repository that were entered, with their files and
-lines, by package; and how many files were imported, of whatever use. Processes that the run starts,
-such as the loader's workers, aren't counted.
+lines, by package. It also prints the number of files that were imported, even if none of their
+functions was called. Processes that the run starts, such as the loader's workers, aren't counted.
 """
 
 import os

@@ -18,10 +18,11 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 100  # columns
+# A line of so many columns counts as long.
+LONG = 100
 NOT_SHIPPED = ("tests", "examples", "docs")
-# Modules that declare or handle keys. Those that read PaddleViT's files and the command line don't
-# count.
+# Modules that declare or handle keys. Those that read PaddleViT's files or the command line don't
+# count, and neither do suggestions.py and corruptions.py, which are mostly lists of names.
 CONFIGURATION = (
     "config.py",
     *(

@@ -134,7 +134,7 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
 def test_a_script_says_that_it_trains_digits_and_that_other_data_needs_a_model(tmp_path, program):
     write_images(tmp_path / "data" / "train", {"a": 8, "b": 8, "c": 8})
     write_images(tmp_path / "data" / "val", {"a": 1, "b": 1, "c": 1})
-    told = "configuration: vit_digits, for neither -cfg nor a run is given"
+    told = "configuration: vit_digits, because neither -cfg nor a run is given"
     one = ["-o", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "MODEL.DEPTH", "1"]
     status, printed, errors = program("run_train_multi.sh", "-output=run", "-resume=auto", *one)
     assert status == 0, errors
@@ -270,7 +270,7 @@ def test_one_process_takes_what_several_trained(run):
 )
 def test_a_script_trains_digits_where_nothing_is_given(run, flags):
     (run.parent / "new").mkdir()
-    told = ["configuration: vit_digits, for neither -cfg nor a run is given"]
+    told = ["configuration: vit_digits, because neither -cfg nor a run is given"]
     assert of(SCRIPT, *flags) == ("digits", 8, -1, told)
 
 

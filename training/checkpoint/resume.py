@@ -173,7 +173,7 @@ def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | 
         raise InputError(
             f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back"
         )
-    # What is in the folder may be copies of the chosen run's: its best checkpoint.
+    # An earlier resume may have copied the chosen run's best checkpoint into this folder.
     if not all(_is_copy(own, chosen.parent / own.name) for own in existing):
         raise InputError(
             f"{directory} holds another run than {chosen};"
