@@ -57,6 +57,7 @@ def module_files() -> dict[str, str]:
 
 
 def files_imported_by(name: str) -> Iterator[str]:
+    """Yields the repository's files that a file imports, with the packages above them."""
     for dotted in imported(tree_of(name)):
         # The packages above a module are imported, too.
         parts = dotted.split(".")
@@ -65,15 +66,21 @@ def files_imported_by(name: str) -> Iterator[str]:
                 yield file
 
 
-def distances(changed: list[str]) -> dict[str, int]:
-    """Returns {test file: the number of imports between it and a changed file}."""
-    importers: dict[str, set[str]] = {}
+@functools.cache
+def importers() -> dict[str, set[str]]:
+    """Returns the files that import each file."""
+    by_file: dict[str, set[str]] = {}
     for name in NAMES:
         for file in files_imported_by(name):
-            importers.setdefault(file, set()).add(name)
+            by_file.setdefault(file, set()).add(name)
+    return by_file
+
+
+def distances(changed: list[str]) -> dict[str, int]:
+    """Returns {test file: the number of imports between it and a changed file}."""
     steps = {name: 0 for name in changed if name in NAMES}
     for name in list(steps):
-        if not importers.get(name) and not Path(name).name.startswith("test_"):
+        if not importers().get(name) and not Path(name).name.startswith("test_"):
             package = f"{Path(name).parent}/__init__.py"
             siblings = [other for other in NAMES if Path(other).parent == Path(name).parent]
             steps |= dict.fromkeys([package] if package in NAMES else siblings, 0)
@@ -90,7 +97,7 @@ def distances(changed: list[str]) -> dict[str, int]:
     # In the order of their distances. The loop also reaches the files that it appends.
     queue = sorted(steps, key=steps.__getitem__)
     for name in queue:
-        for importer in sorted(importers.get(name, ())):
+        for importer in sorted(importers().get(name, ())):
             if importer not in steps:
                 steps[importer] = steps[name] + 1
                 queue.append(importer)
@@ -125,7 +132,7 @@ def chosen(changed: list[str], limit: int) -> tuple[list[str], int]:
 
 
 def _room(name: str) -> str:
-    """Returns the top folder that a file belongs to, which its tests have the name of, too."""
+    """Returns the top folder of a file. Its tests are in the folder of that name below tests/."""
     return name.removeprefix("tests/").rpartition("/")[0].partition("/")[0]
 
 
