@@ -9,9 +9,7 @@ __all__ = ["Failure", "Prediction", "Predictor"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ``predictor``, and Paddle with it, only when it is used. The HTTP process of a server
-    needs neither.
-    """
+    """Imports the Predictor when it is first used: a server's HTTP process needs no Paddle."""
     if name not in __all__:
         raise AttributeError(f"module 'inference' has no attribute {name!r}")
     from inference import predictor

@@ -112,7 +112,7 @@ class Sheet:
 
     def save(self, file: Path, path: Path) -> None:
         """Writes the sheet to ``file``, in the format that ``path`` names."""
-        # A sheet is about a third wider than high, so a row has sqrt(4 / 3 count) images.
+        # A sheet is about a third wider than high, so a row has sqrt(4 / 3 * count) images.
         across = min(self.count, math.ceil(math.sqrt(self.count * 4 / 3)))
         sheet = side_by_side(self.papers, across)
         with writing(str(path)), open(file, "xb") as out:

@@ -52,8 +52,9 @@ _SELECTION = (
 
 
 def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> list[Any]:
-    """Returns the keys that name the training set, and their values, one after the other, as after
-    ``-o``.
+    """Returns the keys that name the training set, with their values.
+
+    They form a flat list: key, value, key, value, ...
 
     They are the keys of the run that saved the weights, with the values of ``flags`` in place of
     the run's. If the flags choose another dataset, the run's keys don't count.

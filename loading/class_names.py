@@ -51,7 +51,7 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def lookalike(names: Sequence[str], known: Sequence[str]) -> str:
-    """Returns a hint about a name that nearly equals a known one, which begins with "; ", or "".
+    """Returns a hint ("; ...") if one of the names nearly equals a known one, otherwise "".
 
     Only the first five names are compared.
     """

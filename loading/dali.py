@@ -53,8 +53,8 @@ class _Inputs(NamedTuple):
 class DaliLoader(Loader):
     """Loads the samples of ``ProcessLoader`` in its order, with its crops and flips.
 
-    These are drawn here, by the same generators. The pixels are DALI's, so they differ a little.
-    DATA.NUM_WORKERS threads read files, and as many decode.
+    These are drawn here, by the same generators. DALI decodes and resizes, so its pixels
+    differ a little. DATA.NUM_WORKERS threads read files, and as many decode.
 
     Args:
         dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that only crops, resizes
@@ -181,7 +181,10 @@ def _columns(
 
 
 def _same_memory(tensor: Any) -> paddle.Tensor:
-    """Returns a tensor of Paddle's on the memory of DALI's, which then doesn't reuse it."""
+    """Returns a Paddle tensor that shares the memory of a DALI tensor.
+
+    DALI doesn't reuse the memory as long as the tensor exists.
+    """
     options = {}
     if num_gpus():
         current_stream: Any = paddle.device.cuda.current_stream

@@ -41,7 +41,7 @@ _NAMED = 5
 def is_leftover(name: str) -> bool:
     """Returns whether an entry of a folder or an archive isn't data.
 
-    It is hidden then, or an operating system left it there.
+    Such an entry is hidden, or an operating system left it there.
     """
     if name.startswith("."):
         return name not in (".", "..")

@@ -147,7 +147,10 @@ def numbered_lines(opened: Any) -> Iterator[tuple[int, bytes]]:
 
 
 def csv_fields(line: str) -> list[str]:
-    """Returns the fields of one line of a CSV table, quoted or not. An empty line has one."""
+    """Returns the fields of one line of a CSV table, quoted or not.
+
+    An empty line has one empty field.
+    """
     return next(csv.reader([line], strict=True), [""]) or [""]
 
 

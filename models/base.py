@@ -50,7 +50,7 @@ def register(*names: str) -> Callable[[_Kind], _Kind]:
     """Registers a class as an architecture.
 
     MODEL.TYPE takes ``names`` then, and MODEL takes the arguments of the class's constructor, in
-    capitals. Each argument has a default and a type of ``settings.signatures``, and the Args of the
+    capitals. Each argument has a default and a type of ``settings.keys``, and the Args of the
     class's docstring describe it. The files of models/ are found without an import. A class in any
     other file has to be imported before it is used.
     """

@@ -231,7 +231,7 @@ class Cait(ImageModel):
         return self.pos_drop(add_to_all(self.patch_embed(x), self.pos_embed))
 
     def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
-        # ``last`` is always True, since all intermediates have one shape.
+        # ``last`` isn't needed: it is always True, since all intermediates have one shape.
         token = self.cls_token.expand([x.shape[0], -1, -1])
         for block in self.blocks_token_only:
             token = self._run(block, token, x)

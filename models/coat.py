@@ -342,8 +342,8 @@ class CoaT(ImageModel):
         *groups, head = self.timm_layer_groups()
         # Joins the embedding of each later scale with the block after it.
         for i in (2, 3, 4):
-            [at] = [index for index, group in enumerate(groups) if f"cls_token{i}" in group]
-            groups[at : at + 2] = [groups[at] + groups[at + 1]]
+            [place] = [index for index, group in enumerate(groups) if f"cls_token{i}" in group]
+            groups[place : place + 2] = [groups[place] + groups[place + 1]]
         norms = [name for name in groups[-1] if name.startswith(("norm", "aggregate"))]
         groups[-1] = tuple(name for name in groups[-1] if name not in norms)
         return [*groups, (*norms, *head)]

@@ -100,10 +100,10 @@ class RelativePositions(nn.Layer):
         one axis of the map.
 
         Query i and key j have the vector j - i + w - 1. So each query needs w of its 2 w - 1
-        products, from one place earlier than the query before it. One zero is appended to each
-        query's products, and all of them are read as one sequence. Cut into rows of 2 w - 1 again,
-        each row begins one place earlier than the one before, and the wanted products stand in the
-        same columns.
+        products. They begin one place earlier than those of the query before it. One zero is
+        appended to each query's products, and all of them are read as one sequence. Cut into rows
+        of 2 w - 1 again, each row begins one place earlier than the one before, and the wanted
+        products stand in the same columns.
 
         Args:
             q: [B, side, side, d]; the third axis is the one along which offsets count.

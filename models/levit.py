@@ -289,10 +289,10 @@ class LeViT(ImageModel):
                 downsample = Downsample(in_dim, dim, key_dim, grid, droppath, act)
                 grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
                 self.grids[grid[0] * grid[1]] = grid
-            blocks = []
-            for _ in range(depth):
-                attn = Attention(dim, key_dim, heads, attn_ratio, grid, act)
-                blocks.append(Block(dim, attn, mlp_ratio, droppath, act))
+            attentions = [
+                Attention(dim, key_dim, heads, attn_ratio, grid, act) for _ in range(depth)
+            ]
+            blocks = [Block(dim, attn, mlp_ratio, droppath, act) for attn in attentions]
             self.stages.append(Stage(downsample, blocks))
             in_dim = dim
         modules = [f"stages.{i}" for i in range(len(self.stages))]

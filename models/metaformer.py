@@ -108,8 +108,8 @@ class Block(nn.Layer):
         if token_mixer == "pool":
             self.token_mixer = Pooling()
         else:
-            # Drawn and replaced with "attention": a seed gives the fresh weights that it always
-            # gave.
+            # With "attention" it is replaced below. It is still built, so that a seed gives the
+            # same fresh weights as before.
             self.token_mixer = SepConv(dim)
         if token_mixer == "attention":
             heads = max(1, dim // HEAD_DIM)

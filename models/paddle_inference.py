@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,8 @@ def _functions_seen_once() -> Iterator[None]:
         if isinstance(func, nn.Layer):
             # Paddle looks at the method ``forward``. The type itself stands for its constructor.
             key = (nn.Layer, type(func))
+        if not isinstance(key, Hashable):
+            return is_unsupported(func)
         if key not in known:
             known[key] = is_unsupported(func)
         return known[key]

@@ -175,8 +175,10 @@ class Stage(nn.Layer):
 
 @register("pvtv2")
 class PyramidVisionTransformerV2(ImageModel):
-    """PVTv2. It takes images of any size at which each stage has one whole patch of sr_ratio: from
-    29 x 29 on for sr_ratio (8, 4, 2, 1).
+    """PVTv2.
+
+    It takes images in which each stage has at least one whole patch of sr_ratio: from 29 x 29 on
+    for sr_ratio (8, 4, 2, 1).
 
     Its features are the last stage's output, normalised: [B, embed_dims[3], H / 32, W / 32],
     rounded up.

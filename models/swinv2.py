@@ -51,8 +51,7 @@ class OffsetMlp(nn.Sequential):
 class OffsetBias(nn.Layer):
     """The output of an ``OffsetMlp``, computed once for inference.
 
-    It also saves Paddle Inference 2.6 from fusing an MLP whose input is a constant, at which it
-    crashes.
+    Paddle Inference 2.6 would crash while it fuses an MLP with a constant input.
     """
 
     bias: paddle.Tensor

@@ -100,7 +100,7 @@ def with_timm_arguments(config: Configuration, path: str | Path) -> Configuratio
 
     Raises:
         InputError: the architecture here doesn't have an argument, or not this value of it. Or the
-        configuration is of another model than the weights and has another value.
+            configuration is of another model than the weights and has another value.
     """
     stored = read_config(path)
     kind = config.MODEL.TYPE
@@ -226,8 +226,8 @@ def _keys(
 ) -> dict[str, Any]:
     """Returns the keys of MODEL and their values for one of timm's arguments; {}: it has no effect.
 
-    A flag that is off has none. Where a model has what the flag is for, the names of the tensors
-    differ, so that other weights don't load.
+    A flag that is off has no effect, either. Where a model has what the flag is for, the names of
+    the tensors differ, so that other weights don't load.
 
     Args:
         kind: MODEL.TYPE.

@@ -415,8 +415,8 @@ def _resnet(config: dict[str, Any]) -> dict[str, Any]:
         if known_block is blocks.get(kind) and list(known_depths) == stage_depths:
             return {"DEPTH": depth}
     raise InputError(
-        f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)}, which no ResNet here"
-        " has"
+        f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)},"
+        " which no ResNet here has"
     )
 
 

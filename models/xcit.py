@@ -361,7 +361,7 @@ class XCiT(ImageModel):
         return self.pos_drop(channels_last(x))
 
     def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
-        # ``last`` is always True, since all intermediates have one shape.
+        # ``last`` isn't needed: it is always True, since all intermediates have one shape.
         token = self.cls_token.expand([x.shape[0], -1, -1])
         x = self._run_all(self.cls_attn_blocks, paddle.concat([token, x.flatten(1, 2)], axis=1))
         return self.norm(x)

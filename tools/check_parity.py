@@ -90,10 +90,11 @@ def compare(
 ) -> dict[str, Any]:
     """Compares a model with timm's.
 
-    Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and ``versions``.
-    ``difference`` is the difference between our logits and timm's, and ``change`` that between two
-    images; both are over the range of the logits. ``features`` and ``intermediates`` are the
-    largest differences of these (0 if timm has none).
+    Returns:
+        a dict of ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and
+        ``versions``. ``difference`` is the difference between our logits and timm's, and ``change``
+        that between two images; both are over the range of the logits. ``features`` and
+        ``intermediates`` are the largest differences of these (0 if timm has none).
     """
     import numpy as np
     import paddle

@@ -64,7 +64,7 @@ def main() -> None:
     from inference.quantise import calibration_data, is_data_key, training_images
 
     check_combination(arguments.format, arguments.precision)
-    # An absolute path has no "..".
+    # This also removes "..".
     arguments.output = Path(os.path.abspath(arguments.output))
     check_target(arguments.output)
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")

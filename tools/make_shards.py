@@ -65,9 +65,8 @@ def encode(
 
     Args:
         resize: pixels of the short side, to which a larger image is reduced (antialiased bicubic).
-            A
-            JPEG stays a JPEG, others become PNG, grey or RGB. Of EXIF only the orientation is kept.
-            With None, or if the image is no larger, the file is packed as it is.
+            A JPEG stays a JPEG, others become PNG, grey or RGB. Of EXIF only the orientation is
+            kept. With None, or if the image is no larger, the file is packed as it is.
         quality: of JPEG.
         most: pixels that an image may have.
         channels: the channels of files for DATA.IMAGE_DTYPE float32, which are packed as they are.

@@ -36,10 +36,10 @@ from settings.parser import Parser  # noqa: E402
 # How many times a process holds tensors of the weights' size. An evaluation has the weights.
 # Training also has their gradients and AdamW's two moments.
 COPIES = {"evaluation": 1, "training": 4}
-# images of a batch, at most
+# The most images of a batch.
 MOST_IMAGES = 100_000
 MIB = 1 << 20
-# memory of GPUs, in GiB
+# The memory of common GPUs, in GiB.
 GPUS = (24, 40, 80)
 # The share of a GPU's memory that a plan uses. Libraries, temporary buffers and gaps take the rest.
 USABLE = 0.9

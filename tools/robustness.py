@@ -48,7 +48,7 @@ from training.results import MOST_CLASSES, read_result  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
-# bytes of that file, at most
+# The most bytes of that file.
 _LONGEST = 1 << 20
 _REPEAT = "; remove it to repeat the evaluation"
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)

@@ -22,7 +22,7 @@ from settings.parser import Parser  # noqa: E402
 
 # The packages of the extra "serve", by the names under which they are imported.
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
-# characters of a token, at least
+# The fewest characters of a token.
 _MIN_TOKEN = 16
 
 

@@ -28,7 +28,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 from settings.configuration import Configuration  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
-# images of each kind, at most
+# The most images of each kind.
 _MOST = 64
 # the colour of the frame around an evaluation image
 _EVALUATION = "#2e7d32"

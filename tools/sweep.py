@@ -49,7 +49,7 @@ from training.sweeps.points import (  # noqa: E402
     read_sweep,
 )
 
-# seconds between two lines of Progress
+# The seconds between two lines of Progress.
 _INTERVAL = 2.0
 
 

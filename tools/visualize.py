@@ -54,7 +54,7 @@ FLAGS = {
     "most": ("predictions",),
     "seed": ("embeddings",),
 }
-# images on a picture, at most
+# The most images on a picture.
 ON_A_SHEET = 16
 
 
@@ -62,9 +62,8 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Returns the image files that the command line names, and the folders around each file.
 
     Args:
-        words: files, folders, patterns, lists. Of the folders around a file, only those below a
-            named
-            folder are returned.
+        words: files, folders, patterns, lists. A folder around a file is returned only if it is
+            below a folder that was named.
 
     Raises:
         InputError: a word names nothing.

@@ -1,4 +1,4 @@
-"""Loads weights from files of several toolkits, and writes them.
+"""Loads weights from files of several toolkits, and writes files of weights.
 
 The files are this toolkit's, timm's, the Hugging Face Hub's, PaddleViT's, Google's, and those of
 the papers' repositories. A file passes three stages before a tensor of the model is set:

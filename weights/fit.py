@@ -1,8 +1,8 @@
 """Adapts a file's tensors to a model of other sizes.
 
-These are the size of images or patches, or the number of channels or classes. The results agree
-with timm's (``weights.resize``). Tensors are in the model's layout here: a Linear's weight is [in,
-out].
+The model may have another size of images or patches, or another number of channels or classes, than
+the file. The results agree with timm's (``weights.resize``). Tensors are in the model's layout
+here: a Linear's weight is [in, out].
 """
 
 import math

@@ -131,7 +131,7 @@ class Pool:
         self._fingerprint = ""
         # The last reason why a worker can't be replaced, which is logged once.
         self._reported = ""
-        # Workers that ended in a row without a batch.
+        # How many workers in a row ended while they had no batch.
         self._failures = 0
         # The number of the last batch.
         self._batches = 0
@@ -191,7 +191,7 @@ class Pool:
         # This process closes its copies of both descriptors once the worker has them.
         with theirs, open(memory, "rb"):
             settings = self.settings
-            loaded = {
+            start_settings = {
                 "path": settings.path,
                 "cfg": settings.cfg,
                 "options": list(settings.options),
@@ -203,7 +203,7 @@ class Pool:
                 "progress": memory,
             }
             python = [sys.executable, "-X", "utf8"]
-            command = [*python, str(_PROGRAM), str(theirs.fileno()), json.dumps(loaded)]
+            command = [*python, str(_PROGRAM), str(theirs.fileno()), json.dumps(start_settings)]
             # A signal to the whole process group is meant for the server, which still needs its
             # workers. A new process inherits which signals are blocked.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
     Attributes:
         text: the line.
-        examples: names of some of the images or classes that it concerns, or their messages.
+        examples: some of the images or classes that it concerns, by name, or errors of images.
         is_error: whether a run with this data would end in an error.
     """
 

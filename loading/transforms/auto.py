@@ -90,13 +90,13 @@ Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4, Solarize 6 5 AutoContrast 6 5
 Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
 """
 _POLICIES = {
-    # of TensorFlow's TPU EfficientNet
+    # The policy of TensorFlow's TPU EfficientNet.
     "v0": _V0,
     "v0r": _V0.replace("Posterize ", "PosterizeIncreasing "),
     # Cubuk et al. 2018, arXiv:1805.09501
     "original": _ORIGINAL,
     "originalr": _ORIGINAL.replace("PosterizeOriginal", "PosterizeIncreasing"),
-    # DeiT-III
+    # The policy of DeiT-III.
     "3a": "Solarize 10 5, Desaturate 10 10, GaussianBlurRand 10 10",
 }
 

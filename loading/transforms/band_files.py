@@ -59,10 +59,10 @@ def encoded_image(
 
     Args:
         data: the file.
-        mode: as of ``pixel_mode``: Pillow's mode for ``EncodedImage``, the number of channels for
+        mode: see ``pixel_mode``: Pillow's mode for ``EncodedImage``, the number of channels for
             ``Bands``.
-        name, most, oriented: as of ``EncodedImage`` and of ``bands_of``.
-        exact: as of ``EncodedImage``; ``Bands`` are exact always.
+        name, most, oriented: see ``EncodedImage`` and ``bands_of``.
+        exact: see ``EncodedImage``. ``Bands`` are always exact.
 
     Raises:
         RunError: it can't be read.

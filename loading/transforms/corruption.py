@@ -1,9 +1,9 @@
 """ImageNet-C's corruptions, which are made while an evaluation reads images.
 
-They are those of Hendrycks and Dietterich 2019 (arXiv:1903.12261). The functions are those of
-imagecorruptions-imaug, which is an extra. Only the elastic transform is written anew. The package's
-own bends images of severity 1 and 2 a quarter as far as the authors' (hendrycks/robustness,
-make_imagenet_c.py).
+The corruptions are those of Hendrycks and Dietterich 2019 (arXiv:1903.12261), computed by the
+package imagecorruptions-imaug, which is an extra. Only the elastic transform is written here,
+because the package's moves pixels of severity 1 and 2 a quarter as far as the authors'
+(hendrycks/robustness, make_imagenet_c.py).
 """
 
 import importlib

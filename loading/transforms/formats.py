@@ -184,7 +184,7 @@ def decoded(image: Any) -> Image.Image:
 
 
 def kind_of(data: bytes) -> str:
-    """Returns the format of a file by its first bytes; raises Unreadable if it is none of ours."""
+    """Returns the format of a file by its first bytes; raises Unreadable if it isn't read here."""
     if kind := magic_numbers.kind_of(data):
         return kind
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
@@ -252,9 +252,9 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
 
 
 def _png(data: bytes) -> bytes:
-    """Returns the file with the chunks alone that its pixels depend on, or their transparency.
+    """Returns the file with only the chunks that its pixels or their transparency depend on.
 
-    Of an animation these are the first image's.
+    Of an animation, only the first image is kept.
     """
     kept = [data[:8]]
     place = 8
@@ -277,9 +277,9 @@ def _png(data: bytes) -> bytes:
 
 
 def _gif(data: bytes) -> bytes:
-    """Returns the header, the first image and all that follows it, without what precedes that image.
+    """Returns the file without the extensions before its first image.
 
-    Of the extensions before the image, only its transparent colour is kept.
+    Of these, only a transparent colour is kept.
     """
     place = _behind_palette(data, 10)
     header = data[:place]
@@ -366,7 +366,7 @@ def _webp_chunks(data: bytes, place: int, limit: int) -> Iterator[tuple[bytes, i
 
 
 def _tiff(data: bytes) -> bytes:
-    """Returns the file with the tags alone that the pixels of its first image depend on."""
+    """Returns the file with only those tags that the pixels of its first image depend on."""
     directory = Directory(data)
     check_parts(directory)
     return directory.to_bytes(directory.tags)

@@ -1,4 +1,4 @@
-"""Decodes images in a process of its own, where the kernel limits their time and memory.
+"""Decodes images in a separate process, where the kernel limits their time and memory.
 
 It is for decoders without a limit of their own. libtiff inflates, allocates and prints as much as a
 file says. Pillow's decoder of BMP's run lengths allocates up to 255 rows for two bytes of a file.
@@ -170,7 +170,7 @@ os.register_at_fork(after_in_child=_new_lock)
 
 
 def _own_process() -> _Process:
-    """Returns the decoding process of this process. It is started if there is none that lives."""
+    """Returns this process's decoding process, and starts one if none is running."""
     process = _processes.get(os.getpid())
     if process and process.alive:
         return process

@@ -68,7 +68,8 @@ class Turn(NamedTuple):
         return image if self == TURNS[1] else image.transpose(_METHODS[self])
 
 
-TURNS = {  # by EXIF's number
+# The turns by EXIF's number.
+TURNS = {
     1: Turn(), 2: Turn(across=True), 3: Turn(across=True, down=True), 4: Turn(down=True),
     5: Turn(swapped=True), 6: Turn(swapped=True, across=True),
     7: Turn(swapped=True, across=True, down=True), 8: Turn(swapped=True, down=True),

@@ -2,7 +2,7 @@
 
 Paddle's layers differ in two ways. They hold the running statistics as parameters without a
 gradient, which would be counted, frozen and averaged as parameters; here they are buffers. And
-their running variance is that of variances over n, which is smaller than PyTorch's, over n - 1.
+they divide the sum of squares by n for the running variance, where PyTorch divides by n - 1.
 """
 
 import math

@@ -21,8 +21,8 @@ class DropPath(nn.Layer):
         """Returns the branch x [B, ...].
 
         Args:
-            onto: a tensor of the same shape to which the branch is added. A residual connection is
-                faster so than with a sum of its own.
+            onto: a tensor of the same shape to which the branch is added. For a
+                residual connection, this is faster than a separate sum.
         """
         factors = self._factors(x)
         if onto is not None:

@@ -15,8 +15,8 @@ class GlobalResponseNorm(nn.Layer):
     """x + weight * x * n + bias, where n is the norm of a channel over the mean of all norms.
 
     The norm of a channel is the Euclidean norm over all places of an image (Woo et al. 2023,
-    arXiv:2301.00808). Both parameters start at 0. Under
-    autocast it is computed in float32, as in timm.
+    arXiv:2301.00808). Both parameters start at 0. Under autocast it is computed in float32, as in
+    timm.
 
     Args:
         dim: channels.

@@ -69,8 +69,8 @@ def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
 def in_float32(x: paddle.Tensor) -> paddle.Tensor:
     """Returns x in float32, if autocast made it half precision.
 
-    It is for the input of residual blocks that is the output of a Linear or a convolution. So the
-    sums of the blocks are float32, too. PyTorch's autocast would round each of them.
+    It is used where the output of a Linear or a convolution goes into residual blocks directly. So
+    the sums of the blocks are float32, too. PyTorch's autocast would round each of them.
     """
     return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
 

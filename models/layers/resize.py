@@ -9,9 +9,9 @@ import paddle
 def resize_evenly(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) -> paddle.Tensor:
     """Returns maps resized bilinearly: [B, D, *grid] -> [B, D, *size].
 
-    It equals PyTorch's ``interpolate`` with align_corners=False. Paddle's own takes the first place
-    instead of the middle ones to reduce a side to one place, and on a GPU its gradient adds in no
-    fixed order.
+    It equals PyTorch's ``interpolate`` with align_corners=False. When Paddle's own reduces a
+    side to one place, it takes the first place instead of the mean of the middle two. On a GPU its
+    gradient adds in no fixed order.
 
     Args:
         grid: rows and columns of the maps.

@@ -22,11 +22,14 @@ def google_layers(arrays: Arrays) -> Arrays:
     Of a model for images and texts, only the images' tower is returned. Blocks that are stacked
     along a first axis are taken apart.
     """
-    for prefix in ("params/img/", "params/"):
-        if any(name.startswith(prefix) for name in arrays):
-            break
-    else:
+    prefixes = [
+        prefix
+        for prefix in ("params/img/", "params/")
+        if any(name.startswith(prefix) for name in arrays)
+    ]
+    if not prefixes:
         return arrays
+    prefix = prefixes[0]
     tower = {}
     for name, array in arrays.items():
         if not name.startswith(prefix):

@@ -19,5 +19,6 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     behind_stem = [number for number in numbers if number > 2]
     rules = [(r"^([02])\.", r"stem.\1.")]
     rules += [(rf"^{number}\.", f"blocks.{number - 3}.") for number in behind_stem[:-1]]
+    # The last one is the classifier. A file may have none of them.
     rules += [(rf"^{number}\.", "head.") for number in behind_stem[-1:]]
     return rename(arrays, rules)

@@ -11,8 +11,8 @@ _RULES = ((r"^pools\.(\d+)\.", lambda match: f"transformers.{int(match[1]) + 1}.
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``PoolingVisionTransformer``.
 
-    Sources: the files of naver-ai/pit and of PaddleViT. Their pooling number 0 is before the second
-    stage, which has it in timm.
+    Sources: the files of naver-ai/pit and of PaddleViT. They number the poolings from 0. In timm,
+    pooling 0 belongs to the second stage.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

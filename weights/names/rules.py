@@ -88,7 +88,7 @@ def dense_of(weight: np.ndarray, layout: str, axes: int) -> np.ndarray:
 
 
 def same_shape(one: np.ndarray, other: np.ndarray, names: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two arrays that will be added or multiplied, once their shapes are compared.
+    """Returns two arrays after checking that they have the same shape.
 
     Arrays of different shapes might be broadcast to any size.
 

@@ -31,7 +31,10 @@ def _levit_stem(match: re.Match[str]) -> str:
 
 
 def _levit_layer(match: re.Match[str]) -> str:
-    """Returns the place of a LeViT's layer. In timm, an attention and the MLP behind it are a block."""
+    """Returns the place of a LeViT's layer.
+
+    timm joins an attention and the MLP after it in one block.
+    """
     block, is_mlp = divmod(int(match[2]), 2)
     layer = "mlp" if is_mlp else "attn"
     return f"stages.{match[1]}.blocks.{block}.{layer}."
