@@ -64,10 +64,10 @@ BESIDE_LINT = $(MAKE) --no-print-directory lint & lint=$$!; \
 # tests/support/reached.py says which these are, and which it doesn't see.
 check: $(VENV)/installed-test ops
 	$(RUN) tests/support/reached.py > $(VENV)/reached
-	$(call BESIDE_LINT,-m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached)
+	@$(call BESIDE_LINT,-m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached)
 
 test: $(VENV)/installed-test ops
-	$(call BESIDE_LINT,$(PYTEST))
+	@$(call BESIDE_LINT,$(PYTEST))
 	$(RUN) -m pytest $(ALONE)
 
 # What can be counted of how the code reads.
