@@ -105,14 +105,14 @@ def test_a_worker_with_another_model_isnt_used(capsys):
     async def lives():
         pool = object.__new__(Pool)
         loop = asyncio.get_running_loop()
-        pool.settings, pool.ended, pool.about, pool._fingerprint, pool._reported = (
-            Settings("model"),
-            loop.create_future(),
-            {},
-            "",
-            "",
-        )
-        pool.metrics, pool.batcher, pool._failures = Metrics(), Batcher(4, 0.0, 10), 0
+        pool.settings = Settings("model")
+        pool.ended = loop.create_future()
+        pool.about = {}
+        pool._fingerprint = ""
+        pool._reported = ""
+        pool.metrics = Metrics()
+        pool.batcher = Batcher(4, 0.0, 10)
+        pool._failures = 0
         killed = []
         memory = Progress(Progress.create())
         workers = [
