@@ -14,6 +14,7 @@ from typing import NoReturn, overload
 import numpy as np
 import paddle
 
+from config import with_values
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
@@ -49,9 +50,9 @@ from loading.transforms import (
 )
 from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note, pair
-from settings.needs import mixes
 from settings.paddlevit.programs import instead
 from settings.registry import datasets
+from settings.tasks import columns_of, mixes, own_classes, reads
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
@@ -67,7 +68,8 @@ class ImageDataset(paddle.io.Dataset):
     numbers, is the size of its pixels, if that isn't IMAGE_SIZE. ``columns`` names its items:
 
     - "pixels": [H, W, C] uint8 or float32
-    - "labels": an integer, or [K] uint8 of 0 and 1 where an image has several labels
+    - "labels", if TASK needs them: an integer, or [K] uint8 of 0 and 1 where an image has several
+      labels
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
@@ -93,12 +95,16 @@ class ImageDataset(paddle.io.Dataset):
         self.seed = config.SEED
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
-        self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
+        erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
+        self.erasing = RandomErasing(config) if train and erases else None
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
-        columns = ["pixels", "labels"]
+        columns = ["pixels"]
+        self.has_labels = "labels" in columns_of(config.TASK)
+        if self.has_labels:
+            columns.append("labels")
         if self.erasing is not None:
             columns.append("erased")
         if self.skip_broken:
@@ -130,7 +136,9 @@ class ImageDataset(paddle.io.Dataset):
                     self._broken.add(read)
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
-        sample = [pixels, self.labels[read]]
+        sample = [pixels]
+        if self.has_labels:
+            sample.append(self.labels[read])
         if self.erasing is not None:
             sample.append(self.erasing.draw(rng, *size))
         if self.skip_broken:
@@ -340,22 +348,21 @@ def get_dataset(
     mode = _mode(mode if is_train is None else is_train)
     name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
-    limit = config.MODEL.NUM_CLASSES
+    columns = columns_of(config.TASK)
+    # Labels that the task doesn't read may be any.
+    limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
         )
     reader = datasets.choose(config)
-    task = datasets.components[name].given.get("task", "classification")
-    # The other tasks take images with any number of labels.
-    if {task, config.TASK} == {"classification", "multilabel"}:
-        raise InputError(
-            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
-        )
+    _check_task(config, name)
     split = Split(mode, limit, alone=alone, skipped=skipped)
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{name}' at {root} is empty")
+    if "labels" not in columns:
+        return dataset
     labels = every_label(dataset.labels)
     low = labels.min()
     high = labels.max()
@@ -375,6 +382,25 @@ def get_dataset(
             )
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
+
+
+def _check_task(config: Configuration, name: str) -> None:
+    """Raises InputError if a dataset is for another task, or lacks a column that TASK needs."""
+    declared = datasets.components[name].given
+    task = declared.get("task", "classification")
+    columns = declared.get("columns", "labels").split()
+    needed = columns_of(config.TASK)
+    # The other tasks take images with any number of labels.
+    is_other = {task, config.TASK} == {"classification", "multilabel"}
+    if is_other or (needed and task not in ("classification", "multilabel", "any", config.TASK)):
+        raise InputError(
+            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
+        )
+    if missing := [column for column in needed if column not in columns]:
+        raise InputError(
+            f"DATA.DATASET '{name}' has no {missing[0]}, TASK {config.TASK} needs them;"
+            " change one of the two"
+        )
 
 
 def _make_dataset(
@@ -449,6 +475,9 @@ def get_datasets(
             didn't set their number.
     """
     skipped: list[str] = []
+    classes = own_classes(config.TASK)
+    if classes is not None:
+        return _datasets_of_task(config, classes)
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
         config = check_evaluation(config, val, trained)
@@ -465,6 +494,25 @@ def get_datasets(
     check_pretrained_classes(config, train)
     absent = "" if isinstance(train, SyntheticDataset) else absent_classes(train, val)
     _add_notes(config, [absent, _nested_note(config, train), _skipped_note(skipped)])
+    return config, train, val
+
+
+def _datasets_of_task(
+    config: Configuration, classes: list[str]
+) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
+    """Returns what ``get_datasets`` does, for a task that doesn't read the data's labels.
+
+    Args:
+        classes: the names of the task's outputs, which become those of the datasets.
+    """
+    skipped: list[str] = []
+    train = None if config.EVAL else get_dataset(config, "train", skipped=skipped)
+    val = get_dataset(config, "val", skipped=skipped)
+    config = with_values(config, f"TASK {config.TASK}", MODEL__NUM_CLASSES=len(classes))
+    for dataset in filter(None, (train, val)):
+        dataset.classes = classes
+    note_subset(config, len(val))
+    _add_notes(config, [_skipped_note(skipped)])
     return config, train, val
 
 
