@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import paddle
@@ -73,9 +73,11 @@ class ImageDataset(paddle.io.Dataset):
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
+    - one for each of ``draws``
 
     An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
     an epoch holds an image several times, ``copy`` counts these from 0, and is part of the seed.
+    In an evaluation a sample is a function of (seed, index) alone.
 
     ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch
     ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
@@ -83,6 +85,11 @@ class ImageDataset(paddle.io.Dataset):
     Args:
         labels: [n] integers, or a set of labels for each image.
         classes: names, in the order of labels.
+
+    Attributes:
+        draws: functions of a sample's generator by the name of their column. Each is called after
+            the sample's transform, in the mapping's order, and returns an array of one shape.
+            Entries have to be added before a loader is made.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class ImageDataset(paddle.io.Dataset):
     ) -> None:
         super().__init__()
         train = mode == "train"
+        self.train = train
         self.labels = labels if isinstance(labels, LabelSets) else np.asarray(labels, np.int64)
         self.classes = list(classes)
         self.seed = config.SEED
@@ -101,15 +109,15 @@ class ImageDataset(paddle.io.Dataset):
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
-        columns = ["pixels"]
-        self.has_labels = "labels" in columns_of(config.TASK)
-        if self.has_labels:
-            columns.append("labels")
+        self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
+        # The columns of a sample, but for those of ``draws``.
+        self.own_columns = ["pixels"]
+        if "labels" in columns_of(config.TASK):
+            self.own_columns.append("labels")
         if self.erasing is not None:
-            columns.append("erased")
+            self.own_columns.append("erased")
         if self.skip_broken:
-            columns.append("skipped")
-        self.columns = tuple(columns)
+            self.own_columns.append("skipped")
         # The images that this process needn't try to decode again.
         self._broken: set[int] = set()
         # An evaluation skips nothing.
@@ -118,7 +126,17 @@ class ImageDataset(paddle.io.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Returns the names of a sample's items."""
+        return (*self.own_columns, *self.draws)
+
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
+        sample = self.sample(key)
+        return tuple(sample[name] for name in self.columns)
+
+    def sample(self, key: int | tuple[int, ...]) -> dict[str, Any]:
+        """Returns a sample's items by the names of their columns."""
         epoch, index, copy, *size = key if isinstance(key, tuple) else (self.epoch, key, 0)
         # With SKIP_BROKEN, the next image that can be read takes an unreadable one's place.
         for read in range(index, index + len(self)):
@@ -136,14 +154,20 @@ class ImageDataset(paddle.io.Dataset):
                     self._broken.add(read)
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
-        sample = [pixels]
-        if self.has_labels:
-            sample.append(self.labels[read])
-        if self.erasing is not None:
-            sample.append(self.erasing.draw(rng, *size))
+        # Items that aren't columns of this task are left out at the end.
+        sample = {"pixels": pixels, "labels": self.labels[read]}
         if self.skip_broken:
-            sample.append(-1 if read == index else index)
-        return tuple(sample)
+            sample["skipped"] = -1 if read == index else index
+        return sample | self.drawn(rng, *size)
+
+    def drawn(self, rng: np.random.Generator, *size: int) -> dict[str, np.ndarray]:
+        """Returns the columns of a sample that are drawn after its transform."""
+        columns = {}
+        if self.erasing is not None:
+            columns["erased"] = self.erasing.draw(rng, *size)
+        for name, draw in self.draws.items():
+            columns[name] = draw(rng)
+        return columns
 
     def _pixels(self, index: int, rng: np.random.Generator, *size: int) -> np.ndarray:
         try:
@@ -152,9 +176,12 @@ class ImageDataset(paddle.io.Dataset):
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
-        """Returns the generator that a sample's augmentation is drawn from."""
-        seeds = [self.seed, epoch, index]
-        if copy:
+        """Returns the generator that a sample's augmentation is drawn from.
+
+        In an evaluation ``epoch`` and ``copy`` have no effect.
+        """
+        seeds = [self.seed, epoch if self.train else 0, index]
+        if copy and self.train:
             seeds.append(copy)
         return np.random.default_rng(seeds)
 

@@ -31,10 +31,7 @@ class Pixels(ArrayDataset):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.columns = ("pixels",)
-
-    def __getitem__(self, key):
-        return super().__getitem__(key)[:1]
+        self.own_columns = ["pixels"]
 
 
 class Narrow(nn.Layer):
