@@ -4,8 +4,10 @@ in a copy.
 
 import inspect
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import warm
-from conftest import ROOT
+from conftest import ROOT, without
 from PIL import Image
+from safetensors.numpy import load_file
 from support.document_commands import snippets
+from support.programs import wait_for
+from support.training_runs import assert_close, assert_same_run
 
 from config import default_values, get_config
 from datasets import get_dataset
@@ -271,7 +276,7 @@ def run(copy: Path, *words: str):
 def test_one_of_each_is_added_and_trained_with(copy, tiny):
     assert sorted(SHOWN) == [
         "loading/flowers.py", "loading/transforms/fog.py", "training/optim/cubic.py",
-        "training/optim/sign.py", "training/poly.py",
+        "training/optim/sign.py", "training/poly.py", "training/rotation.py",
     ]  # fmt: skip
     options = [
         *tiny,
@@ -321,7 +326,55 @@ def test_one_of_each_is_added_and_trained_with(copy, tiny):
     assert "16 train images and 8 val images" in done.stdout, done.stderr
 
 
+ROTATION = [
+    "TASK", "rotation", "METHOD.TURNS", "3", "TRAIN.NUM_EPOCHS", "4", "SAVE_STEPS", "7", "REPORT", "False",
+    "TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
+def test_the_task_that_is_shown_trains_and_goes_on_after_it_was_killed(copy, tiny, ranks):
+    # A task without labels doesn't read the number of classes.
+    options = without(tiny, "MODEL.NUM_CLASSES", "TRAIN.NUM_EPOCHS") + ROTATION
+    batch = ["DATA.BATCH_SIZE", str(64 // ranks)]
+
+    def command(name: str, *flags: str) -> list[str]:
+        output = f"-output={copy / f'{name}_{ranks}'}"
+        return ["main_multi_gpu.py", f"-ngpus={ranks}", output, *flags, "-o", *options, *batch]
+
+    done = run(copy, *command("whole"))
+    assert done.returncode == 0, done.stderr
+    killed = subprocess.Popen(
+        [sys.executable, *command("killed")], cwd=copy / "toolkit", start_new_session=True
+    )
+    folder = copy / f"killed_{ranks}"
+    assert wait_for(lambda: any(folder.glob("checkpoints/epoch_*")), killed)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (folder / "result.json").exists()
+    done = run(copy, *command("killed", "-resume=auto"))
+    assert done.returncode == 0, done.stderr
+    assert_same_run(copy / f"whole_{ranks}", folder)
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["num_samples"], result["config"]["MODEL"]["NUM_CLASSES"]) == (364, 0)
+
+
+def test_two_processes_train_the_task_that_is_shown_as_one_does(copy):
+    one, two = (
+        load_file(copy / f"whole_{ranks}" / "checkpoints" / "last" / "model.safetensors")
+        for ranks in (1, 2)
+    )
+    assert any(name.startswith("encoder.") for name in one)
+    assert_close(one, two, atol=1e-5)
+
+
 REFUSED = [
+    (["TASK", "rotatoin"], r"TASK is 'rotatoin', expected one of .*rotation.*; did you mean rotation\?"),
+    (["TASK", "rotation", "TRAIN.SMOOTHING", "0.3"], r"SMOOTHING does nothing without TASK classification or multilabel"),
+    (["TASK", "rotation", "TRAIN.LOSS", "bce"], r"TRAIN.LOSS does nothing without TASK classification or multilabel"),
+    (["TASK", "rotation", "MODEL.NUM_CLASSES", "4"], r"NUM_CLASSES does nothing without TASK classification or multilabel"),
+    (["METHOD.TURNS", "3"], r"METHOD.TURNS does nothing without TASK rotation"),
+    (["TASK", "rotation", "METHOD.TURNS", "5"], r"METHOD.TURNS is 5, expected 2 to 4"),
     (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of .*flowers, .*; did you mean flowers\?"),
     (["TRAIN.OPTIMIZER.NAME", "SignSDG"], r"NAME is 'SignSDG', expected one of .*SignSGD.*; did you mean SignSGD\?"),
     (["TRAIN.LR_SCHEDULER.NAME", "cubik"], r"NAME is 'cubik', expected one of .*cubic, .*; did you mean cubic\?"),

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from support.dataset_files import CIFAR10, CIFAR100, cifar_archive, dataset_config, write_idx
 
-from config import get_config
+from config import _KEYS, get_config
 from datasets import (
     ArrayDataset,
     FileDataset,
@@ -21,6 +21,7 @@ from datasets import (
 )
 from errors import InputError, RunError
 from loading.transforms import BatchTransform
+from settings import registry
 
 # ------------------------------------------------------------- dataset types
 
@@ -423,3 +424,52 @@ def test_an_evaluations_randomness_is_of_the_seed_and_the_index():
         # DATA.CORRUPTION draws from this generator, too.
         assert (draw_noise(dataset.generator(epoch, 7, 3)) == expected).all()
     assert (dataset[8][-1] != expected).all()
+
+
+# ---------------------------------------------------------------- tasks
+
+
+@pytest.fixture
+def unlabelled_task(monkeypatch):
+    """Registers the TASK "masked", which needs no labels, and returns options that choose it."""
+    component = registry.tasks.components["classification"]
+    declared = component._replace(given={"columns": "", "metrics": ""}, reads={})
+    monkeypatch.setitem(registry.tasks.components, "masked", declared)
+    choices = ("classification", "masked", "multilabel")
+    chooser = _KEYS.shared["TASK"]._replace(choices=choices)
+    monkeypatch.setitem(_KEYS.shared, "TASK", chooser)
+    return [
+        "TASK",
+        "masked",
+        "DATA.DATASET",
+        "digits",
+        "DATA.IMAGE_SIZE",
+        "8",
+        "DATA.IMAGE_CHANNELS",
+        "1",
+    ]
+
+
+def test_a_task_without_labels_gets_none_and_its_model_has_no_outputs(unlabelled_task):
+    config, train, val = get_datasets(get_config(None, unlabelled_task))
+    assert (config.MODEL.NUM_CLASSES, train.columns, val.columns) == (0, ("pixels",), ("pixels",))
+    assert (train.classes, len(train.labels), len(val.labels)) == ([], 1433, 364)
+    # They stay with the dataset, for what a probe measures.
+    assert np.unique(train.labels).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"task": "segmentation"}, "is of TASK segmentation, TASK is classification; change one"),
+        ({"columns": ""}, "has no labels, TASK classification needs them; change one of the two"),
+        ({"columns": "mask"}, "has no labels, TASK classification needs them; change one"),
+        ({"task": "multilabel"}, "is of TASK multilabel, TASK is classification; change one"),
+    ],
+)
+def test_a_dataset_for_another_task_is_refused(monkeypatch, declared, message):
+    component = registry.datasets.components["digits"]
+    given = component.given | declared
+    monkeypatch.setitem(registry.datasets.components, "digits", component._replace(given=given))
+    with pytest.raises(InputError, match=f"^DATA.DATASET 'digits' {message}"):
+        get_dataset(get_config(None, ["DATA.DATASET", "digits", "MODEL.NUM_CLASSES", "10"]))

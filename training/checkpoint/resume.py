@@ -60,7 +60,7 @@ _FREE = (
 # Optimizers that keep the same moments, so that one can go on with another's state.
 _SAME_STATE = ("AdamW", "Adam", "LAMB")
 # The beginnings of keys that are compared with those of the checkpoint's run.
-_COMPARED = ("TASK", "DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
+_COMPARED = ("TASK", "METHOD.", "DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 
 
 def resume(training: Training) -> tuple[Progress, Path | None]:
