@@ -445,8 +445,6 @@ def unlabelled_task(monkeypatch):
         "digits",
         "DATA.IMAGE_SIZE",
         "8",
-        "DATA.IMAGE_CHANNELS",
-        "1",
     ]
 
 

@@ -2,7 +2,7 @@
 
 A task builds its network, and defines a step's loss and an evaluation's metrics. The loop
 (``engine``) does the rest: updates, reports, evaluations, checkpoints. A task with a loss alone
-(pre-training) needs no more than ``step`` and ``evaluate``.
+(pre-training) needs no more than ``step``.
 
 A task is registered in a file below ``training/``. ``settings.tasks`` has what it declares there:
 
@@ -12,6 +12,7 @@ A task is registered in a file below ``training/``. ``settings.tasks`` has what 
 TASK then takes the name. The keyword arguments of the constructor are keys in the section METHOD.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from models import build_model
 from settings.configuration import Configuration
 from training.predictions import Predictions
 from training.run import Run
+from utils import all_gather
 
 Batch = dict[str, paddle.Tensor]
 Metrics = dict[str, Any]
@@ -90,7 +92,7 @@ class Task:
             run: logs what was built.
         """
 
-    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+    def step(self, network: Any, batch: Batch, epoch: int) -> Batch:
         """Returns the values of a batch's samples by name, each [B] float32.
 
         "loss" is the loss to minimise. The means of the other values over the samples are reported
@@ -106,14 +108,29 @@ class Task:
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns the metrics of all ranks' batches, with ``loss`` (a mean) and ``num_samples``.
 
-        Numbers are reported. Other values are for result.json alone.
+        Numbers are reported. Other values are for result.json alone. Unless a task defines this
+        method, the metrics are the means of what ``step`` returns.
 
         Args:
             forward: calls the network within autocast.
             batches: this rank's. Ranks may have different numbers of batches, so call a collective
                 only after all of them.
         """
-        raise NotImplementedError
+        names: list[str] = []
+        total: Any = 0
+        for batch in batches:
+            values = self.step(forward, batch, epoch=0)
+            values["num_samples"] = paddle.ones_like(values["loss"])
+            names = list(values)
+            total = total + sum_of_each(values)
+        own = dict(zip(names, total.tolist(), strict=True)) if names else {}
+        # A rank without a batch doesn't know the names.
+        sums: Counter[str] = Counter()
+        for of_rank in all_gather(own):
+            sums.update(of_rank)
+        count = sums.pop("num_samples")
+        means = {name: value / count for name, value in sums.items()}
+        return {**means, "num_samples": int(count)}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws pictures of an evaluation into the run's folder. Rank 0 calls it.
