@@ -259,7 +259,7 @@ def _check_encoder(encoder: Any) -> None:
     if not isinstance(encoder, VisionTransformer | Beit) or encoder.pos_embed is None:
         raise InputError(
             f"MAE can't train a {name}: an encoder needs positions that are added to its patches,"
-            " as ViT, DeiT and BEiT (USE_ABS_POS_EMB True) have them"
+            " as ViT, DeiT and BEiT with USE_ABS_POS_EMB True have them"
         )
     tables = [
         layer for layer in encoder.sublayers() if hasattr(layer, "relative_position_bias_table")
