@@ -84,7 +84,7 @@ class MaskedAutoencoding(Task):
         for batch in batches:
             losses = forward(self.normalize(batch["pixels"]), batch["order"])
             total += sum_of_each({"loss": losses, "count": paddle.ones_like(losses)})
-        loss, count = all_reduce_sum(total).tolist()
+        loss, count = all_reduce_sum(total).numpy().tolist()
         return {"loss": loss / count, "num_samples": int(count)}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:

@@ -68,7 +68,7 @@ class MaskedAutoencoder(PretrainingNetwork):
                 f"METHOD.DECODER_WIDTH {decoder_width} is not a multiple of METHOD.DECODER_HEADS"
                 f" {decoder_heads}"
             )
-        patches = self.encoder.patch_embed
+        patches: Any = encoder.patch_embed
         self.norm_target = norm_target
         self.num_visible = visible_patches(patches.num_patches, mask_ratio)
         self._fix_positions()
@@ -77,9 +77,8 @@ class MaskedAutoencoder(PretrainingNetwork):
         self.mask_token = self.create_parameter(
             [1, 1, decoder_width], default_initializer=Normal(std=0.02)
         )
-        table = sincos_2d(
-            *patches.grid_size, decoder_width, endpoint=False, key="METHOD.DECODER_WIDTH"
-        )
+        rows, columns = patches.grid_size
+        table = sincos_2d(rows, columns, decoder_width, endpoint=False, key="METHOD.DECODER_WIDTH")
         self.register_buffer("decoder_pos_embed", paddle.to_tensor(table), persistable=False)
         self.decoder_blocks = nn.LayerList()
         for _ in range(decoder_depth):
@@ -143,7 +142,8 @@ class MaskedAutoencoder(PretrainingNetwork):
         encoder: Any = self.encoder
         if "pos_embed" not in encoder._parameters:
             return
-        table = sincos_2d(*encoder.patch_embed.grid_size, encoder.num_features, endpoint=False)
+        rows, columns = encoder.patch_embed.grid_size
+        table = sincos_2d(rows, columns, encoder.num_features, endpoint=False)
         prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
         # The parameters of a static graph have no values yet (tools/list_models.py).
         if paddle.in_dynamic_mode():

@@ -37,7 +37,7 @@ def datasets_of(options):
 
 
 def test_a_samples_mask_depends_on_the_epoch_in_training_alone(options):
-    task, network, data, val = datasets_of(options)
+    task, _, data, val = datasets_of(options)
     assert task.note == "4 of 16 patches are visible"
     first, again, later, other = (
         data.sample(key)["order"] for key in ((0, 3, 0), (0, 3, 0), (1, 3, 0), (0, 4, 0))
