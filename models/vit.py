@@ -29,7 +29,7 @@ from models.layers.differential import (
     DifferentialHeads,
     DifferentialParallelBlock,
 )
-from models.layers.init import init_as_big_vision
+from models.layers.init import init_as_big_vision, init_as_mae
 from models.layers.layout import concat
 from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
@@ -76,7 +76,8 @@ class VisionTransformer(ImageModel):
             weight file.
         weight_init: how fresh weights are drawn. "timm"; "deit": as timm's, but the class token
             with the deviation of the positions, 0.02 instead of 1e-6; "big_vision"
-            (``init_as_big_vision``).
+            (``init_as_big_vision``); "mae": Linears and patches uniform (``init_as_mae``), tokens
+            as "deit".
         pre_norm: whether there is a norm before the first block, and patches have no bias (CLIP,
             arXiv:2103.00020).
         cut_images: whether image_size may be no multiple of patch_size; the pixels after the last
@@ -133,7 +134,7 @@ class VisionTransformer(ImageModel):
         reg_tokens: Count = 0,
         no_embed_class: bool = False,
         pos_embed: Literal["learn", "sincos2d"] = "learn",
-        weight_init: Literal["timm", "deit", "big_vision"] = "timm",
+        weight_init: Literal["timm", "deit", "big_vision", "mae"] = "timm",
         pre_norm: bool = False,
         cut_images: bool = False,
         distilled: bool = False,
@@ -183,6 +184,7 @@ class VisionTransformer(ImageModel):
                 "timm": Normal(std=1e-6),
                 "deit": Normal(std=0.02),
                 "big_vision": Constant(0.0),
+                "mae": Normal(std=0.02),
             }
             self.cls_token = self._make_tokens(1, initializers[weight_init])
         if distilled:
@@ -271,6 +273,8 @@ class VisionTransformer(ImageModel):
     def _init_weights(self, layer: nn.Layer) -> None:
         if self.weight_init == "big_vision":
             init_as_big_vision(layer)
+        elif self.weight_init == "mae":
+            init_as_mae(layer)
         else:
             init_linear(layer)
 

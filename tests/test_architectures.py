@@ -361,7 +361,7 @@ def test_the_keys_of_a_model_are_listed_without_importing_paddle():
 def test_what_a_key_takes_is_said_in_words():
     vit = architecture("vit").arguments
     mixer = architecture("mixer").arguments
-    assert vit["MODEL.WEIGHT_INIT"].takes == "timm or deit or big_vision"
+    assert vit["MODEL.WEIGHT_INIT"].takes == "timm or deit or big_vision or mae"
     assert vit["MODEL.FC_NORM"].takes == "bool or None"
     assert mixer["MODEL.MLP_RATIO"].takes == "float or list of floats or None, 1e-12 to 1000000"
     assert isinstance(vit["MODEL.DEPTH"].range, Range)

@@ -107,6 +107,20 @@ def init_as_big_vision(layer: nn.Layer) -> None:
         _glorot(layer.qkv, layer.qkv.weight.shape[0], layer.qkv.weight.shape[1] // 3)
 
 
+def init_as_mae(layer: nn.Layer) -> None:
+    """Initialises a Linear or an embedding of patches for MAE (He et al. 2021, arXiv:2111.06377).
+
+    Weights are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), those of a
+    convolution as if it were a Linear over its patches. Biases of Linears are 0. Other layers and
+    biases stay as they are.
+    """
+    if isinstance(layer, nn.Linear):
+        _glorot(layer, *layer.weight.shape)
+    elif isinstance(layer, nn.Conv2D):
+        bound = math.sqrt(6 / (fan_in(layer) + layer.weight.shape[0]))
+        Uniform(-bound, bound)(layer.weight)
+
+
 def _glorot(
     linear: nn.Linear, fan_in: int, fan_out: int, scale: float = 1.0, bias: bool = True
 ) -> None:

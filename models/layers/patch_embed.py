@@ -67,6 +67,10 @@ class PatchEmbed(nn.Layer):
         )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.project(self.cut(x))
+
+    def cut(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the pixels of each patch, channel by channel: [B, patches, C * patch_size^2]."""
         channels, height, width = x.shape[1:]
         size = self.patch_size
         if self.any_size:
@@ -81,8 +85,11 @@ class PatchEmbed(nn.Layer):
         rows, columns = self.grid_size
         if (rows * size, columns * size) != (height, width):
             x = x[:, :, : rows * size, : columns * size]
-        # A matrix product with the pixels of each patch equals the strided convolution.
         patches = x.reshape([x.shape[0], channels, rows, size, columns, size])
         patches = patches.transpose([0, 2, 4, 1, 3, 5])
-        patches = patches.reshape([x.shape[0], rows * columns, channels * size**2])
+        return patches.reshape([x.shape[0], rows * columns, channels * size**2])
+
+    def project(self, patches: paddle.Tensor) -> paddle.Tensor:
+        """Returns the tokens of any number of patches that ``cut`` returned."""
+        # A matrix product with the pixels of each patch equals the strided convolution.
         return linear(patches, self.proj.weight.flatten(1).t(), self.proj.bias)

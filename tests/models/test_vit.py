@@ -254,7 +254,7 @@ def test_reset_classifier_replaces_every_head():
         (["MODEL.CLASS_TOKEN", "False"], "GLOBAL_POOL is 'token', expected 'avg'"),
         (
             ["MODEL.POS_EMBED", "sincos2d", "MODEL.EMBED_DIM", "6", "MODEL.NUM_HEADS", "1"],
-            "EMBED_DIM is 6, expected a multiple of 4, 8 or more, with POS_EMBED sincos2d",
+            "EMBED_DIM is 6, expected a multiple of 4, 8 or more, for sine-cosine positions",
         ),
         (["MODEL.POS_EMBED", "sine"], "MODEL.POS_EMBED is 'sine', expected one of learn, sincos2d"),
         (

@@ -1,0 +1,311 @@
+"""The masked autoencoder MAE (He et al. 2021, arXiv:2111.06377).
+
+An encoder sees a quarter of an image's patches. A small decoder reconstructs the pixels of the
+others, at which the loss looks. Afterwards the decoder isn't needed.
+
+Names of the decoder's parameters are those of the authors.
+"""
+
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+from errors import InputError
+from models.base import ImageModel
+from models.beit import Beit
+from models.layers import Attention, LayerNorm, Linear
+from models.layers.block import Block
+from models.layers.init import init_as_mae
+from models.layers.layout import concat
+from models.layers.linear import in_float32
+from models.layers.positions import sincos_2d
+from models.pretraining.network import PretrainingNetwork
+from models.vit import VisionTransformer
+from weights.names import mae as names
+
+
+class MaskedAutoencoder(PretrainingNetwork):
+    """An encoder of visible patches and a decoder of all patches.
+
+    The encoder's ``pos_embed``, if it is a parameter, becomes the fixed sine-cosine embedding of
+    the paper. Tokens before the patches have the position 0, and the decoder gets them, too.
+
+    Args:
+        encoder: a ViT, or a BEiT that adds its positions to the patches.
+        mask_ratio: the share of patches that the encoder doesn't see.
+        decoder_width: channels of the decoder's tokens.
+        decoder_depth: blocks of the decoder.
+        decoder_heads: attention heads of each of them.
+        norm_target: whether a patch's pixels are normalised to mean 0 and variance 1 before they
+            are compared.
+
+    Attributes:
+        num_visible: number of visible patches of an image.
+
+    Raises:
+        InputError: an encoder that can't leave out patches, a mask_ratio that leaves no patch or
+            all patches visible, or sizes of the decoder that don't fit together.
+    """
+
+    weight_names = names
+
+    def __init__(
+        self,
+        encoder: ImageModel,
+        mask_ratio: float = 0.75,
+        decoder_width: int = 512,
+        decoder_depth: int = 8,
+        decoder_heads: int = 16,
+        norm_target: bool = True,
+    ) -> None:
+        _check_encoder(encoder)
+        super().__init__(encoder)
+        if decoder_width % decoder_heads:
+            raise InputError(
+                f"METHOD.DECODER_WIDTH {decoder_width} is not a multiple of METHOD.DECODER_HEADS"
+                f" {decoder_heads}"
+            )
+        patches: Any = encoder.patch_embed
+        self.norm_target = norm_target
+        self.num_visible = visible_patches(patches.num_patches, mask_ratio)
+        self._fix_positions()
+
+        self.decoder_embed = Linear(encoder.num_features, decoder_width)
+        self.mask_token = self.create_parameter(
+            [1, 1, decoder_width], default_initializer=Normal(std=0.02)
+        )
+        rows, columns = patches.grid_size
+        table = sincos_2d(rows, columns, decoder_width, endpoint=False, key="METHOD.DECODER_WIDTH")
+        self.register_buffer("decoder_pos_embed", paddle.to_tensor(table), persistable=False)
+        self.decoder_blocks = nn.LayerList()
+        for _ in range(decoder_depth):
+            attn = Attention(decoder_width, decoder_heads)
+            block = Block(
+                decoder_width, attn, mlp_ratio=4.0, init_values=None, drop=0.0, drop_path=0.0
+            )
+            self.decoder_blocks.append(block)
+        self.decoder_norm = LayerNorm(decoder_width, epsilon=1e-6)
+        pixels = patches.patch_size**2 * encoder.in_channels
+        self.decoder_pred = Linear(decoder_width, pixels)
+        for layer in (self.decoder_embed, self.decoder_blocks, self.decoder_pred):
+            layer.apply(init_as_mae)
+
+    def forward(self, images: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
+        """Returns the loss of each image, [B] float32: the mean squared error of the pixels of its
+        masked patches.
+
+        Args:
+            images: [B, C, H, W], normalised.
+            order: [B, patches] int64, a permutation of each image's patches (``patch_order``). The
+                first ``num_visible`` are visible.
+        """
+        patches = self.encoder.patch_embed.cut(images)
+        predicted = self._predict(patches, order)
+        errors = predicted - self._targets(_take(patches, order[:, self.num_visible :]))
+        return (errors * errors).flatten(1).mean(axis=1)
+
+    @paddle.no_grad()
+    def reconstruct(
+        self, images: paddle.Tensor, order: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns what the decoder sees and what it makes of it, both [B, C, H, W], normalised.
+
+        The masked patches are 0 in the first, which is the mean colour, and the decoder's in the
+        second. With ``norm_target`` they are given the mean and the deviation of the true patch,
+        which the decoder doesn't predict.
+
+        Args:
+            images, order: as in ``forward``.
+        """
+        patches = self.encoder.patch_embed.cut(images)
+        predicted = self._predict(patches, order)
+        if self.norm_target:
+            mean, deviation = _statistics(_take(patches, order[:, self.num_visible :]))
+            predicted = predicted * deviation + mean
+        visible = _take(patches, order[:, : self.num_visible])
+        predicted = self._channels_first(predicted)
+        both = [paddle.concat([visible, part], axis=1) for part in (predicted * 0, predicted)]
+        places = order.argsort(axis=1)
+        masked, reconstructed = [
+            self._join(_take(shuffled, places), images.shape) for shuffled in both
+        ]
+        return masked, reconstructed
+
+    def no_weight_decay(self) -> set[str]:
+        return {*super().no_weight_decay(), "mask_token"}
+
+    @paddle.no_grad()
+    def _fix_positions(self) -> None:
+        encoder: Any = self.encoder
+        if "pos_embed" not in encoder._parameters:
+            return
+        rows, columns = encoder.patch_embed.grid_size
+        table = sincos_2d(rows, columns, encoder.num_features, endpoint=False)
+        prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
+        # The parameters of a static graph have no values yet (tools/list_models.py).
+        if paddle.in_dynamic_mode():
+            encoder.pos_embed.set_value(np.concatenate([prefix, table], axis=1))
+        encoder.pos_embed.stop_gradient = True
+
+    def _predict(self, patches: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
+        """Returns the pixels of the masked patches, [B, masked, patch_size^2 * C] float32.
+
+        Args:
+            patches: as ``PatchEmbed.cut`` returns them.
+        """
+        tokens = self._encode(patches, order[:, : self.num_visible])
+        return self._decode(tokens, order)
+
+    def _encode(self, patches: paddle.Tensor, visible: paddle.Tensor) -> paddle.Tensor:
+        """Returns the encoder's normalised tokens [B, prefix + visible, D]."""
+        encoder: Any = self.encoder
+        # Only visible patches are embedded.
+        x = encoder.patch_embed.project(_take(patches, visible))
+        x = x + _take(encoder.pos_embed, visible + encoder.pos_embed_prefix)
+        names = ("cls_token", "dist_token", "reg_token")
+        prefix = [getattr(encoder, name) for name in names if name in encoder._parameters]
+        if prefix:
+            tokens = paddle.concat(prefix, axis=1)
+            if encoder.pos_embed_prefix:
+                tokens = tokens + encoder.pos_embed[:, : encoder.pos_embed_prefix]
+            x = concat([tokens.expand([x.shape[0], -1, -1]), x], axis=1)
+        x = encoder.pos_drop(x)
+        # BEiT has no norm here.
+        x = encoder.norm_pre(x) if "norm_pre" in encoder._sub_layers else x
+        for stage in encoder._stages():
+            x = encoder._stage(stage, x, None)
+        # The last norm is one of these. The other does nothing.
+        return encoder.fc_norm(encoder.norm(x))
+
+    def _decode(self, tokens: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
+        """Returns what ``_predict`` does, for the tokens of ``_encode``.
+
+        The decoder's tokens stay in the order of ``order``: attention doesn't depend on it, as each
+        token has its position.
+        """
+        x = in_float32(self.decoder_embed(tokens))
+        length = x.shape[1]
+        prefix = length - self.num_visible
+        positions = _take(self.decoder_pos_embed, order)
+        visible = x[:, prefix:] + positions[:, : self.num_visible]
+        masked = self.mask_token + positions[:, self.num_visible :]
+        x = concat([x[:, :prefix], visible, masked] if prefix else [visible, masked], axis=1)
+        for block in self.decoder_blocks:
+            x = self.encoder._run(block, x)
+        predicted = self.decoder_pred(self.decoder_norm(x[:, length:]))
+        return predicted.astype("float32")
+
+    def _targets(self, patches: paddle.Tensor) -> paddle.Tensor:
+        """Returns the pixels that the decoder has to predict, in the authors' order: pixel by pixel
+        with the channels last.
+
+        Shape: [B, masked, C * patch_size^2], as ``PatchEmbed.cut`` returns them -> the same.
+        """
+        if self.norm_target:
+            mean, deviation = _statistics(patches)
+            patches = (patches - mean) / deviation
+        batch, masked, _ = patches.shape
+        patches = patches.reshape([batch, masked, self.in_channels, -1])
+        return patches.transpose([0, 1, 3, 2]).flatten(2)
+
+    def _channels_first(self, predicted: paddle.Tensor) -> paddle.Tensor:
+        """Does the inverse of the change of order in ``_targets``."""
+        batch, masked, _ = predicted.shape
+        predicted = predicted.reshape([batch, masked, -1, self.in_channels])
+        return predicted.transpose([0, 1, 3, 2]).flatten(2)
+
+    def _join(self, patches: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
+        """Returns images of a shape [B, C, H, W] made of all patches; pixels after the last patch
+        are 0.
+        """
+        batch, channels, height, width = shape
+        rows, columns = self.encoder.patch_embed.grid_size
+        size = self.encoder.patch_embed.patch_size
+        patches = patches.reshape([batch, rows, columns, channels, size, size])
+        images = patches.transpose([0, 3, 1, 4, 2, 5])
+        images = images.reshape([batch, channels, rows * size, columns * size])
+        return nn.functional.pad(images, [0, width - columns * size, 0, height - rows * size])
+
+
+def patch_order(noise: np.ndarray) -> np.ndarray:
+    """Returns the places of patches in the order of their noise, as the paper masks: [..., patches]
+    -> the same, int64.
+
+    Patches of equal noise stay in their order.
+    """
+    return np.argsort(noise, axis=-1, kind="stable")
+
+
+def visible_patches(patches: int, mask_ratio: float) -> int:
+    """Returns how many of an image's patches the encoder sees: a part of one isn't visible.
+
+    Raises:
+        InputError: all or none are.
+    """
+    visible = int(patches * (1 - mask_ratio))
+    if not 0 < visible < patches:
+        raise InputError(
+            f"METHOD.MASK_RATIO {mask_ratio} leaves {visible} of {patches} patches visible, expected"
+            f" 1 to {patches - 1}; choose another ratio, or larger images"
+        )
+    return visible
+
+
+def _check_encoder(encoder: Any) -> None:
+    name = type(encoder).__name__
+    if not isinstance(encoder, VisionTransformer | Beit) or encoder.pos_embed is None:
+        raise InputError(
+            f"MAE can't train a {name}: an encoder needs positions that are added to its patches,"
+            " as ViT, DeiT and BEiT with USE_ABS_POS_EMB True have them"
+        )
+    tables = [
+        layer for layer in encoder.sublayers() if hasattr(layer, "relative_position_bias_table")
+    ]
+    if tables:
+        raise InputError(
+            f"MAE can't train a {name} with biases by relative position;"
+            " set USE_REL_POS_BIAS and USE_SHARED_REL_POS_BIAS False"
+        )
+    if isinstance(encoder, VisionTransformer):
+        _check_options(encoder)
+
+
+def _check_options(encoder: VisionTransformer) -> None:
+    """Refuses what isn't trained, or not seen, where patches are left out."""
+    if encoder.num_prompts:
+        raise InputError("MAE trains no prompts; set MODEL.PROMPT_TOKENS 0")
+    if encoder.patch_drop.drop_prob:
+        raise InputError(
+            "MAE leaves patches out itself (METHOD.MASK_RATIO); set MODEL.PATCH_DROP 0"
+        )
+    if encoder.attn_pool is not None:
+        raise InputError(
+            "MAE doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg without"
+            " CLASS_TOKEN"
+        )
+
+
+def _statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns the mean of each patch's pixels and their deviation, by which targets are normalised:
+    [B, N, pixels] -> two of [B, N, 1].
+    """
+    mean = patches.mean(axis=-1, keepdim=True)
+    centred = patches - mean
+    # The variance is unbiased, as torch's.
+    variance = (centred * centred).sum(axis=-1, keepdim=True) / (patches.shape[-1] - 1)
+    return mean, (variance + 1e-6).sqrt()
+
+
+def _take(x: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
+    """Returns the rows of x [B, L, D] at ``places`` [B, N], or of one table x [1, L, D] for all
+    images: [B, N, D].
+    """
+    images, length, width = x.shape
+    batch, count = places.shape
+    if images > 1:
+        places = places + length * paddle.arange(batch).unsqueeze(1)
+    # Gathers whole rows of all images at once.
+    return paddle.gather(x.reshape([-1, width]), places.flatten()).reshape([batch, count, width])

@@ -1,0 +1,103 @@
+"""MAE (He et al. 2021, arXiv:2111.06377): an encoder sees a quarter of an image, and learns by the
+reconstruction of the rest.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from datasets import ImageDataset
+from loading.transforms import Normalize
+from models import build_model
+from models.pretraining.mae import MaskedAutoencoder, patch_order
+from settings.configuration import Configuration
+from settings.keys import Depth, Size, between
+from settings.registry import tasks
+from training.reconstructions import draw_reconstructions
+from training.task import Batch, Metrics, Task, sum_of_each
+from utils import all_reduce_sum
+
+MASK_RATIO = 0.75
+# Images in reconstructions.png.
+_SHOWN = 8
+
+
+@tasks.register("mae", columns="")
+class MaskedAutoencoding(Task):
+    """The task of reconstructing masked patches from the visible ones.
+
+    The labels of a dataset, if it has any, are ignored. In an evaluation the mask of an image is
+    always the same.
+
+    Args:
+        mask_ratio: the share of patches that are masked; None: the method's own.
+        decoder_width: channels of the decoder's tokens.
+        decoder_depth: blocks of the decoder.
+        decoder_heads: attention heads of each block of the decoder.
+        norm_target: whether the pixels of each masked patch are normalised to mean 0 and variance 1
+            before the reconstruction is compared with them.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        classes: Sequence[str] = (),
+        *,
+        mask_ratio: Annotated[float, between(0.01, 0.99)] | None = None,
+        decoder_width: Size = 512,
+        decoder_depth: Depth = 8,
+        decoder_heads: Size = 16,
+        norm_target: bool = True,
+    ) -> None:
+        super().__init__(config, classes)
+        self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
+        self.decoder = (decoder_width, decoder_depth, decoder_heads)
+        self.norm_target = norm_target
+        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+
+    def build_network(self) -> nn.Layer:
+        """Returns the model with a decoder.
+
+        Raises:
+            InputError: the architecture can't leave out patches, the mask leaves none or all of
+                them visible, or the sizes of the decoder don't fit together.
+        """
+        encoder: Any = build_model(self.config)
+        network = MaskedAutoencoder(encoder, self.mask_ratio, *self.decoder, self.norm_target)
+        self.patches = encoder.patch_embed.num_patches
+        self.note = f"{network.num_visible} of {self.patches} patches are visible"
+        return network
+
+    def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
+        dataset.draws["order"] = lambda rng: patch_order(rng.random(self.patches))
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        return {"loss": network(self.normalize(batch["pixels"]), batch["order"])}
+
+    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
+        """Returns ``loss`` and ``num_samples``."""
+        total = paddle.zeros([2], "float64")
+        for batch in batches:
+            losses = forward(self.normalize(batch["pixels"]), batch["order"])
+            total += sum_of_each({"loss": losses, "count": paddle.ones_like(losses)})
+        loss, count = all_reduce_sum(total).numpy().tolist()
+        return {"loss": loss / count, "num_samples": int(count)}
+
+    def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
+        """Draws images, their visible patches, and these with the reconstructed ones."""
+        # They are spread over the dataset, which may be sorted by classes.
+        count = min(_SHOWN, len(dataset))
+        indices = np.linspace(0, len(dataset) - 1, count).astype(int).tolist()
+        samples = [dataset.sample(index) for index in indices]
+        pixels, order = (
+            paddle.to_tensor(np.stack([sample[name] for sample in samples]))
+            for name in ("pixels", "order")
+        )
+        images = self.normalize(pixels)
+        network: Any = model
+        columns = [images, *network.reconstruct(images, order)]
+        draw_reconstructions(self.config, columns, folder / "reconstructions.png")
