@@ -81,9 +81,13 @@ class SimMIM(PretrainingNetwork):
             masked: [B, rows, columns] of ``units``, 1 where a unit is masked, else 0.
         """
         difference = (self.reconstruct(images, masked).astype("float32") - images).abs()
-        pixels = _enlarged(masked.astype("float32"), self.mask_patch)
-        total = (difference * pixels.unsqueeze(1)).flatten(1).sum(axis=1)
+        pixels = self.mask_of_pixels(masked)
+        total = (difference * pixels).flatten(1).sum(axis=1)
         return total / (pixels.flatten(1).sum(axis=1) * self.in_channels)
+
+    def mask_of_pixels(self, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns 1.0 where a pixel is masked, else 0.0: [B, rows, columns] -> [B, 1, H, W]."""
+        return _enlarged(masked.astype("float32"), self.mask_patch).unsqueeze(1)
 
     def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the prediction of all pixels, [B, C, H, W]; for the arguments of ``forward``."""
