@@ -56,7 +56,7 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
     """Returns the sorted names of the shipped models that match a shell pattern, or one of several.
 
     Case doesn't matter. The names of timm and PaddleViT for a model match, too. The files of
-    configs/recipes/ train these models and aren't models of their own.
+    configs/recipes/ and configs/pretrain/ train these models and aren't models of their own.
 
     Args:
         pattern: ``"vit_*_384"``, ``["deit_*", "*beit*"]``.

@@ -134,10 +134,12 @@ def shipped_model(name: str) -> str | None:
 
 
 def model_files() -> list[Path]:
-    """Returns the files of the models under configs/, sorted by name. The files of recipes/ aren't
-    among them: they train these models.
+    """Returns the files of the models under configs/, sorted by name. The files of recipes/ and
+    pretrain/ aren't among them: they train these models.
     """
-    files = (file for file in shipped_configs() if file.parent.name != "recipes")
+    files = (
+        file for file in shipped_configs() if file.parent.name not in ("recipes", "pretrain")
+    )
     return sorted(files, key=lambda file: file.stem)
 
 

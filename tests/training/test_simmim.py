@@ -95,7 +95,8 @@ def test_a_run_is_resumed_in_the_same_bits_and_is_the_same_on_two_processes(tmp_
 def test_an_evaluations_loss_is_the_mean_over_the_images(tmp_path, options):
     train([*options, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 48)
     path = tmp_path / "run" / "checkpoints" / "best"
-    train([*options, "EVAL", "True", "MODEL.PRETRAINED", str(path)], tmp_path / "evaluated", 48)
+    evaluation = ["EVAL", "True", "MODEL.PRETRAINED", str(path)]
+    train([*without(options, "TRAIN."), *evaluation], tmp_path / "evaluated", 48)
     result = json.loads((tmp_path / "evaluated" / "result.json").read_text())
     assert result["num_samples"] == 91
     assert result["loss"] == pytest.approx(records(tmp_path / "run")[-1]["loss"], abs=1e-6)
