@@ -16,6 +16,8 @@ from datasets import ImageDataset
 from errors import InputError
 from loading.transforms import Normalize
 from models import build_model
+from models.base import ImageModel
+from models.pretraining.network import PretrainingNetwork
 from models.pretraining.simmim import SimMIM
 from settings.configuration import Configuration, pair
 from settings.keys import Size, between
@@ -56,19 +58,26 @@ class MaskedImageModelling(Task):
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 
     def build_network(self) -> nn.Layer:
-        """Returns the model with a decoder of one layer.
+        """Returns the model with its decoder.
 
         Raises:
             InputError: the architecture or its sizes don't fit, or the mask covers all of an image.
         """
-        network = SimMIM(build_model(self.config), self.mask_patch)
+        network = self.make_network(build_model(self.config))
         squares = math.prod(self.units)
         if masked_count(squares, self.mask_ratio) == squares:
             raise InputError(
-                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks all of an image, which has {squares} of"
-                f" the squares of METHOD.MASK_PATCH {self.mask_patch} pixels; lower one of the two"
+                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks all of an image, which has {squares}"
+                f" squares of {self.mask_patch} x {self.mask_patch} pixels; lower it, or take larger"
+                " images"
             )
         return network
+
+    def make_network(self, encoder: ImageModel) -> PretrainingNetwork:
+        """Returns the network of an encoder. It has ``units``, ``reconstruct`` and
+        ``mask_of_pixels`` as ``SimMIM``.
+        """
+        return SimMIM(encoder, self.mask_patch)
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         dataset.draws["masked"] = functools.partial(
