@@ -27,6 +27,8 @@ from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 
 MASK_RATIO = 0.6
+# Images in reconstructions.png.
+_SHOWN = 8
 
 
 @tasks.register("simmim", columns="")
@@ -98,7 +100,9 @@ class MaskedImageModelling(Task):
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, what the encoder sees of them, and these with the predicted pixels."""
-        samples = [dataset.sample(index) for index in range(min(8, len(dataset)))]
+        # They are spread over the dataset, which may be sorted by classes.
+        indices = np.linspace(0, len(dataset) - 1, min(_SHOWN, len(dataset))).astype(int).tolist()
+        samples = [dataset.sample(index) for index in indices]
         pixels, masked = (
             paddle.to_tensor(np.stack([sample[name] for sample in samples]))
             for name in ("pixels", "masked")
