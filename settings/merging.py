@@ -137,9 +137,7 @@ def model_files() -> list[Path]:
     """Returns the files of the models under configs/, sorted by name. The files of recipes/ and
     pretrain/ aren't among them: they train these models.
     """
-    files = (
-        file for file in shipped_configs() if file.parent.name not in ("recipes", "pretrain")
-    )
+    files = (file for file in shipped_configs() if file.parent.name not in ("recipes", "pretrain"))
     return sorted(files, key=lambda file: file.stem)
 
 

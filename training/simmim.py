@@ -95,7 +95,8 @@ class MaskedImageModelling(Task):
         for batch in batches:
             losses = forward(self.normalize(batch["pixels"]), batch["masked"])
             total += sum_of_each({"loss": losses, "count": paddle.ones_like(losses)})
-        loss, count = all_reduce_sum(total).tolist()
+        sums: Any = all_reduce_sum(total)
+        loss, count = sums.tolist()
         return {"loss": loss / count, "num_samples": int(count)}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:

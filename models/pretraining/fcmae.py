@@ -2,10 +2,12 @@
 arXiv:2301.00808).
 
 The encoder computes what sparse convolutions would: its layers see nothing of the masked squares.
-A decoder of one block predicts the squares' pixels.
+A decoder of one block predicts the squares' pixels. The names of its layers are those in the
+authors' files.
 """
 
 import paddle
+from paddle import nn
 from paddle.nn.initializer import Normal
 
 from errors import InputError
@@ -56,15 +58,14 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
             parameter.stop_gradient = True
 
         dim = encoder.feature_info[-1]["num_chs"]
-        self.decoder_embed = Conv2D(dim, DECODER_WIDTH, 1)
+        self.proj = Conv2D(dim, DECODER_WIDTH, 1)
         self.mask_token = self.create_parameter(
             [1, DECODER_WIDTH, 1, 1], default_initializer=Normal(std=0.02)
         )
-        self.decoder_block = Block(
-            DECODER_WIDTH, init_values=None, drop_path=0.0, use_grn=encoder.use_grn
-        )
-        self.decoder_pred = Conv2D(DECODER_WIDTH, self.in_channels * side**2, 1)
-        for layer in (self.decoder_embed, self.decoder_block, self.decoder_pred):
+        block = Block(DECODER_WIDTH, init_values=None, drop_path=0.0, use_grn=encoder.use_grn)
+        self.decoder = nn.Sequential(block)
+        self.pred = Conv2D(DECODER_WIDTH, self.in_channels * side**2, 1)
+        for layer in (self.proj, self.decoder, self.pred):
             layer.apply(encoder._init_weights)
 
     def forward(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
@@ -110,11 +111,11 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
 
     def _predict(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns normalised pixels as ``_cut`` does, float32."""
-        x = self.decoder_embed(self.encode(images, masked))
+        x = self.proj(self.encode(images, masked))
         is_masked = masked.unsqueeze(1).astype(x.dtype)
         x = x * (1 - is_masked) + self.mask_token.astype(x.dtype) * is_masked
-        x = channels_first(self.decoder_block(channels_last(x)))
-        return self.decoder_pred(x).flatten(2).transpose([0, 2, 1]).astype("float32")
+        x = channels_first(self.decoder(channels_last(x)))
+        return self.pred(x).flatten(2).transpose([0, 2, 1]).astype("float32")
 
     def _cut(self, images: paddle.Tensor) -> paddle.Tensor:
         """Returns the pixels of each square: [B, C, H, W] -> [B, squares, C * side^2]."""

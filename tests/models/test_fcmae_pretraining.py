@@ -176,7 +176,7 @@ def test_every_parameter_but_the_heads_is_trained():
     for name, gradient in gradients[0].items():
         np.testing.assert_array_equal(gradient, gradients[1][name], err_msg=name)
     last = network.layer_groups()[-1]
-    assert last[-4:] == ("decoder_embed", "decoder_block", "decoder_pred", "mask_token")
+    assert last[-4:] == ("proj", "decoder", "pred", "mask_token")
 
 
 @pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - {"convnext"}))
