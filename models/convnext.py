@@ -54,8 +54,17 @@ class Block(nn.Layer):
             self.gamma = self.create_parameter([dim], default_initializer=Constant(init_values))
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        branch = self.mlp(self.norm(self.conv_dw(x, last=not self.conv_mlp)))
+    def forward(self, x: paddle.Tensor, seen: paddle.Tensor | None = None) -> paddle.Tensor:
+        """Returns the output for x.
+
+        Args:
+            seen: 1.0 at places that the image has, 0.0 at masked ones, [B, H, W, 1]; with
+                ``conv_mlp`` [B, 1, H, W]. No place sees anything of the masked ones, as in a sparse
+                convolution. The output at these isn't defined. None: there are all places.
+        """
+        if seen is not None:
+            x = x * seen
+        branch = self.mlp(self.norm(self.conv_dw(x, last=not self.conv_mlp)), seen)
         if self.gamma is not None:
             if self.conv_mlp:
                 branch = scale_planes(branch, self.gamma.reshape([-1, 1, 1]))
@@ -201,10 +210,19 @@ class ConvNeXt(ImageModel):
         return self.stages
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        """Returns the output of a stage.
+
+        Args:
+            shared: the places of the stage's map that aren't masked (``Block``), [B, 1, H, W];
+                None: all of them.
+        """
         x = in_float32(stage.downsample(x))
-        if self.conv_mlp:
-            return self._run_all(stage.blocks, x)
-        return channels_first(self._run_all(stage.blocks, channels_last(x)))
+        if not self.conv_mlp:
+            x = channels_last(x)
+            shared = None if shared is None else channels_last(shared)
+        for block in stage.blocks:
+            x = self._run(block, x) if shared is None else self._run(block, x, shared)
+        return x if self.conv_mlp else channels_first(x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(mean_of_places(x))

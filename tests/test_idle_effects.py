@@ -306,6 +306,7 @@ NOT_TRIED = {
         "TRAIN.ADAPTER.TARGETS", "TRAIN.ADAPTER.DROPOUT", "TRAIN.FREEZE", "TRAIN.DISTILLATION_TYPE",
         "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "TRAIN.TOKEN_LABEL_WEIGHT", "TRAIN.TOKEN_LABEL_MIX",
     ],
+    "a task's own: tests/training/test_<task>.py": ["METHOD.MASK_RATIO", "METHOD.MASK_PATCH"],
     "where data come from or what they cost, not what they are": [
         "DATA.CACHE", "DATA.LOADER", "DATA.SHUFFLE_MODE", "DATA.SHARD_SHUFFLE", "DATA.DROP_LAST",
         "DATA.BATCH_SIZE_EVAL", "DATA.GLOBAL_BATCH",

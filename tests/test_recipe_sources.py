@@ -87,6 +87,7 @@ OURS = {
     "small_data",
     "finetune",
     "mae_vit_digits",
+    "simmim_digits",
 }
 
 

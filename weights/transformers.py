@@ -68,8 +68,16 @@ HEADS: dict[str, dict[str, str]] = {
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
     "siglip_vision_model": _SIGLIP,
-    "swin": {"SwinForImageClassification": LABELS, "SwinModel": ENCODER},
-    "swinv2": {"Swinv2ForImageClassification": LABELS, "Swinv2Model": ENCODER},
+    "swin": {
+        "SwinForImageClassification": LABELS,
+        "SwinForMaskedImageModeling": ENCODER,
+        "SwinModel": ENCODER,
+    },
+    "swinv2": {
+        "Swinv2ForImageClassification": LABELS,
+        "Swinv2ForMaskedImageModeling": ENCODER,
+        "Swinv2Model": ENCODER,
+    },
     "hiera": {
         "HieraForImageClassification": LABELS,
         "HieraForPreTraining": ENCODER,

@@ -90,10 +90,19 @@ class Mlp(nn.Layer):
         self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
         self.fc2 = layer(hidden_dim, dim, bias_attr=bias_attr)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, seen: paddle.Tensor | None = None) -> paddle.Tensor:
+        """Returns the output for x.
+
+        Args:
+            seen: 1.0 at places that the global response norm counts, 0.0 at others, [B, H, W, 1];
+                with ``conv`` [B, 1, H, W]. None: all places count.
+        """
         if self.fused and ops.usable(x) and not (self.training and self.drop.p):
             return ops.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
-        return self.drop(self.fc2(self.grn(self.drop(self.act(self.fc1(x))))))
+        x = self.drop(self.act(self.fc1(x)))
+        if seen is not None:
+            x = x * seen
+        return self.drop(self.fc2(self.grn(x)))
 
 
 class GatedMlp(nn.Layer):

@@ -204,6 +204,11 @@ for name, model in {
     "convnextv2": hf.ConvNextV2Model,
 }.items():
     CASES[f"{name}_model"] = (CASES[name][0], model)
+for name, model in {
+    "swin": hf.SwinForMaskedImageModeling,
+    "swinv2": hf.Swinv2ForMaskedImageModeling,
+}.items():
+    CASES[f"{name}_masked"] = (CASES[name][0], model)
 CASES["levit_alone"] = (CASES["levit"][0], hf.LevitForImageClassification)
 
 
@@ -221,6 +226,8 @@ def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Te
         return "features", getattr(model, "vit", model)(images).last_hidden_state[:, 0]
     if name == "BeitForMaskedImageModeling":
         return "features", model.layernorm(model.beit(images).last_hidden_state[:, 1:].mean(1))
+    if name in ("SwinForMaskedImageModeling", "Swinv2ForMaskedImageModeling"):
+        return "features", model.base_model(images).last_hidden_state.mean(1)
     outputs = model(images)
     for key in ("logits", "image_embeds", "pooler_output"):
         if outputs.get(key) is not None:

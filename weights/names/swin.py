@@ -13,6 +13,8 @@ _RULES = (
     (r"^patch_embedding\.norm\.", "patch_embed.norm."),
     (r"^stages\.", "layers."),
     (r"^fc\.", "head.fc."),
+    # SimMIM's pre-training
+    (r"^(mask_token$|decoder\.)", None),
 )
 
 
@@ -21,7 +23,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
     Sources: microsoft/Swin-Transformer, and PaddleViT's Swin in all its versions. Both merge
     patches at the end of a stage, also of the first one; timm does so at the beginning of the next
-    one. Derived buffers are dropped.
+    one. Derived buffers are dropped, and the mask token and decoder of SimMIM.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

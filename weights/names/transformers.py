@@ -57,7 +57,7 @@ _BLOCK = (
 # ViT, DeiT, BEiT, DINOv2
 _ENCODER = (
     (r"^(vit|deit|beit|dinov2|dinov2_with_registers)\.", ""),
-    (r"(^|\.)relative_position_index$|^(embeddings\.mask_token|pooler\.dense\.|lm_head\.)", None),
+    (r"(^|\.)relative_position_index$|^(pooler\.dense\.|lm_head\.)", None),
     (r"^(encoder\.layer|layers)\.", "blocks."),
     *_BLOCK,
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
@@ -93,9 +93,10 @@ _TOWER = (
 )
 _SWIN = (
     (r"^swin\.", ""),
-    (r"\.relative_position_index$|^(embeddings\.mask_token|pooler\.)", None),
+    (r"\.relative_position_index$|^pooler\.", None),
     (r"^encoder\.", ""),
     *_BLOCK,
+    (r"^embeddings\.mask_token$", "mask_token"),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.norm\.", "patch_embed.norm."),
     (r"^layernorm\.", "norm."),

@@ -1,0 +1,145 @@
+"""The fully convolutional masked autoencoder FCMAE of ConvNeXt V2 (Woo et al. 2023,
+arXiv:2301.00808).
+
+The encoder computes what sparse convolutions would: its layers see nothing of the masked squares.
+A decoder of one block predicts the squares' pixels. The names of its layers are those in the
+authors' files.
+"""
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+from errors import InputError
+from models.base import ImageModel
+from models.convnext import Block, ConvNeXt
+from models.layers.conv import Conv2D
+from models.layers.layout import channels_first, channels_last
+from models.pretraining.network import PretrainingNetwork
+
+DECODER_WIDTH = 512
+
+
+class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
+    """A ConvNeXt of the squares that are seen, and a decoder of all squares.
+
+    A mask covers places of the encoder's last map, which are squares of 32 x 32 pixels. The targets
+    are their pixels, normalised for each square.
+
+    Args:
+        encoder: a ConvNeXt or ConvNeXt V2 whose stem cuts images into patches.
+
+    Attributes:
+        units: rows and columns of squares.
+        mask_patch: pixels along a square's side.
+
+    Raises:
+        InputError: another encoder, or images that don't consist of whole squares.
+    """
+
+    def __init__(self, encoder: ImageModel) -> None:
+        super().__init__(encoder)
+        if not isinstance(encoder, ConvNeXt) or len(encoder.stem) != 2:
+            raise InputError(
+                f"FCMAE can't train this {type(encoder).__name__}: it takes a ConvNeXt with"
+                " MODEL.STEM_TYPE patch"
+            )
+        self.strides = [info["reduction"] for info in encoder.feature_info]
+        side = self.mask_patch = self.strides[-1]
+        height, width = encoder.image_size
+        if height % side or width % side:
+            raise InputError(
+                f"FCMAE masks squares of {side} x {side} pixels, which don't divide images of"
+                f" {height} x {width}; choose another DATA.IMAGE_SIZE"
+            )
+        self.units = (height // side, width // side)
+        # The pooled features aren't trained.
+        for parameter in encoder.head.parameters():
+            parameter.stop_gradient = True
+
+        dim = encoder.feature_info[-1]["num_chs"]
+        self.proj = Conv2D(dim, DECODER_WIDTH, 1)
+        self.mask_token = self.create_parameter(
+            [1, DECODER_WIDTH, 1, 1], default_initializer=Normal(std=0.02)
+        )
+        block = Block(DECODER_WIDTH, init_values=None, drop_path=0.0, use_grn=encoder.use_grn)
+        self.decoder = nn.Sequential(block)
+        self.pred = Conv2D(DECODER_WIDTH, self.in_channels * side**2, 1)
+        for layer in (self.proj, self.decoder, self.pred):
+            layer.apply(encoder._init_weights)
+
+    def forward(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns the loss of each image, [B] float32: the mean squared error of the normalised
+        pixels of its masked squares.
+
+        Args:
+            images: [B, C, H, W], normalised.
+            masked: [B, rows, columns] of ``units``, 1 where a square is masked, else 0.
+        """
+        squares = self._cut(images)
+        mean, deviation = _statistics(squares)
+        errors = self._predict(images, masked) - (squares - mean) / deviation
+        of_squares = (errors * errors).mean(axis=-1)
+        masked = masked.flatten(1).astype("float32")
+        return (of_squares * masked).sum(axis=1) / masked.sum(axis=1)
+
+    def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns the prediction of all pixels, [B, C, H, W], with the mean and the deviation of
+        the true squares, which the decoder doesn't predict; for the arguments of ``forward``.
+        """
+        mean, deviation = _statistics(self._cut(images))
+        squares = self._predict(images, masked) * deviation + mean
+        rows, columns = self.units
+        side = self.mask_patch
+        squares = squares.reshape([-1, rows, columns, self.in_channels, side, side])
+        return squares.transpose([0, 3, 1, 4, 2, 5]).reshape(images.shape)
+
+    def mask_of_pixels(self, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns 1.0 where a pixel is masked, else 0.0: [B, rows, columns] -> [B, 1, H, W]."""
+        return self._map_of(masked, stride=1)
+
+    def encode(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns the encoder's last map, [B, D, rows, columns]. Its masked places aren't defined."""
+        encoder = self.encoder
+        x = encoder._embed(images)
+        for stage, stride in zip(encoder._stages(), self.strides, strict=True):
+            x = encoder._stage(stage, x, 1 - self._map_of(masked, stride))
+        return encoder._last_norm(x)
+
+    def no_weight_decay(self) -> set[str]:
+        return {*super().no_weight_decay(), "mask_token"}
+
+    def _predict(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns normalised pixels as ``_cut`` does, float32."""
+        x = self.proj(self.encode(images, masked))
+        is_masked = masked.unsqueeze(1).astype(x.dtype)
+        x = x * (1 - is_masked) + self.mask_token.astype(x.dtype) * is_masked
+        x = channels_first(self.decoder(channels_last(x)))
+        return self.pred(x).flatten(2).transpose([0, 2, 1]).astype("float32")
+
+    def _cut(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns the pixels of each square: [B, C, H, W] -> [B, squares, C * side^2]."""
+        rows, columns = self.units
+        side = self.mask_patch
+        squares = images.reshape([-1, self.in_channels, rows, side, columns, side])
+        return squares.transpose([0, 2, 4, 1, 3, 5]).reshape([len(images), rows * columns, -1])
+
+    def _map_of(self, masked: paddle.Tensor, stride: int) -> paddle.Tensor:
+        """Returns the mask of a map whose places have ``stride`` pixels along a side: [B, rows,
+        columns] -> [B, 1, H / stride, W / stride] float32.
+        """
+        batch, rows, columns = masked.shape
+        side = self.mask_patch // stride
+        masked = masked.astype("float32").reshape([batch, 1, rows, 1, columns, 1])
+        masked = masked.expand([-1, -1, -1, side, -1, side])
+        return masked.reshape([batch, 1, rows * side, columns * side])
+
+
+def _statistics(squares: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns the mean and the deviation of each square's pixels: [B, N, pixels] -> two of [B, N,
+    1]. The variance is unbiased, as MAE's (arXiv:2111.06377).
+    """
+    mean = squares.mean(axis=-1, keepdim=True)
+    centred = squares - mean
+    variance = (centred * centred).sum(axis=-1, keepdim=True) / (squares.shape[-1] - 1)
+    return mean, (variance + 1e-6).sqrt()

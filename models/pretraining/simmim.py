@@ -1,0 +1,152 @@
+"""SimMIM (Xie et al. 2022, arXiv:2111.09886): masked patches become a learnt token, and a linear
+decoder predicts their pixels.
+"""
+
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+from errors import InputError
+from models.base import ImageModel
+from models.beit import Beit
+from models.eva import Eva
+from models.layers import PatchEmbed
+from models.layers.conv import Conv2D
+from models.layers.init import init_as_torch
+from models.mixer import MlpMixer
+from models.pretraining.network import PretrainingNetwork
+from models.swin import SwinTransformer
+from models.vit import VisionTransformer
+from weights.layout import sublayer
+from weights.names import simmim as names
+
+# The architectures that cut images into patches that don't overlap, and whose features are maps of
+# these. gMLP and ResMLP are Mixers, and SwinV2 is a Swin.
+ENCODERS = (Beit, Eva, MlpMixer, SwinTransformer, VisionTransformer)
+
+
+class SimMIM(PretrainingNetwork):
+    """An encoder that sees a mask token in place of each masked patch, and a decoder of one layer.
+
+    The mask covers squares of ``mask_patch`` pixels, the mask units. The decoder is a 1 x 1
+    convolution and a pixel shuffle: each place of the encoder's last map predicts the pixels that
+    it stands for. Names of its parameters are the authors', apart from ``mask_token``, which is
+    their ``encoder.mask_token``.
+
+    Args:
+        encoder: a model that cuts images into patches that don't overlap, without a classifier.
+        mask_patch: pixels along a mask unit's side, a multiple of the patch's that divides the
+            image's height and width.
+
+    Attributes:
+        units: rows and columns of mask units.
+
+    Raises:
+        InputError: an encoder that can't do this, or sizes that don't fit together.
+    """
+
+    weight_names = names
+
+    def __init__(self, encoder: ImageModel, mask_patch: int = 32) -> None:
+        if not isinstance(encoder, ENCODERS):
+            raise InputError(
+                f"SimMIM masks patches that don't overlap, and {type(encoder).__name__} has none;"
+                " MODEL.TYPE may be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
+            )
+        super().__init__(encoder)
+        patches = _patch_embed(encoder)
+        _check_encoder(encoder, patches.patch_size, mask_patch)
+        height, width = encoder.image_size
+        self.units = (height // mask_patch, width // mask_patch)
+        self.unit_side = mask_patch // patches.patch_size
+        self.mask_patch = mask_patch
+        self.mask_token = self.create_parameter(
+            [1, 1, patches.proj.weight.shape[0]], default_initializer=Normal(std=0.02)
+        )
+        last = encoder.feature_info[-1]
+        pixels = self.in_channels * last["reduction"] ** 2
+        self.decoder = nn.Sequential(
+            Conv2D(last["num_chs"], pixels, 1), nn.PixelShuffle(last["reduction"])
+        )
+        self.decoder.apply(init_as_torch)
+
+    def forward(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns the loss of each image, [B] float32: the mean absolute difference between its
+        masked pixels and their prediction.
+
+        Args:
+            images: [B, C, H, W], normalised.
+            masked: [B, rows, columns] of ``units``, 1 where a unit is masked, else 0.
+        """
+        difference = (self.reconstruct(images, masked).astype("float32") - images).abs()
+        pixels = self.mask_of_pixels(masked)
+        total = (difference * pixels).flatten(1).sum(axis=1)
+        return total / (pixels.flatten(1).sum(axis=1) * self.in_channels)
+
+    def mask_of_pixels(self, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns 1.0 where a pixel is masked, else 0.0: [B, rows, columns] -> [B, 1, H, W]."""
+        return _enlarged(masked.astype("float32"), self.mask_patch).unsqueeze(1)
+
+    def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns the prediction of all pixels, [B, C, H, W]; for the arguments of ``forward``."""
+        by_patch = _enlarged(masked, self.unit_side).flatten(1).unsqueeze(-1)
+
+        def replace_masked(_: Any, __: Any, patches: paddle.Tensor) -> paddle.Tensor:
+            is_masked = by_patch.astype(patches.dtype)
+            return patches * (1 - is_masked) + self.mask_token.astype(patches.dtype) * is_masked
+
+        # Swin normalises its patches.
+        patch_embed = _patch_embed(self.encoder)
+        last = getattr(patch_embed, "norm", patch_embed)
+        hook = last.register_forward_post_hook(replace_masked)
+        try:
+            features = self.encoder.forward_features(images)
+        finally:
+            hook.remove()
+        # The norm after the pooling of a classifier's features; others have theirs before it.
+        if hasattr(self.encoder, "fc_norm"):
+            features = self.encoder.fc_norm(features)
+        return self.decoder(self.encoder._as_map(features, "NCHW"))
+
+    def no_weight_decay(self) -> set[str]:
+        return {*super().no_weight_decay(), "mask_token"}
+
+
+def _enlarged(masked: paddle.Tensor, side: int) -> paddle.Tensor:
+    """Repeats each value along both sides: [B, rows, columns] -> [B, side rows, side columns]."""
+    batch, rows, columns = masked.shape
+    masked = masked.reshape([batch, rows, 1, columns, 1]).expand([-1, -1, side, -1, side])
+    return masked.reshape([batch, rows * side, columns * side])
+
+
+def _patch_embed(encoder: ImageModel) -> PatchEmbed:
+    """Returns the layer of the encoder that makes patches of images."""
+    return sublayer(encoder, encoder.first_conv.rpartition(".")[0])
+
+
+def _check_encoder(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
+    height, width = encoder.image_size
+    if mask_patch % patch_size:
+        raise InputError(
+            f"METHOD.MASK_PATCH is {mask_patch}, no multiple of MODEL.PATCH_SIZE {patch_size}"
+        )
+    if height % mask_patch or width % mask_patch:
+        raise InputError(
+            f"METHOD.MASK_PATCH is {mask_patch}, which doesn't divide images of {height} x {width};"
+            " choose another, or another DATA.IMAGE_SIZE"
+        )
+    side = encoder.feature_info[-1]["reduction"]
+    if height % side or width % side:
+        raise InputError(
+            f"a place of the encoder's last map has {side} x {side} pixels, which don't divide images"
+            f" of {height} x {width}; choose another DATA.IMAGE_SIZE"
+        )
+    patch_drop = getattr(encoder, "patch_drop", None)
+    if patch_drop is not None and patch_drop.drop_prob:
+        raise InputError("SimMIM's encoder sees all places; set MODEL.PATCH_DROP 0")
+    if getattr(encoder, "attn_pool", None) is not None:
+        raise InputError(
+            "SimMIM doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg"
+        )

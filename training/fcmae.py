@@ -1,0 +1,38 @@
+"""FCMAE, the pre-training of ConvNeXt V2 (Woo et al. 2023, arXiv:2301.00808): a convolutional
+encoder of the squares that are seen, and a decoder that predicts the others' pixels.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from models.base import ImageModel
+from models.pretraining.fcmae import ConvolutionalMaskedAutoencoder
+from settings.configuration import Configuration
+from settings.keys import between
+from settings.registry import tasks
+from training.simmim import MaskedImageModelling
+
+# Pixels along the side of a square: a place of the encoder's last map.
+SQUARE = 32
+
+
+@tasks.register("fcmae", columns="")
+class ConvolutionalMaskedAutoencoding(MaskedImageModelling):
+    """The task of predicting masked squares by a ConvNeXt, which sees nothing of them.
+
+    Args:
+        mask_ratio: the share of patches that are masked; None: the method's own.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        classes: Sequence[str] = (),
+        *,
+        mask_ratio: Annotated[float, between(0.01, 0.99)] | None = None,
+    ) -> None:
+        # SimMIM's share of masked squares is FCMAE's, too.
+        super().__init__(config, classes, mask_ratio=mask_ratio, mask_patch=SQUARE)
+
+    def make_network(self, encoder: ImageModel) -> ConvolutionalMaskedAutoencoder:
+        return ConvolutionalMaskedAutoencoder(encoder)

@@ -1,0 +1,130 @@
+"""SimMIM (Xie et al. 2022, arXiv:2111.09886): an encoder learns to predict the pixels of masked
+squares of an image.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from datasets import ImageDataset
+from errors import InputError
+from loading.transforms import Normalize
+from models import build_model
+from models.base import ImageModel
+from models.pretraining.network import PretrainingNetwork
+from models.pretraining.simmim import SimMIM
+from settings.configuration import Configuration, pair
+from settings.keys import Size, between
+from settings.registry import tasks
+from training.reconstructions import draw_reconstructions
+from training.task import Batch, Metrics, Task, sum_of_each
+from utils import all_reduce_sum
+
+MASK_RATIO = 0.6
+# Images in reconstructions.png.
+_SHOWN = 8
+
+
+@tasks.register("simmim", columns="")
+class MaskedImageModelling(Task):
+    """The task of predicting masked pixels from a mask token in place of each masked patch.
+
+    The labels of a dataset, if it has any, are ignored. In an evaluation the mask of an image is
+    always the same.
+
+    Args:
+        mask_ratio: the share of patches that are masked; None: the method's own.
+        mask_patch: the side in pixels of the squares that are masked as a whole, a multiple of
+            PATCH_SIZE.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        classes: Sequence[str] = (),
+        *,
+        mask_ratio: Annotated[float, between(0.01, 0.99)] | None = None,
+        mask_patch: Size = 32,
+    ) -> None:
+        super().__init__(config, classes)
+        self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
+        self.mask_patch = mask_patch
+        height, width = pair(config.DATA.IMAGE_SIZE)
+        self.units = (height // mask_patch, width // mask_patch)
+        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+
+    def build_network(self) -> nn.Layer:
+        """Returns the model with its decoder.
+
+        Raises:
+            InputError: the architecture or its sizes don't fit, or the mask covers all of an image.
+        """
+        network = self.make_network(build_model(self.config))
+        squares = math.prod(self.units)
+        if masked_count(squares, self.mask_ratio) == squares:
+            raise InputError(
+                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks all of an image, which has {squares}"
+                f" squares of {self.mask_patch} x {self.mask_patch} pixels; lower it, or take larger"
+                " images"
+            )
+        return network
+
+    def make_network(self, encoder: ImageModel) -> PretrainingNetwork:
+        """Returns the network of an encoder. It has ``units``, ``reconstruct`` and
+        ``mask_of_pixels`` as ``SimMIM``.
+        """
+        return SimMIM(encoder, self.mask_patch)
+
+    def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
+        dataset.draws["masked"] = functools.partial(
+            draw_mask, units=self.units, ratio=self.mask_ratio
+        )
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        return {"loss": network(self.normalize(batch["pixels"]), batch["masked"])}
+
+    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
+        """Returns ``loss`` and ``num_samples``."""
+        total = paddle.zeros([2], "float64")
+        for batch in batches:
+            losses = forward(self.normalize(batch["pixels"]), batch["masked"])
+            total += sum_of_each({"loss": losses, "count": paddle.ones_like(losses)})
+        sums: Any = all_reduce_sum(total)
+        loss, count = sums.tolist()
+        return {"loss": loss / count, "num_samples": int(count)}
+
+    def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
+        """Draws images, what the encoder sees of them, and these with the predicted pixels."""
+        # They are spread over the dataset, which may be sorted by classes.
+        indices = np.linspace(0, len(dataset) - 1, min(_SHOWN, len(dataset))).astype(int).tolist()
+        samples = [dataset.sample(index) for index in indices]
+        pixels, masked = (
+            paddle.to_tensor(np.stack([sample[name] for sample in samples]))
+            for name in ("pixels", "masked")
+        )
+        images = self.normalize(pixels)
+        predicted = model.reconstruct(images, masked).astype("float32")
+        hidden = model.mask_of_pixels(masked)
+        seen = images * (1 - hidden)
+        columns = [images, seen, seen + predicted * hidden]
+        draw_reconstructions(self.config, columns, folder / "reconstructions.png")
+
+
+def masked_count(squares: int, ratio: float) -> int:
+    """Returns how many of an image's squares are masked: their share, rounded up."""
+    # A product such as 0.6 * 5 may be a little above the whole number.
+    return math.ceil(round(squares * ratio, 6))
+
+
+def draw_mask(rng: np.random.Generator, units: tuple[int, int], ratio: float) -> np.ndarray:
+    """Returns a mask of squares [rows, columns] uint8, 1 where a square is masked."""
+    squares = math.prod(units)
+    mask = np.zeros(squares, np.uint8)
+    mask[rng.permutation(squares)[: masked_count(squares, ratio)]] = 1
+    return mask.reshape(units)
