@@ -29,14 +29,14 @@ class BeitPretraining(PretrainingNetwork):
     What the earlier patches lack has to come through the class token.
 
     Args:
-        encoder: a model of tokens, with blocks and a ``patch_embed``: BEiT or ViT.
+        encoder: a transformer with one token for each patch: BEiT, ViT or EVA.
         vocabulary: the number of different tokens.
         most: how many patches of an image may be masked at most.
         early_layers: the block, counted from 1, whose patches the further blocks read.
         head_layers: the number of further blocks; 0: BEiT's own training.
 
     Raises:
-        InputError: an encoder without such tokens, or blocks that it doesn't have.
+        InputError: another encoder, or blocks that it doesn't have.
     """
 
     weight_names = names
@@ -97,7 +97,8 @@ class BeitPretraining(PretrainingNetwork):
         x = self._embed(images, mask)
         shared = encoder._shared()
         early = x
-        for number, stage in enumerate(encoder._stages(), start=1):
+        stages = list(encoder._stages())
+        for number, stage in enumerate(stages, start=1):
             x = encoder._stage(stage, x, shared)
             if number == self.early_layers:
                 early = x
@@ -105,8 +106,10 @@ class BeitPretraining(PretrainingNetwork):
         outputs = [x]
         if len(self.cls_pt_layers):
             y = paddle.concat([x[:, :prefix], early[:, prefix:]], axis=1)
-            for block in self.cls_pt_layers:
-                y = encoder._run(block, y) if shared is None else encoder._run(block, y, shared)
+            for stage, block in zip(stages[self.early_layers :], self.cls_pt_layers, strict=False):
+                # A ViT's stage is a block with its prompts.
+                replaced = (block, *stage[1:]) if isinstance(stage, tuple) else block
+                y = encoder._stage(replaced, y, shared)
             outputs.append(y)
         # One of the two is a norm, the other one does nothing.
         return [encoder.fc_norm(encoder.norm(each))[:, prefix:] for each in outputs]
@@ -153,12 +156,11 @@ def _mean(values: paddle.Tensor, counted: paddle.Tensor) -> paddle.Tensor:
 def check_encoder(encoder: ImageModel, early_layers: int, head_layers: int) -> None:
     """Raises InputError if BEiT's training can't take the encoder."""
     name = type(encoder).__name__
-    if encoder.layout != "NLC" or not hasattr(encoder, "patch_embed"):
+    if not all(hasattr(encoder, layer) for layer in ("patch_embed", "blocks", "norm", "fc_norm")):
         raise InputError(
-            f"TASK is beit, but {name} has no tokens of patches; take a BEiT or a ViT"
+            f"TASK is beit, but {name} isn't a transformer whose patches have one token each; take a"
+            " BEiT, a ViT or an EVA"
         )
-    if not hasattr(encoder, "fc_norm"):
-        raise InputError(f"TASK is beit, which takes a BEiT or a ViT, not {name}")
     if getattr(encoder, "attn_pool", None) is not None:
         raise InputError(
             "MODEL.GLOBAL_POOL is map, whose weights TASK beit doesn't train; take token or avg"

@@ -45,8 +45,8 @@ def batch() -> dict[str, np.ndarray]:
     return {"images": 3 * array("images", (3, 3, SIZE, SIZE)), "mask": mask, "tokens": tokens}
 
 
-def loss_of(model, forward) -> "torch.Tensor":
-    """Runs a model on ``batch`` backward, and returns its loss.
+def loss_of(forward):
+    """Returns a loss on ``batch``, after its backward pass.
 
     Args:
         forward: the loss for images, boolean masks and the tokens of masked patches.
@@ -93,7 +93,7 @@ def record_transformers() -> None:
             tensors = {key: array(key, value.shape) for key, value in load_file(file).items()}
             save_file(tensors, file, {"format": "pt"})
             model = transformers.BeitForMaskedImageModeling.from_pretrained(folder).eval()
-            loss = loss_of(model, lambda *inputs, model=model: model(*inputs).loss)
+            loss = loss_of(lambda *inputs, model=model: model(*inputs).loss)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.copy_(parameter.grad)
@@ -136,7 +136,7 @@ def record_authors(folder: str) -> None:
     def forward(images, mask, labels):
         return sum(cross_entropy(logits, labels) for logits in model(images, mask))
 
-    loss = loss_of(model, forward)
+    loss = loss_of(forward)
     write(V2, loss, {key: value.grad.numpy() for key, value in model.named_parameters()})
 
 

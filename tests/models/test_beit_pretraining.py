@@ -7,7 +7,7 @@ from conftest import ROOT
 from golden.beit_pretraining import EARLY_LAYERS, V2, VOCABULARY, batch
 from golden.formula import array
 from safetensors.numpy import save_file
-from support.small_models import SMALL_MODELS, small_beit
+from support.small_models import SMALL_MODELS
 
 from errors import InputError
 from models.beit import Beit
@@ -97,3 +97,81 @@ def test_loss_and_every_gradient_are_the_references(tmp_path, name):
         np.testing.assert_allclose(
             found[key], value, atol=1e-5 * max(np.ptp(value), least), rtol=0, err_msg=key
         )
+
+
+def test_a_loss_is_the_mean_over_a_samples_masked_patches():
+    paddle.seed(0)
+    model = network("beit_pretraining")
+    images, mask, tokens = inputs()
+    values = model(images, mask, tokens)
+    features = model._features(images, mask)[0]
+    logs = paddle.nn.functional.log_softmax(model.lm_head(features), axis=-1).numpy()
+    for sample, masked in enumerate(mask.numpy().astype(bool)):
+        expected = -logs[sample, masked, tokens.numpy()[sample, masked]].mean()
+        np.testing.assert_allclose(values["loss"].numpy()[sample], expected, rtol=1e-5)
+        right = logs[sample, masked].argmax(-1) == tokens.numpy()[sample, masked]
+        np.testing.assert_allclose(values["token_acc"].numpy()[sample], 100 * right.mean())
+
+
+def test_masked_pixels_have_no_effect_and_the_others_have():
+    model = network("beit_pretraining")
+    images, mask, tokens = inputs()
+    before = model(images, mask, tokens)["loss"].numpy()
+    # Patch 1 of the first image is masked, patch 0 isn't.
+    changed = images.clone()
+    changed[0, :, :4, 4:8] = 9.0
+    np.testing.assert_array_equal(model(changed, mask, tokens)["loss"].numpy(), before)
+    changed[0, :, :4, :4] = 9.0
+    assert model(changed, mask, tokens)["loss"].numpy()[0] != before[0]
+
+
+def test_masked_places_come_first_in_order():
+    mask = paddle.to_tensor([[0, 1, 0, 1], [0, 0, 1, 0]], "uint8")
+    assert masked_places(mask, 2).tolist() == [[1, 3], [2, 0]]
+
+
+@pytest.mark.parametrize("kind", SMALL_MODELS)
+def test_transformers_with_a_token_for_each_patch_are_trained_whole_and_others_refused(kind):
+    encoder = SMALL_MODELS[kind](num_classes=0)
+    if kind not in ("beit", "eva", "vit"):
+        with pytest.raises(InputError, match="take a BEiT, a ViT or an EVA"):
+            BeitPretraining(encoder, VOCABULARY, 3)
+        return
+    model = BeitPretraining(encoder, VOCABULARY, 3, early_layers=1, head_layers=1)
+    rows, columns = encoder.patch_embed.grid_size
+    mask = paddle.to_tensor(np.arange(rows * columns)[None] < 3).astype("uint8")
+    tokens = paddle.zeros([1, rows * columns], "int64")
+    model(paddle.randn([1, 3, *encoder.image_size]), mask, tokens)["loss"].sum().backward()
+    assert [name for name, each in model.named_parameters() if each.grad is None] == []
+
+
+def test_further_blocks_start_as_the_encoders_blocks_of_their_place():
+    paddle.seed(0)
+    model = BeitPretraining(Beit(**SIZES | {"embed_dim": 96, "droppath": 0.3}), 5, 6, 1, 2)
+    for number, block in enumerate(model.cls_pt_layers, start=2):
+        assert block.drop_path1.drop_prob == model.encoder.blocks[number - 1].drop_path1.drop_prob
+        deviation = 0.02 / (2 * number) ** 0.5
+        assert float(block.mlp.fc2.weight.std()) == pytest.approx(deviation, rel=0.05)
+        twin = model.encoder.blocks[number - 1].mlp.fc2.weight
+        assert np.corrcoef(block.mlp.fc2.weight.numpy().ravel(), twin.numpy().ravel())[0, 1] < 0.1
+    names = [parameter.name for parameter in model.parameters()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("early", [0, 2, 3])
+def test_blocks_that_are_not_there_are_refused(early):
+    with pytest.raises(InputError, match=f"EARLY_LAYERS is {early}, expected 1 to 1"):
+        BeitPretraining(Beit(**SIZES), VOCABULARY, 6, early, 2)
+
+
+def test_a_vit_whose_pooling_reads_the_patches_is_refused():
+    encoder = VisionTransformer(**SIZES, global_pool="map")
+    with pytest.raises(InputError, match="GLOBAL_POOL is map"):
+        BeitPretraining(encoder, VOCABULARY, 6)
+
+
+def test_an_encoder_alone_reads_the_files(tmp_path):
+    for name, options in NETWORKS.items():
+        encoder = Beit(**SIZES | options | {"global_pool": "avg"})
+        report = from_file(name, tmp_path, encoder)
+        assert report.missing == []
