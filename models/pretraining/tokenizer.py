@@ -3,7 +3,7 @@ as BEiT (arXiv:2106.08254) has it, and vector quantisation, as in BEiT v2 (arXiv
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -90,6 +90,7 @@ class Tokenizer(PretrainingNetwork):
         self.encode_task_layer.apply(init_linear)
         self.decode_task_layer.apply(init_linear)
         _freeze_unread(encoder)
+        self._check_places()
 
     def forward(
         self,
@@ -183,6 +184,16 @@ class Tokenizer(PretrainingNetwork):
         others = {f"decoder.{name}" for name in self.decoder.no_weight_decay()}
         return super().no_weight_decay() | others | {"codebook"}
 
+    @paddle.no_grad()
+    def _check_places(self) -> None:
+        """Raises InputError unless the encoder's features are those of the places."""
+        self.eval()
+        images: Any = paddle.zeros([1, self.in_channels, *self.image_size])
+        rows, columns = self.grid
+        if self._features(images).shape[1] != rows * columns:
+            raise without_map(self.encoder)
+        self.train()
+
     def _features(self, images: paddle.Tensor) -> paddle.Tensor:
         """Returns the encoder's normalised features: [B, tokens, D]."""
         features = self.encoder.forward_features(images)
@@ -228,20 +239,27 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
     Raises:
         InputError: it has no map, or the image's size is no multiple of a place.
     """
-    name = type(encoder).__name__
     # A class token that joins after the last map is read by layers that a tokenizer wouldn't train.
     joins_late = hasattr(encoder, "cls_token") and not encoder.num_prefix_tokens
     infos = encoder.feature_info
     if joins_late or not infos or infos[-1]["num_chs"] != encoder.num_features:
-        raise InputError(f"TASK is tokenizer, but {name} has no map of its last features")
+        raise without_map(encoder)
     side = encoder.feature_info[-1]["reduction"]
     height, width = encoder.image_size
     if height % side or width % side:
         raise InputError(
-            f"IMAGE_SIZE is {height} x {width}, expected multiples of {side}: a token of {name} has"
-            f" {side} x {side} pixels"
+            f"IMAGE_SIZE is {height} x {width}, expected multiples of {side}: a token of"
+            f" {type(encoder).__name__} has {side} x {side} pixels"
         )
     return (height // side, width // side), side
+
+
+def without_map(encoder: ImageModel) -> InputError:
+    """Returns the error of an encoder whose last features are no map."""
+    name = type(encoder).__name__
+    return InputError(
+        f"TASK is tokenizer, but {name} has no map of its last features; take a ViT or a ConvMixer"
+    )
 
 
 def _freeze_unread(encoder: ImageModel) -> None:
