@@ -23,7 +23,7 @@ from settings.registry import tasks
 from training.equal_ranks import load_equal
 from training.losses import Teacher
 from training.task import Batch, Metrics, Task, sum_of_each
-from training.tokenizer import build_tokenizer, fitting, scales
+from training.tokenizer import build_tokenizer, check_patch_drop, fitting, scales
 from utils import all_reduce_sum
 
 _MASK_RATIO = 0.4
@@ -71,6 +71,7 @@ class Beit(Task):
                 " predicts a tokenizer's tokens; give its YAML and its weights (TASK tokenizer"
                 " trains one)"
             )
+        check_patch_drop(config)
         self.mask_ratio = _MASK_RATIO if mask_ratio is None else mask_ratio
         self.min_block = min_block
         self.blocks = (early_layers, head_layers)

@@ -89,6 +89,7 @@ class TokenizerTraining(Task):
         teacher_path: FilePath | None = None,
     ) -> None:
         super().__init__(config, classes)
+        check_patch_drop(config)
         if decoder_dim % decoder_heads:
             raise InputError(
                 f"METHOD.DECODER_DIM {decoder_dim} is not a multiple of METHOD.DECODER_HEADS"
@@ -276,6 +277,15 @@ def fitting(config: Configuration, path: str, key: str) -> Configuration:
                 " make them equal"
             )
     return other
+
+
+def check_patch_drop(config: Configuration) -> None:
+    """Raises InputError if patches are left out: each has to have a token."""
+    share = config.MODEL.get("PATCH_DROP")
+    if share:
+        raise InputError(
+            f"MODEL.PATCH_DROP is {share}, but TASK {config.TASK} needs all patches; set it to 0"
+        )
 
 
 def _teacher_config(config: Configuration) -> Configuration:

@@ -11,6 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
+from paddle.utils import unique_name
 
 from errors import InputError
 from models.base import ImageModel
@@ -62,6 +63,9 @@ class BeitPretraining(PretrainingNetwork):
             # Blocks of the same places, with their rates of drop path and weights of their own.
             places = slice(early_layers, early_layers + head_layers)
             self.cls_pt_layers.extend([copy.deepcopy(block) for block in encoder.blocks[places]])
+            # Checkpoints tell optimizer states apart by these names; a copy's begins as its source's.
+            for parameter in self.cls_pt_layers.parameters():
+                parameter.name = f"{unique_name.generate('cls_pt_layers')}.w_0"
             self.cls_pt_layers.apply(encoder._init_weights)
             if isinstance(encoder, Beit):
                 init_branches(self.cls_pt_layers, first=early_layers + 1)
