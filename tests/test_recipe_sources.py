@@ -11,6 +11,7 @@ from support.recipe_sources import PAGE, page, quotations, sources, values, with
 
 from config import get_config, shipped_configs
 from models import architecture
+from settings.tasks import columns_of
 
 SOURCES = sources()
 NAMES = {file.stem: file for file in shipped_configs()}
@@ -45,6 +46,13 @@ def required(config):
         found |= {"TRAIN.LR_SCHEDULER.WARMUP_PREFIX"}
     if "droppath" in architecture(config).__init__.__annotations__:
         found |= {"MODEL.DROPPATH"}
+    if "labels" not in columns_of(config.TASK):
+        # Such a task reads none of these, and the sources evaluate nothing.
+        found -= {
+            f"TRAIN.{key}"
+            for key in ("LOSS", "SMOOTHING", "RANDOM_ERASE_PROB", "MIXUP_ALPHA", "CUTMIX_ALPHA")
+        }
+        found -= {"DATA.CROP_PCT", "DATA.INTERPOLATION"}
     return found
 
 
@@ -71,7 +79,17 @@ def test_its_head_names_the_batch_and_the_published_accuracy(name):
 
 
 # Files that are no paper's: ours, and those that only others build on.
-OURS = {"vit_digits", "lenet", "cifar10", "fashion_mnist", "small_data", "finetune"}
+OURS = {
+    "vit_digits",
+    "lenet",
+    "cifar10",
+    "fashion_mnist",
+    "small_data",
+    "finetune",
+    "beit_digits",
+    "tokenizer_digits",
+    "tokenizer_convmixer_patch16_224",
+}
 
 
 def test_every_recipe_has_a_source():

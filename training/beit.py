@@ -124,7 +124,7 @@ class Beit(Task):
             values = forward(images, batch["mask"], self.tokenizer(images))
             values["count"] = paddle.ones_like(values["loss"])
             totals += sum_of_each(values)
-        loss, token_acc, count = all_reduce_sum(totals).tolist()
+        loss, token_acc, count = all_reduce_sum(totals).numpy().tolist()
         return {"loss": loss / count, "token_acc": token_acc / count, "num_samples": int(count)}
 
     def _build_tokenizer(self) -> tuple[Tokenizer, Configuration]:
