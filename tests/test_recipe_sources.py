@@ -88,6 +88,9 @@ OURS = {
     "finetune",
     "mae_vit_digits",
     "simmim_digits",
+    "beit_digits",
+    "tokenizer_digits",
+    "tokenizer_convmixer_patch16_224",
 }
 
 

@@ -21,14 +21,13 @@ from models.base import ImageModel
 from models.costs import model_of
 from settings.configuration import Configuration
 from settings.registry import tasks
-from training.equal_ranks import check_loaded, check_teacher
+from training.equal_ranks import load_equal
 from training.feature_distillation import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run
 from training.task import MASK, Batch, Metrics, Task, sum_of_each
-from utils import all_reduce_sum, world_size
-from weights import load_weights
+from utils import all_reduce_sum
 
 
 @tasks.register("classification", metrics="acc1 acc5 mean_class_acc")
@@ -225,9 +224,7 @@ def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | No
     teacher_config = with_switches(_teacher_config(config), path)
     teacher = build_model(teacher_config)
     check_scales(config, teacher)
-    check_teacher(teacher_config)
-    report = load_weights(teacher, path, checksums=world_size() > 1)
-    check_loaded("TRAIN.TEACHER_PATH", report.file, report.checksums)
+    report = load_equal(teacher, teacher_config, "teacher", "TRAIN.TEACHER_PATH", path)
     run.info(f"teacher {teacher_config.MODEL.NAME}: {report}")
     # The student's mean and deviation, then the teacher's: images are normalised anew for it.
     scales = [

@@ -23,6 +23,8 @@ from loading.label_sets import LabelSets
 from settings.configuration import Configuration, leaves
 from training.versions import versions
 from utils import all_gather, world_size
+from weights import LoadReport, load_weights
+from weights.layout import Target
 
 # Keys that may differ between ranks. All others have to be the same, even those that change no
 # result: ranks that report, evaluate or save at other steps would wait for each other in vain. The
@@ -116,12 +118,16 @@ def check_same(
     _check_settings(settings_by_rank)
 
 
-def check_teacher(config: Configuration) -> None:
-    """Raises InputError, on every rank, if the teacher has other settings on another rank."""
+def check_teacher(config: Configuration, name: str = "teacher") -> None:
+    """Raises InputError, on every rank, if the teacher has other settings on another rank.
+
+    Args:
+        name: what the message calls it.
+    """
     settings = {
-        f"the teacher's {key}": value
+        f"the {name}'s {key}": value
         for key, value in leaves(config)
-        if key.startswith(("MODEL.", "DATA.IMAGE")) and key not in _MAY_DIFFER
+        if key.startswith(("MODEL.", "METHOD.", "DATA.IMAGE")) and key not in _MAY_DIFFER
     }
     _check_settings(all_gather(settings))
 
@@ -149,6 +155,32 @@ def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> 
         f" the first of {len(names)} that differ; rank {other} read {gathered[other][0]},"
         f" rank 0 read {gathered[0][0]}; give every rank the same file"
     )
+
+
+def load_equal(
+    network: Target, config: Configuration, name: str, key: str, path: str
+) -> LoadReport:
+    """Loads the weights of a network that the training reads and doesn't change.
+
+    Every rank has to call it.
+
+    Args:
+        config: the network's own.
+        name: what messages call the network.
+        key: the key that names the weights.
+        path: the weights.
+
+    Raises:
+        InputError: the weights can't be read or don't fit, or ranks have other settings or weights.
+    """
+    check_teacher(config, name)
+    allow = None
+    if config.MODEL.NUM_CLASSES == 0:
+        # The model has no classifier, so the file's is left out.
+        allow = [f"{layer}.*" for layer in network.classifier_names()]
+    report = load_weights(network, path, allow=allow, checksums=world_size() > 1)
+    check_loaded(key, report.file, report.checksums)
+    return report
 
 
 def _check_versions(by_rank: list[dict[str, str]]) -> None:

@@ -44,7 +44,7 @@ class Normalize:
             the float32 values themselves.
     """
 
-    def __init__(self, mean: list[float], std: list[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         mean_values = np.asarray(mean)
         std_values = np.asarray(std)
 

@@ -52,14 +52,15 @@ def init_lecun(layer: nn.Layer) -> None:
             Constant(0.0)(layer.bias)
 
 
-def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
-    """Redraws the last layer of each branch with a deviation divided by sqrt(2 i) in block i, from
-    1 (BEiT, arXiv:2106.08254).
+def init_branches(blocks: Iterable[Any], flax: bool = False, first: int = 1) -> None:
+    """Redraws the last layer of each branch with a deviation divided by sqrt(2 i) in block i
+    (BEiT, arXiv:2106.08254).
 
     Args:
         flax: whether to draw as ``init_as_flax`` does; otherwise from N(0, 0.02).
+        first: the number i of the first of these blocks.
     """
-    for i, block in enumerate(blocks, start=1):
+    for i, block in enumerate(blocks, start=first):
         for layer in (block.attn.proj, block.mlp.fc2):
             if flax:
                 _glorot(layer, *layer.weight.shape, scale=1 / math.sqrt(2 * i), bias=False)

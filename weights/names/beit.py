@@ -8,7 +8,7 @@ from weights.names.rules import Arrays, drop_key_biases, rename
 _RULES = (
     (r"(^|\.)relative_position_index$", None),
     # the pre-training
-    (r"^(mask_token$|lm_head\.)", None),
+    (r"^(mask_token$|lm_head\.|cls_pt_layers\.)", None),
 )
 _TABLE = "relative_position_bias_table"
 

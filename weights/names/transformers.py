@@ -56,8 +56,10 @@ _BLOCK = (
 )
 # ViT, DeiT, BEiT, DINOv2
 _ENCODER = (
+    # BEiT's pre-training reads its mask token and its lm_head.
+    (r"^beit\.embeddings\.mask_token$", "mask_token"),
     (r"^(vit|deit|beit|dinov2|dinov2_with_registers)\.", ""),
-    (r"(^|\.)relative_position_index$|^(pooler\.dense\.|lm_head\.)", None),
+    (r"(^|\.)relative_position_index$|^pooler\.dense\.", None),
     (r"^(encoder\.layer|layers)\.", "blocks."),
     *_BLOCK,
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),

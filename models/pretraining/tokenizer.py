@@ -1,0 +1,270 @@
+"""The tokenizers whose tokens BEiT predicts: a discrete VAE (Ramesh et al. 2021, arXiv:2102.12092),
+as BEiT (arXiv:2106.08254) has it, and vector quantisation, as in BEiT v2 (arXiv:2208.06366).
+"""
+
+import math
+from typing import Any, Literal
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Normal
+
+from errors import InputError
+from models.base import ImageModel
+from models.beit import Beit
+from models.layers import Linear, init_linear
+from models.pretraining.network import PretrainingNetwork
+
+Quantizer = Literal["gumbel", "nearest"]
+# The prime of ``gumbel_noise``, whose square fits into 64 bits, and the distance of two numbers.
+_MODULUS = 2**31 - 1
+_STEP = 1_103_515_245
+
+
+class Tokenizer(PretrainingNetwork):
+    """Maps images to a grid of tokens, and tokens back to pixels or to a teacher's features.
+
+    - "gumbel": an encoder's features become logits over the vocabulary. In training, a code is the
+      sum of all codes, weighted by the softmax of the logits with Gumbel noise. Otherwise it is the
+      code with the highest logit.
+    - "nearest": features are projected to the codes' width, and replaced by the code with the
+      smallest angle. The gradient passes as if they weren't. The codes move to their features by
+      a loss of their own; the authors average the features instead.
+
+    The decoder is a BEiT whose patches are the codes.
+
+    Args:
+        encoder: a model with a map of features.
+        vocabulary: the number of codes.
+        code_dim: the width of a code.
+        quantizer: "gumbel" or "nearest".
+        decoder_dim, decoder_depth, decoder_heads: channels, blocks and heads of the decoder.
+        outputs: numbers that the decoder returns for each token; None: its pixels.
+
+    Attributes:
+        grid: rows and columns of tokens.
+
+    Raises:
+        InputError: an encoder without a map, or images that aren't a multiple of its places.
+    """
+
+    def __init__(
+        self,
+        encoder: ImageModel,
+        vocabulary: int,
+        code_dim: int,
+        quantizer: Quantizer,
+        decoder_dim: int,
+        decoder_depth: int,
+        decoder_heads: int,
+        outputs: int | None = None,
+    ) -> None:
+        super().__init__(encoder)
+        self.grid, side = grid_of(encoder)
+        self.vocabulary = vocabulary
+        self.quantizer = quantizer
+        width = encoder.num_features
+        if quantizer == "gumbel":
+            self.encode_task_layer = nn.Sequential(Linear(width, vocabulary))
+        else:
+            self.encode_task_layer = nn.Sequential(
+                Linear(width, width), nn.Tanh(), Linear(width, code_dim)
+            )
+        self.codebook = self.create_parameter(
+            [vocabulary, code_dim], default_initializer=Normal(std=1.0)
+        )
+        self.decoder = Beit(
+            image_size=self.grid,
+            patch_size=1,
+            in_channels=code_dim,
+            num_classes=0,
+            embed_dim=decoder_dim,
+            depth=decoder_depth,
+            num_heads=decoder_heads,
+        )
+        outputs = outputs or side * side * encoder.in_channels
+        self.decode_task_layer = nn.Sequential(
+            Linear(decoder_dim, decoder_dim), nn.Tanh(), Linear(decoder_dim, outputs)
+        )
+        self.encode_task_layer.apply(init_linear)
+        self.decode_task_layer.apply(init_linear)
+        _freeze_unread(encoder)
+        self._check_places()
+
+    def forward(
+        self,
+        images: paddle.Tensor,
+        targets: paddle.Tensor | None = None,
+        seeds: paddle.Tensor | None = None,
+        temperature: float = 1.0,
+    ) -> dict[str, paddle.Tensor]:
+        """Returns values of each sample, [B] float32, and ``tokens`` [B, tokens] int64.
+
+        "reconstruction" is the mean squared error of pixels, or 1 minus the cosine of features.
+        "kl" is the divergence of the logits' distribution from a uniform one, the mean over tokens,
+        in nats. "quantisation" is the mean squared distance of features and codes, in which each
+        moves to the other.
+
+        Args:
+            images: [B, C, H, W], normalised.
+            targets: features [B, tokens, outputs]; None: the pixels of ``images``.
+            seeds: [B] int64, the samples' seeds for Gumbel noise; None: the highest logit is taken.
+            temperature: of the softmax with noise.
+        """
+        features = self.encode_task_layer(self._features(images)).astype("float32")
+        if self.quantizer == "gumbel":
+            tokens = features.argmax(-1)
+            values = {"kl": _divergence(features)}
+            if seeds is None:
+                codes = F.embedding(tokens, self.codebook)
+            else:
+                noise = gumbel_noise(seeds, features.shape[1:])
+                shares = F.softmax((features + noise) / temperature, axis=-1)
+                codes = paddle.matmul(shares, self.codebook)
+        else:
+            features = F.normalize(features, axis=-1)
+            codebook = F.normalize(self.codebook, axis=-1)
+            tokens = paddle.matmul(features, codebook, transpose_y=True).argmax(-1)
+            codes = F.embedding(tokens, codebook)
+            # Each of the two moves to the other.
+            moved = (features - codes.detach()) ** 2 + (codes - features.detach()) ** 2
+            values = {"quantisation": moved.mean([1, 2])}
+            codes = features + (codes - features).detach()
+        decoded = self.decode(codes)
+        if targets is None:
+            errors = (decoded - self.patches(images)) ** 2
+            values["reconstruction"] = errors.mean([1, 2])
+        else:
+            similarity = F.cosine_similarity(decoded, targets.astype("float32"), axis=-1)
+            values["reconstruction"] = 1 - similarity.mean(1)
+        return {"tokens": tokens, **values}
+
+    def tokens(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns the tokens of normalised images [B, C, H, W]: [B, tokens] int64, row by row."""
+        features = self.encode_task_layer(self._features(images)).astype("float32")
+        if self.quantizer == "nearest":
+            # The lengths of the features don't matter.
+            codebook = F.normalize(self.codebook, axis=-1)
+            features = paddle.matmul(features, codebook, transpose_y=True)
+        return features.argmax(-1)
+
+    def codes(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        """Returns the codes of tokens [B, tokens]: [B, tokens, code_dim]."""
+        codebook = self.codebook
+        if self.quantizer == "nearest":
+            codebook = F.normalize(codebook, axis=-1)
+        return F.embedding(tokens, codebook)
+
+    def decode(self, codes: paddle.Tensor) -> paddle.Tensor:
+        """Returns what the decoder makes of codes [B, tokens, code_dim]: [B, tokens, outputs]
+        float32.
+        """
+        maps = codes.transpose([0, 2, 1]).reshape([codes.shape[0], -1, *self.grid])
+        decoder = self.decoder
+        features = decoder.fc_norm(decoder.forward_features(maps))
+        return self.decode_task_layer(features[:, decoder.num_prefix_tokens :]).astype("float32")
+
+    def patches(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns the pixels of each token: [B, C, H, W] -> [B, tokens, pixels * C]."""
+        batch, channels, height, width = images.shape
+        rows, columns = self.grid
+        split = images.reshape([batch, channels, rows, height // rows, columns, width // columns])
+        return split.transpose([0, 2, 4, 3, 5, 1]).reshape([batch, rows * columns, -1])
+
+    def pictures(self, patches: paddle.Tensor) -> paddle.Tensor:
+        """Returns the images of ``patches``: [B, tokens, pixels * C] -> [B, C, H, W]."""
+        rows, columns = self.grid
+        height = self.image_size[0] // rows
+        width = self.image_size[1] // columns
+        split = patches.reshape([-1, rows, columns, height, width, self.in_channels])
+        return split.transpose([0, 5, 1, 3, 2, 4]).reshape([-1, self.in_channels, *self.image_size])
+
+    def no_weight_decay(self) -> set[str]:
+        others = {f"decoder.{name}" for name in self.decoder.no_weight_decay()}
+        return super().no_weight_decay() | others | {"codebook"}
+
+    @paddle.no_grad()
+    def _check_places(self) -> None:
+        """Raises InputError unless the encoder's features are those of the places."""
+        self.eval()
+        images: Any = paddle.zeros([1, self.in_channels, *self.image_size])
+        rows, columns = self.grid
+        if self._features(images).shape[1] != rows * columns:
+            raise without_map(self.encoder)
+        self.train()
+
+    def _features(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns the encoder's normalised features: [B, tokens, D]."""
+        features = self.encoder.forward_features(images)
+        # It stands before the pooling here.
+        norm = getattr(self.encoder, "fc_norm", None)
+        if isinstance(norm, nn.Layer):
+            features = norm(features)
+        return self.encoder._as_map(features, "NLC")
+
+
+def gumbel_noise(seeds: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
+    """Returns noise of the standard Gumbel distribution, a pure function of each sample's seed.
+
+    The device's own generator would give other numbers with another number of processes.
+
+    Args:
+        seeds: [B] int64, from 0 to 2 ** 31 - 2.
+
+    Returns:
+        [B, *shape] float32.
+    """
+    index = paddle.arange(math.prod(shape), dtype="int64")
+    seeds = seeds.unsqueeze(1)
+    state = (seeds + index * _STEP) % _MODULUS
+    # Polynomials modulo a prime; each round adds the seed again, so that the numbers of two seeds
+    # aren't the same ones in another order.
+    for factor in (48_271, 69_621, 39_373):
+        state = (state * state % _MODULUS + (state + seeds + 1) * factor) % _MODULUS
+    uniform = (state.astype("float64") + 0.5) / _MODULUS
+    noise = -(-uniform.log()).log()
+    return noise.astype("float32").reshape([seeds.shape[0], *shape])
+
+
+def _divergence(logits: paddle.Tensor) -> paddle.Tensor:
+    """Returns the divergence of softmax(logits) from a uniform distribution: [B, N, V] -> [B]."""
+    logs = F.log_softmax(logits, axis=-1)
+    return ((logs.exp() * logs).sum(-1) + math.log(logits.shape[-1])).mean(1)
+
+
+def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
+    """Returns rows and columns of the encoder's last map, and the pixels along a place's side.
+
+    Raises:
+        InputError: it has no map, or the image's size is no multiple of a place.
+    """
+    # A class token that joins after the last map is read by layers that a tokenizer wouldn't train.
+    joins_late = hasattr(encoder, "cls_token") and not encoder.num_prefix_tokens
+    infos = encoder.feature_info
+    if joins_late or not infos or infos[-1]["num_chs"] != encoder.num_features:
+        raise without_map(encoder)
+    side = encoder.feature_info[-1]["reduction"]
+    height, width = encoder.image_size
+    if height % side or width % side:
+        raise InputError(
+            f"IMAGE_SIZE is {height} x {width}, expected multiples of {side}: a token of"
+            f" {type(encoder).__name__} has {side} x {side} pixels"
+        )
+    return (height // side, width // side), side
+
+
+def without_map(encoder: ImageModel) -> InputError:
+    """Returns the error of an encoder whose last features are no map."""
+    name = type(encoder).__name__
+    return InputError(
+        f"TASK is tokenizer, but {name} has no map of its last features; take a ViT or a ConvMixer"
+    )
+
+
+def _freeze_unread(encoder: ImageModel) -> None:
+    """Freezes what only a classifier reads, such as a norm after the pooling."""
+    heads = {name.partition(".")[0] for name in encoder.classifier_names()} | {"attn_pool"}
+    for name, parameter in encoder.named_parameters():
+        if name.partition(".")[0] in heads:
+            parameter.stop_gradient = True
