@@ -17,7 +17,7 @@ import paddle
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
-from loading.label_sets import LabelSets, every_label
+from loading.label_sets import LabelSets, are_known, every_label, labels_or_unknown
 from loading.label_spaces import (
     absent_classes,
     check_evaluation,
@@ -51,7 +51,7 @@ from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note, pair
 from settings.needs import mixes
 from settings.paddlevit.programs import instead
-from settings.registry import datasets
+from settings.registry import datasets, tasks
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
@@ -79,7 +79,8 @@ class ImageDataset(paddle.io.Dataset):
     ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
 
     Args:
-        labels: [n] integers, or a set of labels for each image.
+        labels: [n] integers, or a set of labels for each image; UNKNOWN for images without labels
+            (``loading.label_sets``).
         classes: names, in the order of labels.
     """
 
@@ -247,10 +248,10 @@ class FileDataset(EncodedDataset):
         mode: str,
         root: Path,
         paths: Sequence[str],
-        labels: Labels,
+        labels: np.ndarray | LabelSets | None,
         classes: Sequence[str],
     ) -> None:
-        super().__init__(config, mode, labels, classes)
+        super().__init__(config, mode, labels_or_unknown(labels, len(paths)), classes)
         self.root = str(root)
         self.paths = paths if isinstance(paths, Paths) else Paths(paths)
 
@@ -280,7 +281,8 @@ class ShardDataset(EncodedDataset):
     """
 
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
-        super().__init__(config, mode, shards.labels, shards.classes)
+        labels = labels_or_unknown(shards.labels, len(shards.names))
+        super().__init__(config, mode, labels, shards.classes)
         self.shards = shards
 
     def name(self, index: int) -> str:
@@ -356,6 +358,9 @@ def get_dataset(
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{name}' at {root} is empty")
+    if not are_known(dataset.labels):
+        _check_labels_unused(config)
+        return dataset
     labels = every_label(dataset.labels)
     low = labels.min()
     high = labels.max()
@@ -375,6 +380,27 @@ def get_dataset(
             )
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
+
+
+def _check_labels_unused(config: Configuration) -> None:
+    """Raises InputError where a task, or a key that is set, needs labels and the data has none."""
+    name = config.DATA.DATASET
+    needs = {
+        task: component.given.get("columns", "labels").split()
+        for task, component in tasks.components.items()
+    }
+    if "labels" in needs[config.TASK]:
+        advice = "give a dataset with labels (docs/datasets.md)"
+        if others := [task for task, columns in needs.items() if not columns]:
+            advice += f", or a TASK that needs none: {', '.join(others)}"
+        raise InputError(
+            f"DATA.DATASET '{name}' has no labels, TASK {config.TASK} needs them; {advice}"
+        )
+    if config.DATA.SAMPLER == "balanced" and not config.EVAL:
+        raise InputError(
+            f"DATA.SAMPLER is 'balanced', which needs labels; DATA.DATASET '{name}' has none;"
+            " set it to shuffle"
+        )
 
 
 def _make_dataset(
@@ -451,14 +477,18 @@ def get_datasets(
     skipped: list[str] = []
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
-        config = check_evaluation(config, val, trained)
-        set_outputs(config, val)
-        check_pretrained_classes(config, val)
+        if are_known(val.labels):
+            config = check_evaluation(config, val, trained)
+            set_outputs(config, val)
+            check_pretrained_classes(config, val)
         note_subset(config, len(val))
         _add_notes(config, [_skipped_note(skipped)])
         return config, None, val
     train = get_dataset(config, "train", skipped=skipped)
     val = get_dataset(config, "val", skipped=skipped)
+    if not (are_known(train.labels) and are_known(val.labels)):
+        _add_notes(config, [_skipped_note(skipped)])
+        return config, train, val
     _check_several_classes(config, train, val)
     config = check_training(config, train, val)
     set_outputs(config, train, val)

@@ -114,7 +114,7 @@ def write_shard(
     """Writes a shard; returns its SHA-256 and what ``shards.scan_shard`` reads of it.
 
     Args:
-        samples: (index in the dataset, path, label or array of labels) of each image.
+        samples: (index in the dataset, path, label or array of labels or None) of each image.
     """
     from loading.shards import scan_shard
 
@@ -134,6 +134,8 @@ def write_shard(
         for index, path, label in samples:
             data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
+            if label is None:
+                continue
             ending = "labels" if isinstance(label, np.ndarray) else "cls"
             add(f"{index:09d}.{ending}", ",".join(map(str, np.ravel(label))).encode())
         write(bytes(2 * tarfile.BLOCKSIZE))
@@ -201,6 +203,7 @@ def pack(
     """Writes the shards, index and list of one mode to ``output``; returns their lines of
     SHA256SUMS.
     """
+    from loading.label_sets import LabelSets
     from loading.shards import make_index, write_index
 
     (root, paths, labels, classes), channels = files, options.channels
@@ -215,8 +218,12 @@ def pack(
         sizes = [1] * len(full)
     planned = plan(sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
-    # An image has one label, or several (LabelSets.of).
-    label_of = getattr(labels, "of", labels.__getitem__)
+
+    def label_of(index: int) -> Any:
+        if labels is None:
+            return None
+        return labels.of(index) if isinstance(labels, LabelSets) else labels[index]
+
     samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
     write = functools.partial(
         write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels
@@ -290,7 +297,7 @@ def make_shards(options: argparse.Namespace) -> str:
     finally:
         pool.shutdown(cancel_futures=True)
     images = " and ".join(
-        f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items()
+        f"{len(paths):,} {mode} images" for mode, (_, paths, _, _) in files.items()
     )
     shards = sum(".tar\n" in line for line in lines)
     seconds = time.monotonic() - start

@@ -12,7 +12,7 @@ from inference.visualization.draw import png
 from loading.check.findings import Finding, ReadableImages, image_name, table
 from loading.check.images import SIDE, CheckedImages, picture
 from loading.class_names import class_name
-from loading.label_sets import every_label
+from loading.label_sets import are_known, every_label
 from loading.transforms.orientation import TURNS
 from training.pages import page
 from training.pages.page import text
@@ -63,8 +63,10 @@ def write_report(file: Path, checked: DatasetReport) -> Path:
     Raises:
         OSError: they can't be written.
     """
-    drawings: dict[str, Callable[[Any], None]] = {
-        "Images per class": lambda axis: _draw_classes(axis, checked.parts),
+    drawings: dict[str, Callable[[Any], None]] = {}
+    if _has_labels(checked):
+        drawings["Images per class"] = lambda axis: _draw_classes(axis, checked.parts)
+    drawings |= {
         "Shorter side of the images (pixels)": lambda axis: _draw_sizes(axis, checked.parts),
         "Mean image": lambda axis: _draw_mean(axis, checked.parts),
         "Some of the images": lambda axis: _show(axis, _tiles(checked)),
@@ -94,8 +96,13 @@ def _page(checked: DatasetReport, pages: Sequence[tuple[str, bytes]]) -> str:
         page.section("Findings", f"<ul>{findings or '<li>none</li>'}</ul>"),
         *(page.section(title, page.picture(title, drawn)) for title, drawn in pages),
         twins,
-        page.section("Classes", _classes(checked.parts)),
+        page.section("Classes", _classes(checked.parts)) if _has_labels(checked) else "",
     )
+
+
+def _has_labels(checked: DatasetReport) -> bool:
+    """Returns whether the images of all parts have labels."""
+    return all(are_known(part.source.labels) for part in checked.parts.values())
 
 
 def _finding(finding: Finding) -> str:

@@ -127,7 +127,9 @@ def test_the_tools_take_the_runs_configuration_and_its_data(trained, monkeypatch
         "remark: training images that can't be read: 1" in screen
         or "validation images that can't be" in screen
     )
-    assert "remark: hidden or system entries, skipped: 1, such as .ipynb_checkpoints" in screen
+    assert (
+        "remark: hidden, system or linked entries, skipped: 1, such as .ipynb_checkpoints" in screen
+    )
 
 
 def test_an_evaluation_takes_the_runs_part_or_all_of_other_data(trained):
