@@ -5,6 +5,7 @@ used for elsewhere.
 import io
 import os
 import re
+import shutil
 import sys
 import tarfile
 
@@ -20,7 +21,7 @@ from loading.shards import shards
 from loading.sources import Split
 from loading.unlabelled import images, images_list
 from settings.registry import tasks
-from tools import make_shards
+from tools import check_dataset, make_shards
 
 SMALL = [
     "DATA.IMAGE_SIZE", "8", "DATA.NUM_WORKERS", "0", "DATA.BATCH_SIZE", "4", "DATA.BATCH_SIZE_EVAL", "4",
@@ -365,3 +366,62 @@ def test_a_cache_holds_images_without_labels(nested, tmp_path, capsys):
         assert (cached.labels.tolist(), cached.classes) == ([-1] * 8, [])
         assert relative(cached) == relative(plain)
         assert np.array_equal(cached[1, 3, 0][0], plain[1, 3, 0][0])
+
+
+# --------------------------------------------------------------------- checks
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """Returns a function that runs the check, and returns its exit status."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["check_dataset.py", "--workers=1", *map(str, words)])
+        try:
+            check_dataset.main()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    return run
+
+
+def test_a_check_finds_what_matters_without_labels(nested, tmp_path, check, capsys):
+    (nested / "b/broken.jpg").write_bytes(b"no image")
+    shutil.copy(nested / "0.png", nested / "b/same.png")
+    where = ["-dataset=images", f"-data_path={nested}"]
+    assert check(*where) == 1
+    screen = capsys.readouterr().out
+    assert re.search("images +13\n", screen)
+    assert "class" not in screen
+    assert "label" not in screen
+    assert "error: training images that can't be read: 1, such as " in screen
+    assert "remark: training images that are the same file as another training image: 2" in screen
+    assert f"error: {nested}: there is no val/ in it; DATA.VAL_SPLIT 0.1 puts" in screen
+    page = tmp_path / "check.html"
+    lists = [f"-output={tmp_path / 'lists'}", f"--report={page}"]
+    assert check(*where, "--split=0.25", *lists) == 0
+    out = tmp_path / "lists"
+    assert f"train with -dataset=images_list -data_path={out}" in capsys.readouterr().out
+    assert "Images per class" not in page.read_text()
+    assert "<h2>Classes" not in page.read_text()
+    assert sorted(file.name for file in out.iterdir()) == ["train_list.txt", "val_list.txt"]
+    (nested / "b/broken.jpg").unlink()
+    listed = [
+        os.path.normpath(out / line)
+        for mode in ("train", "val")
+        for line in (out / f"{mode}_list.txt").read_text().splitlines()
+    ]
+    assert sorted(listed) == sorted(f"{nested}/{path}" for path in [*PATHS, "b/same.png"])
+    assert check("-dataset=images_list", f"-data_path={out}") == 0
+
+
+def test_a_check_reads_shards_without_labels(tmp_path, check, capsys):
+    write_images(tmp_path / "in", {"": 3})
+    image = (tmp_path / "in/0.png").read_bytes()
+    tar_of(tmp_path / "train-0.tar", ("a.png", image), ("a.json", b"{}"))
+    tar_of(tmp_path / "val-0.tar", ("a.png", image))
+    assert check("-dataset=shards", f"-data_path={tmp_path}") == 0
+    assert "validation images that are the same file as a training image: 1" in (
+        capsys.readouterr().out
+    )
