@@ -361,6 +361,7 @@ def get_dataset(
     is_train: bool | None = None,
     alone: bool = False,
     skipped: list[str] | None = None,
+    pixels_alone: bool = False,
 ) -> ImageDataset:
     """Returns the dataset of DATA.DATASET.
 
@@ -370,6 +371,8 @@ def get_dataset(
         alone: with "train": no validation set is needed, so the folders of classes may stand in the
             data's folder itself, without train/.
         skipped: a list that collects the paths of entries that aren't data, such as hidden ones.
+        pixels_alone: nothing but pixels will be read, so the data may be of any task, and without
+            labels.
 
     Raises:
         InputError: files are missing, empty or damaged, or a label is outside the range.
@@ -377,15 +380,16 @@ def get_dataset(
     mode = _mode(mode if is_train is None else is_train)
     name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
-    columns = columns_of(config.TASK)
-    # Labels that the task doesn't read may be any.
+    columns = () if pixels_alone else columns_of(config.TASK)
+    # Labels that nobody reads may be any.
     limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
         )
     reader = datasets.choose(config)
-    _check_task(config, name)
+    if not pixels_alone:
+        _check_task(config, name)
     split = Split(mode, limit, alone=alone, skipped=skipped)
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
@@ -551,7 +555,8 @@ def _datasets_of_task(
     config = with_values(config, f"TASK {config.TASK}", MODEL__NUM_CLASSES=len(classes))
     for dataset in filter(None, (train, val)):
         dataset.classes = classes
-    note_subset(config, len(val))
+    if config.EVAL:
+        note_subset(config, len(val))
     _add_notes(config, [_skipped_note(skipped)])
     return config, train, val
 

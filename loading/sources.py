@@ -155,6 +155,8 @@ def _list_paths(lines: TextList, split: Split, limit: int, labels: array) -> Ite
                 problem += (
                     "; several labels an image are -dataset=multilabel_list -o TASK multilabel"
                 )
+            elif os.fsdecode(line).strip().lower().endswith(IMAGE_SUFFIXES):
+                problem += "; lists of paths alone are -dataset=images_list"
             split.refuse(problem)
             continue
         # A number of more digits is outside any range, and slow to convert.
@@ -238,7 +240,7 @@ def _no_classes(root: Path, mode: str, alone: bool) -> str:
     folder = root / mode if (root / mode).is_dir() else root
     contents = describe_folder(folder)
     if folder == root and "folder" not in contents:
-        contents += "; give the folder above it"
+        contents += "; give the folder above it, or -dataset=images for images without labels"
     return (
         f"{root / mode}: no class folders; DATASET folder needs {needed} under -data_path{advice};"
         f" {folder} holds {contents}"

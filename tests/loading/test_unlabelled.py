@@ -20,7 +20,6 @@ from loading.folds import folds
 from loading.shards import shards
 from loading.sources import Split
 from loading.unlabelled import images, images_list
-from settings.registry import tasks
 from tools import check_dataset, make_shards
 
 SMALL = [
@@ -37,8 +36,9 @@ PATHS = [
 
 @pytest.fixture
 def without_labels(monkeypatch):
-    """A task that needs no labels."""
-    monkeypatch.setitem(tasks.components["classification"].given, "columns", "")
+    """Makes the task one that needs no labels."""
+    monkeypatch.setattr("datasets.columns_of", lambda task: ())
+    monkeypatch.setattr("datasets.own_classes", lambda task: [])
 
 
 @pytest.fixture
@@ -275,9 +275,7 @@ def test_a_task_that_needs_labels_refuses_data_without(nested, task):
         config = configured(dataset, root, *options)
         with pytest.raises(InputError) as caught:
             get_dataset(config, "train", alone=True)
-        beginning = (
-            f"DATA.DATASET '{dataset}' has no labels, TASK {task} needs them; give a dataset"
-        )
+        beginning = f"DATA.DATASET '{dataset}' has no labels, TASK {task} needs them; change one"
         assert str(caught.value).startswith(beginning)
 
 
@@ -290,8 +288,11 @@ def test_the_labels_are_minus_one_and_there_are_no_classes(nested):
     assert config.notes == []
     config, train, val = get_datasets(configured("images", nested, "EVAL", "True"))
     assert (train, relative(val)) == (None, PATHS)
-    loader = get_dataloader(config, val, "val")
-    assert sum(len(batch["pixels"]) for batch in loader) == len(PATHS)
+    for workers in ("0", "2"):
+        config = configured("images", nested, "EVAL", "True", "DATA.NUM_WORKERS", workers)
+        batches = list(get_dataloader(config, val, "val"))
+        assert [batch.keys() for batch in batches] == [{"pixels"}] * 3
+        assert sum(len(batch["pixels"]) for batch in batches) == len(PATHS)
 
 
 @pytest.mark.usefixtures("without_labels")
@@ -344,15 +345,6 @@ def test_one_image_is_too_few_to_be_split(tmp_path, options, message):
 def test_one_group_is_too_few_for_folds():
     with pytest.raises(InputError, match="DATA.FOLDS is 2: 1 folds of 3 images would be empty"):
         folds(np.zeros(3, int), 2, 0, ["a", "a", "a"])
-
-
-@pytest.mark.usefixtures("without_labels")
-def test_balancing_needs_labels(nested):
-    options = ["DATA.VAL_SPLIT", "0.3", "DATA.SAMPLER", "balanced"]
-    with pytest.raises(
-        InputError, match=r"SAMPLER is 'balanced', which needs labels; DATA.DATASET"
-    ):
-        get_datasets(configured("images", nested, *options))
 
 
 @pytest.mark.usefixtures("without_labels")
