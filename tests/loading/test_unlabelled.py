@@ -348,6 +348,15 @@ def test_one_group_is_too_few_for_folds():
 
 
 @pytest.mark.usefixtures("without_labels")
+def test_paddlevits_loader_needs_labels(nested):
+    config, _, val = get_datasets(configured("images", nested, "EVAL", "True"))
+    with pytest.raises(
+        InputError, match="yields images and labels, and TASK classification has no"
+    ):
+        get_dataloader(config, val, is_train=False)
+
+
+@pytest.mark.usefixtures("without_labels")
 def test_a_cache_holds_images_without_labels(nested, tmp_path, capsys):
     options = ["DATA.VAL_SPLIT", "0.3", "DATA.CACHE", str(tmp_path / "cache")]
     config = configured("images", nested, *options)
