@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 
@@ -72,6 +73,14 @@ def are_known(labels: np.ndarray | LabelSets) -> bool:
 def every_label(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
     """Returns the labels of all images, one after the other."""
     return labels.labels if isinstance(labels, LabelSets) else np.asarray(labels)
+
+
+@overload
+def take_labels(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | LabelSets: ...
+
+
+@overload
+def take_labels(labels: None, places: np.ndarray) -> None: ...
 
 
 def take_labels(

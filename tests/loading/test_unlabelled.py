@@ -101,7 +101,7 @@ def test_without_a_val_folder_a_training_is_told_what_to_set(nested):
     ("folders", "message"),
     [
         (["x/"], r"in: no image in it or below it; images end in .*; it holds the folder x \("),
-        (["val/1.png"], r"no train/ beside val/; -data_path=.*in/val takes the images of val/ alo"),
+        (["val/1.png"], r"no train/ beside val/; -data_path=.*in/val takes the images of val/"),
         (["test/1.png", "train/1.png"], r"its folders test, train have names of a dataset's part"),
         (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; give -data_path="),
         (["val/", "train/1.png"], r"in/val: no image in it .* it holds nothing"),
@@ -208,6 +208,7 @@ def pack(monkeypatch, *words):
     make_shards.main()
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("without_labels")
 def test_packed_images_have_the_order_and_the_bits_of_the_files(nested, monkeypatch, capsys):
     out = nested.parent / "out"
