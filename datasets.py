@@ -398,7 +398,7 @@ def get_dataset(
         return dataset
     # Shards have labels or not, whatever their dataset declares.
     if not are_known(dataset.labels):
-        raise InputError(_lacks_column(config, "labels"))
+        raise InputError(_lacks_column(config, f"the {mode} set of '{name}' at {root}", "labels"))
     labels = every_label(dataset.labels)
     low = labels.min()
     high = labels.max()
@@ -433,18 +433,15 @@ def _check_task(config: Configuration, name: str) -> None:
             f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
         )
     if missing := [column for column in needed if column not in columns]:
-        raise InputError(_lacks_column(config, missing[0]))
+        raise InputError(_lacks_column(config, f"DATA.DATASET '{name}'", missing[0]))
 
 
-def _lacks_column(config: Configuration, column: str) -> str:
-    """Returns the error's message about data without a column that TASK needs."""
+def _lacks_column(config: Configuration, data: str, column: str) -> str:
+    """Returns the error's message about ``data`` without a column that TASK needs."""
     advice = "change one of the two"
     if others := [task for task in tasks.names() if column not in columns_of(task)]:
         advice += f" (TASK {' or '.join(others)} needs none)"
-    return (
-        f"DATA.DATASET '{config.DATA.DATASET}' has no {column}, TASK {config.TASK} needs them;"
-        f" {advice}"
-    )
+    return f"{data} has no {column}, TASK {config.TASK} needs them; {advice}"
 
 
 def _make_dataset(

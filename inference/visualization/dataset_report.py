@@ -9,10 +9,10 @@ from PIL import Image
 
 from errors import RunError
 from inference.visualization.draw import png
-from loading.check.findings import Finding, ReadableImages, image_name, table
+from loading.check.findings import Finding, ReadableImages, have_labels, image_name, table
 from loading.check.images import SIDE, CheckedImages, picture
 from loading.class_names import class_name
-from loading.label_sets import are_known, every_label
+from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
 from training.pages import page
 from training.pages.page import text
@@ -64,7 +64,7 @@ def write_report(file: Path, checked: DatasetReport) -> Path:
         OSError: they can't be written.
     """
     drawings: dict[str, Callable[[Any], None]] = {}
-    if _has_labels(checked):
+    if have_labels(checked.parts):
         drawings["Images per class"] = lambda axis: _draw_classes(axis, checked.parts)
     drawings |= {
         "Shorter side of the images (pixels)": lambda axis: _draw_sizes(axis, checked.parts),
@@ -96,13 +96,8 @@ def _page(checked: DatasetReport, pages: Sequence[tuple[str, bytes]]) -> str:
         page.section("Findings", f"<ul>{findings or '<li>none</li>'}</ul>"),
         *(page.section(title, page.picture(title, drawn)) for title, drawn in pages),
         twins,
-        page.section("Classes", _classes(checked.parts)) if _has_labels(checked) else "",
+        page.section("Classes", _classes(checked.parts)) if have_labels(checked.parts) else "",
     )
-
-
-def _has_labels(checked: DatasetReport) -> bool:
-    """Returns whether the images of all parts have labels."""
-    return all(are_known(part.source.labels) for part in checked.parts.values())
 
 
 def _finding(finding: Finding) -> str:

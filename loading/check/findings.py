@@ -46,7 +46,8 @@ class ReadableImages(NamedTuple):
         modes: names of the splits, "train" and "val".
         mode: the index of each image's split in ``modes``, [n].
         place: of each image in its split, [n].
-        labels: [n]; equal where images have the same label, or the same set of labels.
+        labels: [n]; equal where images have the same label, or the same set of labels, or where
+            the images of a split have none.
         content: a hash of each file's bytes, [n].
         hashes: the perceptual hash of each image, [n].
         blank: whether each image shows nothing, [n].
@@ -83,7 +84,10 @@ def images_of(splits: Mapping[str, CheckedImages]) -> ReadableImages:
     def column(name: str) -> np.ndarray:
         return np.concatenate([split.records[name][readable] for split, readable in pairs])
 
-    labels = [label_groups(split.source.labels)[readable] for split, readable in pairs]
+    if have_labels(splits):
+        labels = [label_groups(split.source.labels)[readable] for split, readable in pairs]
+    else:
+        labels = [np.zeros(len(readable), np.int64) for readable in places]
     return ReadableImages(
         modes=list(splits),
         mode=np.repeat(np.arange(len(splits)), [len(readable) for readable in places]),
@@ -93,6 +97,11 @@ def images_of(splits: Mapping[str, CheckedImages]) -> ReadableImages:
         hashes=column("hash"),
         blank=column("blank"),
     )
+
+
+def have_labels(splits: Mapping[str, CheckedImages]) -> bool:
+    """Returns whether the images of all splits have labels."""
+    return all(are_known(split.source.labels) for split in splits.values())
 
 
 def exact_duplicates(images: ReadableImages) -> Duplicates:
@@ -333,7 +342,7 @@ def _label_findings(
     """
     result = []
     source = splits["train"].source
-    if not all(are_known(split.source.labels) for split in splits.values()):
+    if not have_labels(splits):
         return result
     classes = source.classes
     has_sets = isinstance(source.labels, LabelSets)

@@ -276,8 +276,11 @@ def test_a_task_that_needs_labels_refuses_data_without(nested, task):
         config = configured(dataset, root, *options)
         with pytest.raises(InputError) as caught:
             get_dataset(config, "train", alone=True)
-        beginning = f"DATA.DATASET '{dataset}' has no labels, TASK {task} needs them; change one"
-        assert str(caught.value).startswith(beginning)
+        data = f"DATA.DATASET '{dataset}'"
+        if dataset == "shards":
+            data = f"the train set of 'shards' at {root}"
+        message = f"{data} has no labels, TASK {task} needs them; change one of the two"
+        assert str(caught.value).startswith(message)
 
 
 @pytest.mark.usefixtures("without_labels")
@@ -422,8 +425,10 @@ def test_a_check_reads_shards_without_labels(tmp_path, check, capsys):
     write_images(tmp_path / "in", {"": 3})
     image = (tmp_path / "in/0.png").read_bytes()
     tar_of(tmp_path / "train-0.tar", ("a.png", image), ("a.json", b"{}"))
-    tar_of(tmp_path / "val-0.tar", ("a.png", image))
-    assert check("-dataset=shards", f"-data_path={tmp_path}") == 0
-    assert "validation images that are the same file as a training image: 1" in (
-        capsys.readouterr().out
-    )
+    for val in ([], [("a.cls", b"3")]):
+        tar_of(tmp_path / "val-0.tar", ("a.png", image), *val)
+        assert check("-dataset=shards", f"-data_path={tmp_path}") == 0
+        screen = capsys.readouterr().out
+        assert "validation images that are the same file as a training image: 1" in screen
+        assert "another label" not in screen
+        (tmp_path / "val.index.npz").unlink()
