@@ -18,7 +18,7 @@ from config import with_values
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
-from loading.label_sets import LabelSets, every_label
+from loading.label_sets import LabelSets, are_known, every_label, labels_or_unknown
 from loading.label_spaces import (
     absent_classes,
     check_evaluation,
@@ -51,7 +51,7 @@ from loading.transforms import (
 from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
-from settings.registry import datasets
+from settings.registry import datasets, tasks
 from settings.tasks import columns_of, mixes, own_classes, reads
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
@@ -83,7 +83,8 @@ class ImageDataset(paddle.io.Dataset):
     ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
 
     Args:
-        labels: [n] integers, or a set of labels for each image.
+        labels: [n] integers, or a set of labels for each image; UNKNOWN for images without labels
+            (``loading.label_sets``).
         classes: names, in the order of labels.
 
     Attributes:
@@ -282,10 +283,10 @@ class FileDataset(EncodedDataset):
         mode: str,
         root: Path,
         paths: Sequence[str],
-        labels: Labels,
+        labels: np.ndarray | LabelSets | None,
         classes: Sequence[str],
     ) -> None:
-        super().__init__(config, mode, labels, classes)
+        super().__init__(config, mode, labels_or_unknown(labels, len(paths)), classes)
         self.root = str(root)
         self.paths = paths if isinstance(paths, Paths) else Paths(paths)
 
@@ -315,7 +316,8 @@ class ShardDataset(EncodedDataset):
     """
 
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
-        super().__init__(config, mode, shards.labels, shards.classes)
+        labels = labels_or_unknown(shards.labels, len(shards.names))
+        super().__init__(config, mode, labels, shards.classes)
         self.shards = shards
 
     def name(self, index: int) -> str:
@@ -359,6 +361,7 @@ def get_dataset(
     is_train: bool | None = None,
     alone: bool = False,
     skipped: list[str] | None = None,
+    pixels_alone: bool = False,
 ) -> ImageDataset:
     """Returns the dataset of DATA.DATASET.
 
@@ -368,6 +371,8 @@ def get_dataset(
         alone: with "train": no validation set is needed, so the folders of classes may stand in the
             data's folder itself, without train/.
         skipped: a list that collects the paths of entries that aren't data, such as hidden ones.
+        pixels_alone: nothing but pixels will be read, so the data may be of any task, and without
+            labels.
 
     Raises:
         InputError: files are missing, empty or damaged, or a label is outside the range.
@@ -375,21 +380,25 @@ def get_dataset(
     mode = _mode(mode if is_train is None else is_train)
     name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
-    columns = columns_of(config.TASK)
-    # Labels that the task doesn't read may be any.
+    columns = () if pixels_alone else columns_of(config.TASK)
+    # Labels that nobody reads may be any.
     limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
         )
     reader = datasets.choose(config)
-    _check_task(config, name)
+    if not pixels_alone:
+        _check_task(config, name)
     split = Split(mode, limit, alone=alone, skipped=skipped)
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{name}' at {root} is empty")
     if "labels" not in columns:
         return dataset
+    # Shards have labels or not, whatever their dataset declares.
+    if not are_known(dataset.labels):
+        raise InputError(_lacks_column(config, f"the {mode} set of '{name}' at {root}", "labels"))
     labels = every_label(dataset.labels)
     low = labels.min()
     high = labels.max()
@@ -424,10 +433,15 @@ def _check_task(config: Configuration, name: str) -> None:
             f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
         )
     if missing := [column for column in needed if column not in columns]:
-        raise InputError(
-            f"DATA.DATASET '{name}' has no {missing[0]}, TASK {config.TASK} needs them;"
-            " change one of the two"
-        )
+        raise InputError(_lacks_column(config, f"DATA.DATASET '{name}'", missing[0]))
+
+
+def _lacks_column(config: Configuration, data: str, column: str) -> str:
+    """Returns the error's message about ``data`` without a column that TASK needs."""
+    advice = "change one of the two"
+    if others := [task for task in tasks.names() if column not in columns_of(task)]:
+        advice += f" (TASK {' or '.join(others)} needs none)"
+    return f"{data} has no {column}, TASK {config.TASK} needs them; {advice}"
 
 
 def _make_dataset(
@@ -538,7 +552,8 @@ def _datasets_of_task(
     config = with_values(config, f"TASK {config.TASK}", MODEL__NUM_CLASSES=len(classes))
     for dataset in filter(None, (train, val)):
         dataset.classes = classes
-    note_subset(config, len(val))
+    if config.EVAL:
+        note_subset(config, len(val))
     _add_notes(config, [_skipped_note(skipped)])
     return config, train, val
 

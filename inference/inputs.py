@@ -114,7 +114,7 @@ def _in_folder(folder: str, skipped: list[str]) -> Iterator[str]:
 
     with reading(printable(folder), "a folder of images"):
         for path in images_below(Path(folder), ".", skip):
-            yield os.path.join(folder, path.removeprefix("./"))
+            yield os.path.join(folder, path)
 
 
 def _matches(pattern: str, skipped: list[str]) -> list[str]:

@@ -122,9 +122,7 @@ def training_images(
     # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
     if config.DATA.VAL_SPLIT is not None and validation_files(config.DATA):
         config = with_values(config, DATA__VAL_SPLIT=None)
-    if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
-        config = with_values(config, TASK="multilabel")
-    dataset = get_dataset(config, "train", alone=True)
+    dataset = get_dataset(config, "train", alone=True, pixels_alone=True)
     dataset.transform = EvalTransform(config)
     dataset.erasing = None
     dataset.advice = ""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import Allowance, Unreadable, open_file
+from errors import Allowance, Unreadable, open_file, printable
 
 # Bytes of a header in a tar file, such as a member's long name.
 _LARGEST_HEADER = 1 << 16
@@ -136,6 +136,12 @@ def why_missing(root: str | Path, path: bytes) -> str:
         return "; it is a path of Windows: write paths relative to -data_path, with / between the folders"
     if text.endswith((",", ";")):
         return f"; the list has '{text[-1]}' behind the path: write a space or a TAB alone"
+    before, *label = path.rsplit(None, 1)
+    if label and exists(before):
+        return (
+            f"; {printable(os.fsdecode(before))} is there:"
+            " lists of a path and one label are -dataset=imagenet2012"
+        )
     if "\\" in text:
         return "; its backslashes are Windows': write / in the list (sed -i 's|\\\\|/|g')"
     for form in ("NFC", "NFD"):

@@ -45,6 +45,10 @@ def folds(
         fold[order] = np.arange(len(labels)) % count
     else:
         fold = _by_groups(numbers, count, groups, seed)
+    if empty := count - len(np.unique(fold)):
+        raise InputError(
+            f"DATA.FOLDS is {count}: {empty} folds of {len(fold)} images would be empty; take fewer"
+        )
     # The lowest and the highest fold of each class.
     low = np.full(len(values), count)
     high = np.full(len(values), -1)
@@ -56,10 +60,6 @@ def folds(
         raise InputError(
             f"DATA.FOLDS: the class {name} is in only one fold, expected two {what}s of it or more"
             f" ({alone.size} such classes)"
-        )
-    if empty := count - len(np.unique(fold)):
-        raise InputError(
-            f"DATA.FOLDS is {count}: {empty} folds of {len(fold)} images would be empty; take fewer"
         )
     return fold
 

@@ -2,8 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
+
+# The label of an image that has none.
+UNKNOWN = -1
 
 
 class LabelSets:
@@ -56,13 +60,35 @@ class LabelSets:
         return self.ends.tobytes() + self.labels.tobytes()
 
 
+def labels_or_unknown(labels: np.ndarray | LabelSets | None, count: int) -> np.ndarray | LabelSets:
+    """Returns the labels of ``count`` images; where they are None, UNKNOWN for each image."""
+    return np.full(count, UNKNOWN, np.int64) if labels is None else labels
+
+
+def are_known(labels: np.ndarray | LabelSets) -> bool:
+    """Returns whether images have labels."""
+    return isinstance(labels, LabelSets) or not len(labels) or bool((labels != UNKNOWN).any())
+
+
 def every_label(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
     """Returns the labels of all images, one after the other."""
     return labels.labels if isinstance(labels, LabelSets) else np.asarray(labels)
 
 
-def take_labels(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | LabelSets:
-    """Returns the labels of the images at ``places`` [k]."""
+@overload
+def take_labels(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | LabelSets: ...
+
+
+@overload
+def take_labels(labels: None, places: np.ndarray) -> None: ...
+
+
+def take_labels(
+    labels: np.ndarray | LabelSets | None, places: np.ndarray
+) -> np.ndarray | LabelSets | None:
+    """Returns the labels of the images at ``places`` [k]; None where there are none."""
+    if labels is None:
+        return None
     return labels.at_places(places) if isinstance(labels, LabelSets) else labels[places]
 
 

@@ -49,9 +49,10 @@ def is_leftover(name: str) -> bool:
 
 
 def skipped_text(skipped: Sequence[str]) -> str:
-    """Returns a line about the paths that ``is_leftover`` left out."""
+    """Returns a line about the entries of a dataset's folder that were left out."""
     entries = "entry" if len(skipped) == 1 else "entries"
-    return f"skipped {len(skipped):,} hidden or system {entries}, such as {printable(skipped[0])}"
+    count = f"{len(skipped):,}"
+    return f"skipped {count} hidden, system or linked {entries}, such as {printable(skipped[0])}"
 
 
 def describe_folder(folder: Path) -> str:

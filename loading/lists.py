@@ -124,15 +124,21 @@ def open_list(
     """
     needs = f"DATASET {dataset} needs it under -data_path"
     if not os.path.lexists(file):
-        raise InputError(_missing_list(file, needs))
+        folders = "images" if dataset == "images_list" else "folder"
+        raise InputError(_missing_list(file, needs, folders))
     with reading(file, what, f"; {needs}"), open_file(file) as opened:
         yield TextList(file, opened, bytes_per_line)
 
 
-def _missing_list(file: Path, needs: str) -> str:
+def _missing_list(file: Path, needs: str, folders: str) -> str:
+    """Returns the error's message about a list that isn't there.
+
+    Args:
+        folders: the dataset that reads the same images in folders.
+    """
     advice = ""
     if (file.parent / "train").is_dir():
-        advice = "; for folders of classes give -dataset=folder"
+        advice = f"; for folders of images give -dataset={folders}"
     elif file.name.startswith("val"):
         advice = "; without one, DATA.VAL_SPLIT splits the training images"
     contents = describe_folder(file.parent)

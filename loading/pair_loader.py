@@ -23,7 +23,7 @@ class PairLoader(paddle.io.DataLoader):
         split: each process of the run takes its share of the samples.
 
     Raises:
-        InputError: a key is set that this loader doesn't support.
+        InputError: a key is set that this loader doesn't support, or TASK needs no labels.
     """
 
     def __init__(self, config: Configuration, dataset: Any, train: bool, split: bool) -> None:
@@ -38,6 +38,11 @@ class PairLoader(paddle.io.DataLoader):
         if train and unknown:
             raise InputError(
                 f"PaddleViT's loader knows no {unknown[0]}; leave it out, or call get_dataloader with a mode alone"
+            )
+        if "labels" not in dataset.columns:
+            raise InputError(
+                f"PaddleViT's loader yields images and labels, and TASK {config.TASK} has no labels;"
+                " call get_dataloader with a mode alone"
             )
         kind = paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler
         sampler = kind(

@@ -2,7 +2,8 @@
 
 The shards have WebDataset's layout (github.com/webdataset/webdataset). A sample is two members of
 ``<mode>-*.tar`` whose names are equal up to the first dot. One is the image. The other is ``.cls``,
-its label as an ASCII integer, or ``.labels``, any number of labels with commas between. WebDataset
+its label as an ASCII integer, or ``.labels``, any number of labels with commas between. If no sample
+has one of these, the images have no labels. WebDataset
 itself streams shards, so that its epochs end where a rank's shards end. With the index
 ``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a run resumes as
 it does with files.
@@ -36,9 +37,10 @@ from utils import writing_whole
 # NumPy's arrays by name.
 Arrays = dict[str, Any]
 
-# Versions of the index, for images with one label and with sets of labels.
+# Versions of the index, for images with one label, with sets of labels and without labels.
 _FORMAT = 1
 _FORMAT_OF_SETS = 2
+_FORMAT_WITHOUT_LABELS = 3
 # Bytes of tar's header, which stands before a member's content.
 _HEADER = 512
 # Shards that a process holds open. The usual limit is 1,024 files.
@@ -70,7 +72,8 @@ class Shards:
 
             - For each of n images: ``names`` of its member, ``shard`` (its number), ``offsets`` and
               ``lengths`` in the shard (bytes), ``headers`` (the CRC-32 of its tar header), and
-              ``labels``. If images have sets of labels, ``counts`` says how many each has.
+              ``labels``. If images have sets of labels, ``counts`` says how many each has. If they
+              have no labels, ``labels`` is missing.
             - For each shard: its name in ``shards``, and ``sizes`` (bytes).
             - ``classes``: names, or none where they aren't known.
     """
@@ -130,10 +133,10 @@ class Shards:
         )
 
 
-def _labels(index: Arrays) -> np.ndarray | LabelSets:
-    """Returns the label of each image, or with ``counts`` its set of labels."""
+def _labels(index: Arrays) -> np.ndarray | LabelSets | None:
+    """Returns the label of each image, or with ``counts`` its set of labels; None without labels."""
     if "counts" not in index:
-        return index["labels"]
+        return index.get("labels")
     return LabelSets(index["labels"], np.concatenate([[0], np.cumsum(index["counts"])]))
 
 
@@ -155,7 +158,8 @@ def _open_shard(file: str) -> _Opened:
 
 @datasets.register(
     "shards",
-    holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images and `.cls`, or `.labels`), uncompressed",
+    holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images, and `.cls` or `.labels` if they have labels),"
+    " uncompressed",
     task="any",
     val="val-*.tar",
 )
@@ -186,8 +190,8 @@ def shards(split: Split, *, data_path: str) -> Shards:
     with ThreadPoolExecutor(_THREADS) as pool:
         scanned = list(pool.map(functools.partial(scan_shard, skip=split.skip), files))
     index = make_index(files, scanned, classes=[])
-    if not len(index["labels"]):
-        raise InputError(f"{files[0]}: no image and label in any of {len(files)} shards")
+    if not len(index["names"]):
+        raise InputError(f"{files[0]}: no image in any of {len(files)} shards")
     try:
         write_index(path, index)
     except OSError as error:
@@ -212,12 +216,20 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
 
 def _read_index(path: Path) -> Arrays:
     """Returns the arrays of an index; raises Unreadable where they can't be right."""
-    has_sets = npz(path, {"format": _KINDS["format"]})["format"] == _FORMAT_OF_SETS
-    index = npz(path, _KINDS | {"counts": ("i", 1)} if has_sets else _KINDS)
-    if index.pop("format") not in (_FORMAT, _FORMAT_OF_SETS):
-        raise Unreadable("it is of another format")
+    version = npz(path, {"format": _KINDS["format"]})["format"]
     by_image = ["names", "shard", "headers", "offsets", "lengths"]
-    by_image.append("counts" if has_sets else "labels")
+    kinds = dict(_KINDS)
+    if version == _FORMAT:
+        by_image.append("labels")
+    elif version == _FORMAT_OF_SETS:
+        by_image.append("counts")
+        kinds["counts"] = ("i", 1)
+    elif version == _FORMAT_WITHOUT_LABELS:
+        del kinds["labels"]
+    else:
+        raise Unreadable("it is of another format")
+    index = npz(path, kinds)
+    del index["format"]
     counts_of_images = {len(index[name]) for name in by_image}
     if len(counts_of_images) != 1 or len(index["shards"]) != len(index["sizes"]):
         raise Unreadable("its arrays differ in length")
@@ -230,16 +242,16 @@ def _read_index(path: Path) -> Arrays:
     is_outside = (offsets < _HEADER) | (offsets > sizes - lengths)
     if (is_outside | (lengths < 0) | (lengths > sizes)).any():
         raise Unreadable("it places an image outside of its shard")
-    counts = index.get("counts", np.zeros(0, int))
-    total = len(index["labels"])
-    if has_sets and (((counts < 0) | (counts > total)).any() or counts.sum() != total):
-        raise Unreadable("its labels aren't as many as its counts")
-    if has_sets and index["labels"].min(initial=0) < 0:
-        raise Unreadable("it holds a label below 0")
-    if index["labels"].max(initial=0) >= MOST_CLASSES:
-        raise Unreadable(
-            f"it holds the label {index['labels'].max()}, expected 0..{MOST_CLASSES - 1}"
-        )
+    labels = index.get("labels", np.zeros(0, int))
+    if "counts" in index:
+        counts = index["counts"]
+        total = len(labels)
+        if ((counts < 0) | (counts > total)).any() or counts.sum() != total:
+            raise Unreadable("its labels aren't as many as its counts")
+        if labels.min(initial=0) < 0:
+            raise Unreadable("it holds a label below 0")
+    if labels.max(initial=0) >= MOST_CLASSES:
+        raise Unreadable(f"it holds the label {labels.max()}, expected 0..{MOST_CLASSES - 1}")
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class '{printable(bad[0])}' can't be printed")
     return index
@@ -271,8 +283,8 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
         skip: is called with the names of members that aren't data, which are left out.
 
     Raises:
-        InputError: the shard can't be read, is compressed, damaged or cut short, or has an image
-            without a label, or a label without an image.
+        InputError: the shard can't be read, is compressed, damaged or cut short, or has a label
+            without an image, or labels for some of its images alone.
     """
     images: dict[str, tuple] = {}
     labels: dict[str, array] = {}
@@ -302,7 +314,7 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
                     raise Unreadable(f"{key} has two images")
                 header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
                 images[key] = (os.fsencode(member.name), start, member.size, header)
-        if alone := sorted(images.keys() ^ labels.keys()):
+        if labels and (alone := sorted(images.keys() ^ labels.keys())):
             what = "a label but no image"
             if alone[0] in images:
                 what = "an image but no .cls, its label"
@@ -314,10 +326,11 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
             "offsets": np.array(offsets, np.int64),
             "lengths": np.array(lengths, np.int64),
             "headers": np.array(headers, np.uint32),
-            "labels": np.fromiter(
-                itertools.chain.from_iterable(labels[key] for key in images), np.int64
-            ),
         }
+        if labels:
+            samples["labels"] = np.fromiter(
+                itertools.chain.from_iterable(labels[key] for key in images), np.int64
+            )
         if "labels" in kinds:
             samples["counts"] = np.array([len(labels[key]) for key in images], np.int64)
         return samples
@@ -379,9 +392,10 @@ def make_index(files: Sequence[Path], scanned: Sequence[Arrays], classes: Sequen
         classes: names, or none where they aren't known.
     """
     filled = [samples for samples in scanned if len(samples["names"])] or scanned[:1]
-    if len({"counts" in samples for samples in filled}) > 1:
+    if len(kinds := {_kind(samples) for samples in filled}) > 1:
+        first, second, *_ = sorted(kinds)
         raise InputError(
-            f"{files[0].parent}: some shards hold .cls, others .labels; pack them anew"
+            f"{files[0].parent}: some shards hold {first}, others {second}; pack them anew"
         )
     samples = {field: np.concatenate([some[field] for some in filled]) for field in filled[0]}
     numbers = np.arange(len(scanned), dtype=np.int32)
@@ -391,7 +405,7 @@ def make_index(files: Sequence[Path], scanned: Sequence[Arrays], classes: Sequen
     ordered = {field: values[order] for field, values in samples.items() if field != "labels"}
     if isinstance(labels, LabelSets):
         ordered["labels"] = labels.at_places(order).labels
-    else:
+    elif labels is not None:
         ordered["labels"] = labels[order]
     return ordered | {
         "shards": np.array([os.fsencode(file.name) for file in files]),
@@ -400,8 +414,17 @@ def make_index(files: Sequence[Path], scanned: Sequence[Arrays], classes: Sequen
     }
 
 
+def _kind(samples: Arrays) -> str:
+    """Returns what stands beside the images of a shard, in words."""
+    if "counts" in samples:
+        return ".labels"
+    return ".cls" if "labels" in samples else "images without labels"
+
+
 def write_index(path: Path, index: Arrays) -> None:
     """Writes an index, whole or not at all."""
-    version = _FORMAT_OF_SETS if "counts" in index else _FORMAT
+    version = _FORMAT_WITHOUT_LABELS
+    if "labels" in index:
+        version = _FORMAT_OF_SETS if "counts" in index else _FORMAT
     with writing_whole(path, "wb") as file:
         np.savez(file, format=np.array(version), **index)

@@ -82,13 +82,13 @@ class Files(NamedTuple):
     Args:
         root: the folder that ``paths`` are relative to.
         paths: of the images, [n].
-        labels: one of each image, [n], or a set of each.
+        labels: one of each image, [n], or a set of each. None: they have no labels.
         classes: names in the order of the labels; empty where none are known.
     """
 
     root: Path
     paths: Sequence[str]
-    labels: np.ndarray | LabelSets
+    labels: np.ndarray | LabelSets | None
     classes: Sequence[str]
 
 
@@ -155,6 +155,8 @@ def _list_paths(lines: TextList, split: Split, limit: int, labels: array) -> Ite
                 problem += (
                     "; several labels an image are -dataset=multilabel_list -o TASK multilabel"
                 )
+            elif os.fsdecode(line).strip().lower().endswith(IMAGE_SUFFIXES):
+                problem += "; lists of paths alone are -dataset=images_list"
             split.refuse(problem)
             continue
         # A number of more digits is outside any range, and slow to convert.
@@ -204,7 +206,7 @@ def class_folders(split: Split, *, data_path: str) -> Files:
         if not names:
             raise InputError(_no_classes(root, mode, split.alone))
         if mode == ".":
-            _check_classes_alone(root, names)
+            check_no_parts(root, names, "folder")
         if train_names and (unknown := sorted(set(names) - set(train_names))):
             first = ", ".join(f"'{name}'" for name in unknown[:3])
             split.refuse(
@@ -238,23 +240,27 @@ def _no_classes(root: Path, mode: str, alone: bool) -> str:
     folder = root / mode if (root / mode).is_dir() else root
     contents = describe_folder(folder)
     if folder == root and "folder" not in contents:
-        contents += "; give the folder above it"
+        contents += "; give the folder above it, or -dataset=images for images without labels"
     return (
         f"{root / mode}: no class folders; DATASET folder needs {needed} under -data_path{advice};"
         f" {folder} holds {contents}"
     )
 
 
-def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
-    """Checks that folders without train/ and val/ above them are classes.
+def check_no_parts(root: Path, names: Sequence[str], dataset: str) -> None:
+    """Checks that a folder whose images are one part holds no several parts.
+
+    Args:
+        names: of its folders.
+        dataset: its name, for messages.
 
     Raises:
-        InputError: they are splits of a dataset, or whole datasets.
+        InputError: its folders are splits of a dataset, or whole datasets.
     """
     if named_as_splits(names):
         raise InputError(
-            f"{root}: its folders {', '.join(names)} have names of a dataset's parts, not of classes;"
-            " DATASET folder needs the names train and val"
+            f"{root}: its folders {', '.join(names)} have names of a dataset's parts;"
+            f" DATASET {dataset} needs the names train and val"
         )
     for name in names:
         if (root / name / "train").is_dir() and (root / name / "val").is_dir():
@@ -297,7 +303,8 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
 
     Args:
         below: the folder, relative to ``root``.
-        skip: is called with the paths of entries that aren't data, which are left out.
+        skip: is called with the paths of entries that aren't data and of links to folders, which
+            are left out.
 
     Raises:
         Unreadable: a folder can't be listed. Call this within ``errors.reading``.
@@ -310,13 +317,15 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
 
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
         relative = os.path.relpath(folder, root)
+        prefix = "" if relative == "." else f"{relative}/"
         leftovers = {name for name in (*subfolders, *files) if is_leftover(name)}
-        skip(os.path.normpath(f"{relative}/{name}") for name in sorted(leftovers))
+        leftovers |= {name for name in subfolders if os.path.islink(os.path.join(folder, name))}
+        skip(f"{prefix}{name}" for name in sorted(leftovers))
         # os.walk descends into what is left in this list.
         subfolders[:] = sorted(set(subfolders) - leftovers)
         for file in sorted(files):
             if file.lower().endswith(IMAGE_SUFFIXES) and file not in leftovers:
-                yield f"{relative}/{file}"
+                yield f"{prefix}{file}"
 
 
 @datasets.register("digits", holds="nothing: scikit-learn brings them along")

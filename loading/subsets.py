@@ -119,14 +119,17 @@ def _places(
     data: Any,
     mode: str,
     names: Sequence[str],
-    labels: np.ndarray | LabelSets,
+    labels: np.ndarray | LabelSets | None,
     classes: Sequence[str],
 ) -> np.ndarray:
     """Returns the places of a subset's samples, in rising order.
 
     Args:
         names: of the samples, [n]; empty where they have none.
+        labels: None: the samples are taken as if all had the same label.
     """
+    if labels is None:
+        labels = np.zeros(len(names), np.int64)
     groups = None
     if data.SPLIT_GROUPS is not None and len(names):
         groups = groups_of(names, data.SPLIT_GROUPS)

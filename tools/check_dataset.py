@@ -67,7 +67,7 @@ def check_images(
     from inference.visualization.dataset_report import DatasetReport
     from loading.check.findings import duplicate_pairs, findings
     from loading.check.images import check_images, image_source
-    from loading.label_sets import every_label
+    from loading.label_sets import are_known, every_label
     from loading.sources import MOST_CLASSES, Split
     from loading.subsets import read_split
 
@@ -92,7 +92,8 @@ def check_images(
         known = len(source.classes) or MOST_CLASSES
         labels = every_label(source.labels)
         # The readers of lists check this themselves; other datasets are checked here.
-        if len(labels) and not 0 <= labels.min() <= labels.max() < known:
+        is_outside = len(labels) and not 0 <= labels.min() <= labels.max() < known
+        if is_outside and are_known(source.labels):
             raise InputError(
                 f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}"
             )
@@ -153,11 +154,15 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
             ``output``.
     """
     from loading.class_names import FILE
-    from loading.label_sets import LabelSets
+    from loading.label_sets import LabelSets, are_known
     from utils import writing_whole
 
     counts = {}
-    several_labels = isinstance(parts["train"].source.labels, LabelSets)
+    kind = "imagenet2012"
+    if isinstance(parts["train"].source.labels, LabelSets):
+        kind = "multilabel_list"
+    elif not are_known(parts["train"].source.labels):
+        kind = "images_list"
     try:
         output.mkdir(parents=True, exist_ok=True)
         base = os.path.realpath(output)
@@ -174,11 +179,12 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
                         raise InputError(
                             f"{printable(path)}: a name like this can't stand in a list; rename it"
                         )
-                    if several_labels:
-                        line = f"{listed}\t{','.join(map(str, labels.of(place)))}\n"
-                    else:
-                        line = f"{listed} {labels[place]}\n"
-                    file.write(os.fsencode(line))
+                    line = listed
+                    if kind == "multilabel_list":
+                        line += f"\t{','.join(map(str, labels.of(place)))}"
+                    elif kind == "imagenet2012":
+                        line += f" {labels[place]}"
+                    file.write(os.fsencode(f"{line}\n"))
             counts[mode] = len(kept)
         if classes := parts["train"].source.classes:
             with writing_whole(output / FILE) as file:
@@ -188,7 +194,6 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
             f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}"
         ) from None
     written = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
-    kind = "multilabel_list" if several_labels else "imagenet2012"
     return f"{output}: {written}; train with -dataset={kind} -data_path={output}"
 
 

@@ -114,7 +114,7 @@ def write_shard(
     """Writes a shard; returns its SHA-256 and what ``shards.scan_shard`` reads of it.
 
     Args:
-        samples: (index in the dataset, path, label or array of labels) of each image.
+        samples: (index in the dataset, path, label or array of labels or None) of each image.
     """
     from loading.shards import scan_shard
 
@@ -134,6 +134,8 @@ def write_shard(
         for index, path, label in samples:
             data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
+            if label is None:
+                continue
             ending = "labels" if isinstance(label, np.ndarray) else "cls"
             add(f"{index:09d}.{ending}", ",".join(map(str, np.ravel(label))).encode())
         write(bytes(2 * tarfile.BLOCKSIZE))
@@ -196,15 +198,20 @@ def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[in
 
 
 def pack(
-    mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace, most: int
+    mode: str, files: Any, output: Path, pool: Executor, options: argparse.Namespace, most: int
 ) -> list[str]:
     """Writes the shards, index and list of one mode to ``output``; returns their lines of
     SHA256SUMS.
+
+    Args:
+        files: the images (``loading.sources.Files``).
     """
+    from loading.label_sets import LabelSets
     from loading.shards import make_index, write_index
 
-    (root, paths, labels, classes), channels = files, options.channels
-    full = [os.path.join(root, path) for path in paths]
+    channels = options.channels
+    labels = files.labels
+    full = [os.path.join(files.root, path) for path in files.paths]
     check = functools.partial(inspect, most=most, channels=channels)
     sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
     order = np.arange(len(full))
@@ -215,8 +222,12 @@ def pack(
         sizes = [1] * len(full)
     planned = plan(sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
-    # An image has one label, or several (LabelSets.of).
-    label_of = getattr(labels, "of", labels.__getitem__)
+
+    def label_of(index: int) -> Any:
+        if labels is None:
+            return None
+        return labels.of(index) if isinstance(labels, LabelSets) else labels[index]
+
     samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
     write = functools.partial(
         write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels
@@ -225,8 +236,8 @@ def pack(
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index = output / f"{mode}.index.npz"
     listed = output / f"{mode}.txt"
-    write_index(index, make_index(shards, [part for _, part in done], classes))
-    listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in paths))
+    write_index(index, make_index(shards, [part for _, part in done], files.classes))
+    listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in files.paths))
     for file in (index, listed):
         lines.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
     return lines
@@ -289,9 +300,7 @@ def make_shards(options: argparse.Namespace) -> str:
         raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
     finally:
         pool.shutdown(cancel_futures=True)
-    images = " and ".join(
-        f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items()
-    )
+    images = " and ".join(f"{len(source.paths):,} {mode} images" for mode, source in files.items())
     shards = sum(".tar\n" in line for line in lines)
     seconds = time.monotonic() - start
     return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {seconds:.1f} s"

@@ -23,7 +23,8 @@ def training_panels(
     """Returns the first images of an epoch's first batch, as a single process trains on them.
 
     They are cropped, augmented, erased and mixed. Their titles are the labels with the shares that
-    mixing leaves them. If the dataset has fewer images than a batch, the batch has all of them.
+    mixing leaves them. A task that needs no labels gets the images as they are cropped and
+    augmented. If the dataset has fewer images than a batch, the batch has all of them.
 
     Args:
         epoch: the epoch, from 1.
@@ -34,6 +35,9 @@ def training_panels(
     loader.batch_sampler.set_epoch(epoch)
     batch = next(iter(loader))
     loader.close()
+    if "labels" not in batch:
+        pixels = _normalize(config)(batch["pixels"])[:count]
+        return _panels(config, pixels, _no_shares(len(pixels)), ())
     images, targets = BatchTransform(config)(batch, epoch)
     targets = targets[:count].numpy()
     classes = config.MODEL.NUM_CLASSES
@@ -52,16 +56,28 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
     loader = get_dataloader(config, dataset, "val")
     indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int)
     loader.batch_sampler.indices = indices.tolist()
-    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    normalize = _normalize(config)
     panels = []
     for batch in loader:
-        labels = batch["labels"].numpy()
-        if labels.ndim == 1:
-            labels = _one_hot(labels, config.MODEL.NUM_CLASSES)
-        shares = labels.astype(np.float32)
+        if "labels" in batch:
+            labels = batch["labels"].numpy()
+            if labels.ndim == 1:
+                labels = _one_hot(labels, config.MODEL.NUM_CLASSES)
+            shares = labels.astype(np.float32)
+        else:
+            shares = _no_shares(len(batch["pixels"]))
         panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
     loader.close()
     return panels
+
+
+def _normalize(config: Configuration) -> Normalize:
+    return Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+
+
+def _no_shares(count: int) -> np.ndarray:
+    """Returns the shares of ``count`` images of a task that needs no labels, whose titles are empty."""
+    return np.zeros((count, 0), np.float32)
 
 
 def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:

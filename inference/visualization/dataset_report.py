@@ -9,7 +9,7 @@ from PIL import Image
 
 from errors import RunError
 from inference.visualization.draw import png
-from loading.check.findings import Finding, ReadableImages, image_name, table
+from loading.check.findings import Finding, ReadableImages, have_labels, image_name, table
 from loading.check.images import SIDE, CheckedImages, picture
 from loading.class_names import class_name
 from loading.label_sets import every_label
@@ -63,8 +63,10 @@ def write_report(file: Path, checked: DatasetReport) -> Path:
     Raises:
         OSError: they can't be written.
     """
-    drawings: dict[str, Callable[[Any], None]] = {
-        "Images per class": lambda axis: _draw_classes(axis, checked.parts),
+    drawings: dict[str, Callable[[Any], None]] = {}
+    if have_labels(checked.parts):
+        drawings["Images per class"] = lambda axis: _draw_classes(axis, checked.parts)
+    drawings |= {
         "Shorter side of the images (pixels)": lambda axis: _draw_sizes(axis, checked.parts),
         "Mean image": lambda axis: _draw_mean(axis, checked.parts),
         "Some of the images": lambda axis: _show(axis, _tiles(checked)),
@@ -94,7 +96,7 @@ def _page(checked: DatasetReport, pages: Sequence[tuple[str, bytes]]) -> str:
         page.section("Findings", f"<ul>{findings or '<li>none</li>'}</ul>"),
         *(page.section(title, page.picture(title, drawn)) for title, drawn in pages),
         twins,
-        page.section("Classes", _classes(checked.parts)),
+        page.section("Classes", _classes(checked.parts)) if have_labels(checked.parts) else "",
     )
 
 

@@ -13,7 +13,7 @@ from errors import printable
 from loading.check.duplicates import count_bits, near_pairs
 from loading.check.images import CheckedImages
 from loading.class_names import class_name
-from loading.label_sets import LabelSets, every_label, label_groups, take_labels
+from loading.label_sets import LabelSets, are_known, every_label, label_groups, take_labels
 from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
@@ -46,7 +46,8 @@ class ReadableImages(NamedTuple):
         modes: names of the splits, "train" and "val".
         mode: the index of each image's split in ``modes``, [n].
         place: of each image in its split, [n].
-        labels: [n]; equal where images have the same label, or the same set of labels.
+        labels: [n]; equal where images have the same label, or the same set of labels, or where
+            the images of a split have none.
         content: a hash of each file's bytes, [n].
         hashes: the perceptual hash of each image, [n].
         blank: whether each image shows nothing, [n].
@@ -83,7 +84,10 @@ def images_of(splits: Mapping[str, CheckedImages]) -> ReadableImages:
     def column(name: str) -> np.ndarray:
         return np.concatenate([split.records[name][readable] for split, readable in pairs])
 
-    labels = [label_groups(split.source.labels)[readable] for split, readable in pairs]
+    if have_labels(splits):
+        labels = [label_groups(split.source.labels)[readable] for split, readable in pairs]
+    else:
+        labels = [np.zeros(len(readable), np.int64) for readable in places]
     return ReadableImages(
         modes=list(splits),
         mode=np.repeat(np.arange(len(splits)), [len(readable) for readable in places]),
@@ -93,6 +97,11 @@ def images_of(splits: Mapping[str, CheckedImages]) -> ReadableImages:
         hashes=column("hash"),
         blank=column("blank"),
     )
+
+
+def have_labels(splits: Mapping[str, CheckedImages]) -> bool:
+    """Returns whether the images of all splits have labels."""
+    return all(are_known(split.source.labels) for split in splits.values())
 
 
 def exact_duplicates(images: ReadableImages) -> Duplicates:
@@ -275,7 +284,7 @@ def _reader_findings(
         is_error = not listed or mode not in splits
         result.append(Finding(text, messages[1:_EXAMPLES], is_error))
     if skipped:
-        text = f"hidden or system entries, skipped: {len(skipped):,}"
+        text = f"hidden, system or linked entries, skipped: {len(skipped):,}"
         result.append(Finding(text, skipped[:_EXAMPLES], False))
     return result
 
@@ -333,6 +342,8 @@ def _label_findings(
     """
     result = []
     source = splits["train"].source
+    if not have_labels(splits):
+        return result
     classes = source.classes
     has_sets = isinstance(source.labels, LabelSets)
     if splits.keys() >= {"train", "val"}:
@@ -409,17 +420,22 @@ def table(splits: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
     rows: dict[str, list[str]] = {}
     for split in splits.values():
         records = split.records
-        counts = np.bincount(every_label(split.source.labels))
         known = records[records["width"] > 0]
         short = np.minimum(known["width"], known["height"])
         shorter_side = ""
         if len(short):
             shorter_side = f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}"
-        held = counts[counts > 0]
+        classes = ""
+        per_class = ""
+        if are_known(split.source.labels):
+            counts = np.bincount(every_label(split.source.labels))
+            held = counts[counts > 0]
+            classes = f"{len(held):,}"
+            per_class = f"{held.min(initial=len(records)):,} to {held.max(initial=0):,}"
         values = {
             "images": f"{len(records):,}",
-            "classes": f"{len(held):,}",
-            "images per class": f"{held.min(initial=len(records)):,} to {held.max(initial=0):,}",
+            "classes": classes,
+            "images per class": per_class,
             "megabytes": f"{records['bytes'].sum() / 1e6:,.1f}",
             "can't be read": f"{(~records['readable']).sum():,}",
             "shorter side": shorter_side,

@@ -20,7 +20,7 @@ from errors import InputError, RunError, Unreadable
 from launch.signals import die_with_parent
 from loading.check.duplicates import perceptual_hashes
 from loading.files import contents
-from loading.label_sets import LabelSets
+from loading.label_sets import LabelSets, labels_or_unknown
 from loading.shards import Shards
 from loading.sources import Arrays, Files
 from loading.transforms import (
@@ -59,7 +59,7 @@ class Source(NamedTuple):
     Attributes:
         name: place -> the image's name, for messages.
         data: place -> the bytes of the image's file; None for images that are in memory.
-        labels: of the images, [n].
+        labels: of the images, [n]; UNKNOWN where they have none.
         classes: names, in the order of the labels.
         pixels: [n, ...], of images that are in memory.
         mode: as of ``pixel_mode``; "RGB" for grey images, too.
@@ -114,10 +114,12 @@ def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
         def file_data(index: int) -> bytes:
             return contents(path(index), largest)
 
+        labels = labels_or_unknown(labels, len(paths))
         return Source(path, file_data, labels, classes, mode=mode, paths=paths)
     if isinstance(images, Shards):
         data = functools.partial(images.read, most=largest)
-        return Source(images.name, data, images.labels, images.classes, mode=mode)
+        labels = labels_or_unknown(images.labels, len(images.names))
+        return Source(images.name, data, labels, images.classes, mode=mode)
     if isinstance(images, Arrays):
         pixels, labels, classes = images.read()
         return Source(

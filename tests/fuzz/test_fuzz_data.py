@@ -24,6 +24,7 @@ from loading.files import contents
 from loading.shards import shards
 from loading.sources import Split, class_folders, imagenet2012
 from loading.transforms import readable
+from loading.unlabelled import images_list
 
 NUMBERS = forged_images.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
 few = settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
@@ -63,14 +64,16 @@ def listed(tmp_path_factory):
     return root
 
 
-def try_list(root, data):
+def try_list(root, data, reader=imagenet2012):
     (root / "train_list.txt").write_bytes(data)
 
     def read():
-        found = imagenet2012(Split("train"), data_path=str(root))
-        assert len(found.paths) == len(found.labels) > 0
+        found = reader(Split("train"), data_path=str(root))
+        assert len(found.paths) > 0
         assert all((root / path).exists() for path in found.paths)
-        assert all(0 <= label < 10**7 for label in found.labels)
+        if found.labels is not None:
+            assert len(found.labels) == len(found.paths)
+            assert all(0 <= label < 10**7 for label in found.labels)
 
     return attempt("list", len(data), read)
 
@@ -83,7 +86,13 @@ def test_a_list_is_read_or_refused(listed, data):
     try_list(listed, data)
 
 
+@given(lists() | st.binary(max_size=100))
+def test_a_list_without_labels_is_read_or_refused(listed, data):
+    try_list(listed, data, images_list)
+
+
 def test_a_sound_list_is_read(listed):
+    assert try_list(listed, b"\xef\xbb\xbfa/1.jpg\r\na/x y.jpg", images_list) == ""
     assert try_list(listed, b"\xef\xbb\xbfa/1.jpg 0\r\na/x y.jpg\t1") == ""
 
 
@@ -158,7 +167,8 @@ def try_shard(root, data):
 
     def read():
         found = shards(Split("train"), data_path=str(root))
-        for index in range(len(found.labels)):
+        assert found.labels is None or len(found.labels) == len(found.names)
+        for index in range(len(found.names)):
             with readable(found.name(index)):
                 assert len(found.read(index, 1 << 20)) == found.lengths[index]
 
@@ -180,7 +190,13 @@ INDEX = {
 }  # fmt: skip
 
 
+WITHOUT_LABELS = {name: array for name, array in INDEX.items() if name != "labels"}
+WITHOUT_LABELS["format"] = np.array(3)
+
+
 def test_a_sound_shard_and_its_index_are_read(tmp_path):
+    assert try_index(tmp_path, npz(WITHOUT_LABELS)) == ""
+    (tmp_path / "train.index.npz").unlink()
     assert try_shard(tmp_path, SHARD) == ""  # by its headers; the index stays beside it
     assert try_index(tmp_path, npz(INDEX)) == ""
 
@@ -248,7 +264,7 @@ def bomb(way):
 
 
 @few
-@given(npzs(INDEX))
+@given(npzs(INDEX) | npzs(WITHOUT_LABELS))
 def test_an_index_is_read_or_refused(tmp_path_factory, data):
     try_index(tmp_path_factory.mktemp("index"), data)
 

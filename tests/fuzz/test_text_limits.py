@@ -12,6 +12,7 @@ from loading.class_names import names_beside, read_class_map
 from loading.multilabel import multilabel_csv, multilabel_list
 from loading.sources import Split, imagenet2012
 from loading.splits import groups_of
+from loading.unlabelled import images_list
 from settings.documents import read_yaml
 from training.report.run_files import read_predictions
 
@@ -22,13 +23,15 @@ TOO_LONG = "its line 1 has more than 524288 bytes"
 
 def listed(reader, root):
     found = reader(Split("train"), data_path=str(root))
-    assert len(found.paths) == len(found.labels) > 0
+    assert len(found.paths) > 0
+    assert found.labels is None or len(found.labels) == len(found.paths)
 
 
 READERS = {
     "classes.txt": names_beside,
     "map.txt": lambda root: read_class_map(root / "map.txt"),
     "train_list.txt": functools.partial(listed, imagenet2012),
+    "plain/train_list.txt": lambda root: listed(images_list, root / "plain"),
     "multi/train_list.txt": lambda root: listed(multilabel_list, root / "multi"),
     "train.csv": functools.partial(listed, multilabel_csv),
     "groups.txt": lambda root: groups_of(["1"], str(root / "groups.txt")),
@@ -55,6 +58,9 @@ KINDS = [
     ),
     ("train_list.txt", "\n", TOO_MUCH, TOO_MUCH),
     ("train_list.txt", "x", TOO_LONG, TOO_LONG),
+    ("plain/train_list.txt", "1\n", TOO_MUCH, TOO_MUCH),
+    ("plain/train_list.txt", "%d/1\n", "files are missing", TOO_MUCH),
+    ("plain/train_list.txt", "x", TOO_LONG, TOO_LONG),
     ("multi/train_list.txt", "1\t0\n", "", TOO_MUCH),
     ("multi/train_list.txt", "1\t\n", TOO_MUCH, TOO_MUCH),
     ("multi/train_list.txt", "1\t0,1,2,3,4,5,6,7,8,9\n", "", TOO_MUCH),
@@ -96,8 +102,8 @@ def write(file, line, size):
 
 def measure(root, kind, size, message):
     name, line, *_ = kind
-    (root / "multi").mkdir()
-    for place in (root, root / "multi"):
+    for place in (root, root / "multi", root / "plain"):
+        place.mkdir(exist_ok=True)
         (place / "1").touch()
     count = write(root / name, line, size)
     said = attempt(

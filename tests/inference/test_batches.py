@@ -117,6 +117,21 @@ def test_fewer_images_than_a_batch_are_shown(root, options):
     assert len(training_panels(config, train, 2, 64)) >= 8
 
 
+def test_a_task_without_labels_gets_the_images_as_they_are_cropped(root, monkeypatch):
+    monkeypatch.setattr("datasets.columns_of", lambda task: ())
+    monkeypatch.setattr("datasets.own_classes", lambda task: [])
+    config, train, val = configured(root, "DATA.DATASET", "images", "TRAIN.CROP", "squash")
+    panels = training_panels(config, train, 2, 5)
+    assert [panel.title for panel in panels] == [""] * 5
+    loader = get_dataloader(config, train, "train")
+    loader.batch_sampler.set_epoch(2)
+    for panel, pixels in zip(panels, next(iter(loader))["pixels"], strict=False):
+        assert (panel.image == enlarge(pixels.numpy())).all()
+    panels = evaluation_panels(config, val, 3)
+    assert [panel.title for panel in panels] == [""] * 3
+    assert (panels[0].image == enlarge(val[0][0])).all()
+
+
 def test_evaluation_images_are_spread_over_the_data_and_are_the_loaders(root):
     config, _, val = configured(root, "DATA.BATCH_SIZE_EVAL", "2")
     panels = evaluation_panels(config, val, 3)

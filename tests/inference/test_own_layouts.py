@@ -94,6 +94,11 @@ def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, 
     for folder, count in (("bare", 24), ("one", 3), ("both", 3)):
         words = calibration_data(None, [("DATA.DATA_PATH", str(tmp_path / folder))])
         assert len(training_images(model, words, 100)) == count
+        # Labels aren't needed.
+        words = calibration_data(
+            None, [("DATA.DATA_PATH", str(tmp_path / folder)), ("DATA.DATASET", "images")]
+        )
+        assert len(training_images(model, words, 100)) == count
 
 
 def test_a_run_is_exported_as_int8_by_one_command(trained, tmp_path):
@@ -127,7 +132,9 @@ def test_the_tools_take_the_runs_configuration_and_its_data(trained, monkeypatch
         "remark: training images that can't be read: 1" in screen
         or "validation images that can't be" in screen
     )
-    assert "remark: hidden or system entries, skipped: 1, such as .ipynb_checkpoints" in screen
+    assert (
+        "remark: hidden, system or linked entries, skipped: 1, such as .ipynb_checkpoints" in screen
+    )
 
 
 def test_an_evaluation_takes_the_runs_part_or_all_of_other_data(trained):

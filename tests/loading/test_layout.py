@@ -94,13 +94,15 @@ def test_hidden_entries_are_no_classes_and_no_images(littered):
         4,
         2,
     )
-    assert config.notes == [f"skipped {SKIPPED} hidden or system entries, such as train/#recycle"]
+    assert config.notes == [
+        f"skipped {SKIPPED} hidden, system or linked entries, such as train/#recycle"
+    ]
     config, _, val = get_datasets(folder_config(littered, "EVAL", "True"))
     assert (len(val), len(config.notes)) == (4, 1)
     config, train, val = get_datasets(folder_config(littered / "train", "DATA.VAL_SPLIT", "0.2"))
     assert (train.classes, len(train), len(val)) == (["cat", "dog"], 16, 4)
     assert config.notes == [
-        f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as #recycle"
+        f"skipped {2 * len(LEFTOVERS) + 1} hidden, system or linked entries, such as #recycle"
     ]
 
 
@@ -116,8 +118,11 @@ def test_the_same_images_are_found_with_and_without_leftovers(littered, tmp_path
 
 def test_a_check_names_what_was_skipped(littered):
     result = check_dataset.check_images(folder_config(littered), workers=1)
-    [said] = [one for one in result.findings if "hidden or system" in one.text]
-    assert (said.text, said.is_error) == (f"hidden or system entries, skipped: {SKIPPED}", False)
+    [said] = [one for one in result.findings if "hidden, system or linked" in one.text]
+    assert (said.text, said.is_error) == (
+        f"hidden, system or linked entries, skipped: {SKIPPED}",
+        False,
+    )
     assert said.examples[0] == "train/#recycle"
     assert [len(part.records) for part in result.parts.values()] == [20, 4]
 
@@ -136,7 +141,7 @@ def test_shards_are_packed_without_leftovers_and_read_without_them(
     make_shards.main()
     told = capsys.readouterr()
     assert "20 train images and 4 val images" in told.out
-    assert f"skipped {SKIPPED} hidden or system entries" in told.err
+    assert f"skipped {SKIPPED} hidden, system or linked entries" in told.err
 
 
 def test_members_of_a_shard_that_macos_added_are_skipped(tmp_path, capsys):
@@ -160,7 +165,7 @@ def test_members_of_a_shard_that_macos_added_are_skipped(tmp_path, capsys):
     config, train, _ = get_datasets(listed_config(tmp_path, dataset="shards"))
     assert sorted(train.labels.tolist()) == [0, 1]
     assert config.notes == [
-        f"skipped 8 hidden or system entries, such as {tmp_path}/train-000000.tar: ./._000.png"
+        f"skipped 8 hidden, system or linked entries, such as {tmp_path}/train-000000.tar: ./._000.png"
     ]
 
 
@@ -170,7 +175,7 @@ def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_name
     monkeypatch.chdir(littered)
     assert len(paths_of(["train"])) == 20
     assert (
-        f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as train/"
+        f"skipped {2 * len(LEFTOVERS) + 1} hidden, system or linked entries, such as train/"
         in capsys.readouterr().err
     )
     assert len(paths_of(["train/*"])) == 20
@@ -189,7 +194,7 @@ def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_name
     assert capsys.readouterr().err == ""
     with pytest.raises(
         InputError,
-        match="no file has such a name; skipped 1 hidden or system entry, such as train/@eaD",
+        match="no file has such a name; skipped 1 hidden, system or linked entry, such as train/@eaD",
     ):
         paths_of(["train/@e*"])
 

@@ -290,14 +290,17 @@ def tar_of(file, *members):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("a.jpg", b"x")], r"train-0.tar: a has an image but no .cls, its label; 1 samples"),
+        (
+            [("a.jpg", b"x"), ("b.jpg", b"x"), ("b.cls", b"1")],
+            r"train-0.tar: a has an image but no .cls, its label; 1 samples",
+        ),
         ([("a.cls", b"1")], r"train-0.tar: a has a label but no image; 1 samples"),
         (
             [("a.jpg", b"x"), ("a.cls", b"cat")],
             r"train-0.tar: its a.cls is 'cat', expected a number from 0 to 9999999",
         ),
         ([("a.jpg", b"x"), ("a.png", b"x"), ("a.cls", b"1")], r"a has two images"),
-        ([("notes.txt", b"x")], r"train-0.tar: no image and label in any of 1 shards"),
+        ([("notes.txt", b"x")], r"train-0.tar: no image in any of 1 shards"),
     ],
 )
 def test_shards_that_hold_no_samples_say_which(tmp_path, members, message):
