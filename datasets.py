@@ -16,6 +16,7 @@ import numpy as np
 import paddle
 from PIL import Image
 
+from config import with_values
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
@@ -54,17 +55,17 @@ from loading.transforms import (
 )
 from loading.workers import Loader, ProcessLoader, Shapes, Size
 from settings.configuration import Configuration, add_note, pair
-from settings.needs import mixes
 from settings.paddlevit.programs import instead
 from settings.registry import datasets
+from settings.tasks import columns_of, mixes, own_classes, reads
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
 
 _COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
-# Columns that some datasets and loaders have, and the suffixes of labels in shards.
-_OTHER_COLUMNS = ("erased", "skipped", "mixed", "cls")
+# Columns that datasets and loaders have themselves, and the suffix of a label in shards.
+_OTHER_COLUMNS = ("pixels", "labels", "erased", "skipped", "mixed", "cls")
 
 # ----------------------------------------------------------------- datasets
 
@@ -76,7 +77,8 @@ class ImageDataset(paddle.io.Dataset):
     numbers, is the size of its pixels, if that isn't IMAGE_SIZE. ``columns`` names its items:
 
     - "pixels": [H, W, C] uint8 or float32
-    - "labels": an integer, or [K] uint8 of 0 and 1 where an image has several labels
+    - "labels", if TASK needs them: an integer, or [K] uint8 of 0 and 1 where an image has several
+      labels
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
@@ -95,8 +97,8 @@ class ImageDataset(paddle.io.Dataset):
         classes: names, in the order of labels.
 
     Attributes:
-        own_columns: the names of what a sample has without ``draws``. A task removes those that it
-            doesn't need; a mask that isn't named isn't read.
+        own_columns: the names of a sample's items without those of ``draws``: the columns that TASK
+            needs. Other masks aren't read.
         draws: functions of a sample's generator by the name of their column. Each is called after
             the sample's transform, in the mapping's order, and returns an array of one shape.
             Entries have to be added before a loader is made.
@@ -113,7 +115,8 @@ class ImageDataset(paddle.io.Dataset):
         self.seed = config.SEED
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
-        self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
+        erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
+        self.erasing = RandomErasing(config) if train and erases else None
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
@@ -124,7 +127,10 @@ class ImageDataset(paddle.io.Dataset):
         # The source's further columns.
         self.masks: dict[str, Masks] = {}
         self.values: dict[str, np.ndarray] = {}
-        self.own_columns = ["pixels", "labels"]
+        self.task_columns = columns_of(config.TASK)
+        self.own_columns = ["pixels"]
+        if "labels" in self.task_columns:
+            self.own_columns.append("labels")
         if self.erasing is not None:
             self.own_columns.append("erased")
         if self.skip_broken:
@@ -143,13 +149,13 @@ class ImageDataset(paddle.io.Dataset):
         return (*self.own_columns, *self.draws)
 
     def add_columns(self, columns: Mapping[str, Masks | np.ndarray]) -> None:
-        """Adds a source's further columns to the samples.
+        """Adds a source's further columns. A sample has those that TASK needs.
 
         Raises:
             InputError: a column's name is taken, or it doesn't fit to the images.
         """
         for name, column in columns.items():
-            if not _COLUMN_NAME.fullmatch(name) or name in (*self.own_columns, *_OTHER_COLUMNS):
+            if not _COLUMN_NAME.fullmatch(name) or name in _OTHER_COLUMNS:
                 raise InputError(
                     f"the column '{printable(name)}' needs another name:"
                     " of small letters, digits and _, and not that of another column"
@@ -162,7 +168,8 @@ class ImageDataset(paddle.io.Dataset):
                 count = len(self.values[name])
             if count != len(self):
                 raise InputError(f"the column '{name}' has {count} entries for {len(self)} images")
-            self.own_columns.append(name)
+            if name in self.task_columns:
+                self.own_columns.append(name)
 
     @property
     def needed_masks(self) -> list[str]:
@@ -206,6 +213,7 @@ class ImageDataset(paddle.io.Dataset):
                     self._broken.add(read)
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
+        # Items that aren't columns of this task are left out at the end.
         sample["labels"] = self.labels[read]
         for name, values in self.values.items():
             sample[name] = values[read]
@@ -517,22 +525,26 @@ def get_dataset(
     mode = _mode(mode if is_train is None else is_train)
     name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
-    limit = config.MODEL.NUM_CLASSES
+    columns = columns_of(config.TASK)
+    # Labels that the task doesn't read may be any.
+    limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
         )
     reader = datasets.choose(config)
-    task = datasets.components[name].given.get("task", "classification")
-    # The other tasks take images with any number of labels.
-    if {task, config.TASK} == {"classification", "multilabel"}:
-        raise InputError(
-            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
-        )
+    _check_task(config, name)
     split = Split(mode, limit, alone=alone, skipped=skipped)
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{name}' at {root} is empty")
+    if missing := [column for column in columns if column not in dataset.own_columns]:
+        raise InputError(
+            f"the {mode} set of '{name}' at {root} has no column '{missing[0]}',"
+            f" which TASK {config.TASK} needs"
+        )
+    if "labels" not in columns:
+        return dataset
     labels = every_label(dataset.labels)
     low = labels.min()
     high = labels.max()
@@ -552,6 +564,25 @@ def get_dataset(
             )
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
+
+
+def _check_task(config: Configuration, name: str) -> None:
+    """Raises InputError if a dataset is for another task, or lacks a column that TASK needs."""
+    declared = datasets.components[name].given
+    task = declared.get("task", "classification")
+    columns = declared.get("columns", "labels").split()
+    needed = columns_of(config.TASK)
+    # The other tasks take images with any number of labels.
+    is_other = {task, config.TASK} == {"classification", "multilabel"}
+    if is_other or (needed and task not in ("classification", "multilabel", "any", config.TASK)):
+        raise InputError(
+            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
+        )
+    if missing := [column for column in needed if column not in columns]:
+        raise InputError(
+            f"DATA.DATASET '{name}' has no {missing[0]}, TASK {config.TASK} needs them;"
+            " change one of the two"
+        )
 
 
 def _make_dataset(
@@ -650,6 +681,9 @@ def get_datasets(
             didn't set their number.
     """
     skipped: list[str] = []
+    classes = own_classes(config.TASK)
+    if classes is not None:
+        return _datasets_of_task(config, classes)
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
         config = check_evaluation(config, val, trained)
@@ -666,6 +700,25 @@ def get_datasets(
     check_pretrained_classes(config, train)
     absent = "" if isinstance(train, SyntheticDataset) else absent_classes(train, val)
     _add_notes(config, [absent, _nested_note(config, train), _skipped_note(skipped)])
+    return config, train, val
+
+
+def _datasets_of_task(
+    config: Configuration, classes: list[str]
+) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
+    """Returns what ``get_datasets`` does, for a task that doesn't read the data's labels.
+
+    Args:
+        classes: the names of the task's outputs, which become those of the datasets.
+    """
+    skipped: list[str] = []
+    train = None if config.EVAL else get_dataset(config, "train", skipped=skipped)
+    val = get_dataset(config, "val", skipped=skipped)
+    config = with_values(config, f"TASK {config.TASK}", MODEL__NUM_CLASSES=len(classes))
+    for dataset in filter(None, (train, val)):
+        dataset.classes = classes
+    note_subset(config, len(val))
+    _add_notes(config, [_skipped_note(skipped)])
     return config, train, val
 
 
