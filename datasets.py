@@ -34,7 +34,7 @@ from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
-from loading.sources import Arrays, Drawn, Files, Masks, Split
+from loading.sources import OWN_COLUMNS, Arrays, Drawn, Files, Masks, Split
 from loading.subsets import fold_name, note_subset, read_split
 from loading.transforms import (
     Broken,
@@ -64,8 +64,6 @@ from settings.tasks import columns_of, mixes, own_classes, reads
 _DECODING = "2"
 
 _COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
-# Columns that datasets and loaders have themselves, and the suffix of a label in shards.
-_OTHER_COLUMNS = ("pixels", "labels", "erased", "skipped", "mixed", "cls")
 
 # ----------------------------------------------------------------- datasets
 
@@ -155,7 +153,7 @@ class ImageDataset(paddle.io.Dataset):
             InputError: a column's name is taken, or it doesn't fit to the images.
         """
         for name, column in columns.items():
-            if not _COLUMN_NAME.fullmatch(name) or name in _OTHER_COLUMNS:
+            if not _COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
                 raise InputError(
                     f"the column '{printable(name)}' needs another name:"
                     " of small letters, digits and _, and not that of another column"
@@ -467,6 +465,7 @@ class ShardDataset(EncodedDataset):
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
         super().__init__(config, mode, shards.labels, shards.classes)
         self.shards = shards
+        self.add_columns(shards.masks())
 
     def name(self, index: int) -> str:
         return self.shards.name(index)
@@ -478,6 +477,15 @@ class ShardDataset(EncodedDataset):
         return self.shards.read(index, largest_file(self.most))
 
     def files(self) -> Iterable[str]:
+        return self.shards.files
+
+    def mask_name(self, column: str, index: int) -> str:
+        return self.shards.name(index, column)
+
+    def mask_data(self, column: str, index: int) -> bytes:
+        return self.shards.read(index, largest_file(self.most), column)
+
+    def mask_files(self, column: str) -> Iterable[str]:
         return self.shards.files
 
 

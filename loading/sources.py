@@ -30,6 +30,8 @@ Decoded = tuple[np.ndarray, np.ndarray, list[str]]
 
 # The limit of labels where any label may stand.
 MOST_CLASSES = 10_000_000
+# Columns that datasets and loaders have themselves, so a source's need other names.
+OWN_COLUMNS = ("pixels", "labels", "erased", "skipped", "mixed")
 # A check keeps so many problems of a dataset.
 _MOST_PROBLEMS = 1000
 

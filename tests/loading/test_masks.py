@@ -1,9 +1,11 @@
 """Masks beside images: one geometry for both, in files and in a cache, and what is wrong with them."""
 
 import io
+import shutil
 import struct
+import sys
+import tarfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +13,12 @@ from PIL import Image
 from scipy.ndimage import maximum_filter, minimum_filter
 
 from config import get_config
-from datasets import FileDataset, get_dataloader
+from datasets import FileDataset, get_dataloader, get_dataset
 from errors import InputError, RunError
 from loading.sources import Files, Masks
 from loading.subsets import read_split
 from loading.transforms.masks import mask_image
-from settings.registry import datasets
+from tools.make_shards import main
 
 CLASSES = 6
 # A pixel of class c has c times this value.
@@ -92,8 +94,7 @@ def test_a_mask_is_moved_as_its_pixels_are(tmp_path, crop, moved):
             shares.append(assert_follows(sample["pixels"], sample["mask"]))
     assert np.mean(shares) > 0.1
     # The pixels are those of a dataset without masks.
-    alone = FileDataset(dataset_config := configured(*options), "train", *files[:4])
-    assert dataset_config.TRAIN.CROP == crop
+    alone = FileDataset(configured(*options), "train", *files[:4])
     np.testing.assert_array_equal(alone[3, 1, 0][0], dataset[3, 1, 0][0])
 
 
@@ -378,15 +379,185 @@ def test_columns_that_dont_fit_are_refused(tmp_path):
             with_masks(configured(), "val", files._replace(columns=columns))
 
 
-# -------------------------------------------------------------- whole datasets
+# ------------------------------------------------------- caches, shards, readers
 
 
-@datasets.register("masked", holds="nothing: of these tests", columns="labels mask")
-def masked(split, *, data_path: str) -> Files:
-    """Reads the pairs that ``write_pairs`` writes."""
-    root = Path(data_path)
-    paths = sorted(path.name for path in root.glob("?.png"))
-    masks = Masks([path.replace(".png", ".mask.png") for path in paths])
-    labels = np.arange(len(paths)) % 2
-    columns = {"mask": masks, "depth": np.arange(len(paths))}
-    return Files(root, paths, labels, ["a", "b"], columns)
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of two classes, whose masks are in masks/ under the same paths."""
+    for mode, count in (("train", 6), ("val", 3)):
+        for number in range(2 * count):
+            path = f"{mode}/{'ab'[number % 2]}/{number}.png"
+            indices = blocks(96, 64, 32, number)
+            for place, pixels in (
+                ("", np.stack([indices * STEP] * 3, 2)),
+                ("masks/", indices),
+            ):
+                file = tmp_path / "data" / f"{place}{path}"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(file)
+
+    def with_columns(data, split, reader):
+        def read(split):
+            files = reader(split)
+            if not isinstance(files, Files):
+                return files
+            masks = Masks([f"masks/{path}" for path in files.paths], ignored=9)
+            return files._replace(columns={"mask": masks})
+
+        return read_split(data, split, read)
+
+    monkeypatch.setattr("datasets.read_split", with_columns)
+    monkeypatch.setattr("loading.subsets.read_split", with_columns)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data"
+
+
+def from_folder(kind, path, mode, *options):
+    words = ["DATA.DATASET", kind, "DATA.DATA_PATH", path, "MODEL.NUM_CLASSES", "auto"]
+    dataset = get_dataset(configured(*words, *options), mode)
+    dataset.own_columns.append("mask")
+    return dataset
+
+
+def assert_same(dataset, expected):
+    assert len(dataset) == len(expected)
+    for index in range(len(expected)):
+        found = dataset.sample((2, index, 0))
+        wanted = expected.sample((2, index, 0))
+        assert_follows(found["pixels"], found["mask"])
+        for name in ("pixels", "labels", "mask"):
+            np.testing.assert_array_equal(found[name], wanted[name])
+
+
+def test_a_cache_holds_the_masks(folder, capfd):
+    files = from_folder("folder", folder, "val")
+    for decoded in ("decoding", ""):
+        cached = from_folder("folder", folder, "val", "DATA.CACHE", "cache")
+        assert capfd.readouterr().out.count("decoding") == (2 if decoded else 0)
+        assert_same(cached, files)
+    # Another mask makes another cache of the masks alone.
+    Image.fromarray(blocks(96, 64, 16)).save(folder / "masks/val/a/0.png")
+    cached = from_folder("folder", folder, "val", "DATA.CACHE", "cache")
+    assert capfd.readouterr().out.count("decoding") == 1
+    np.testing.assert_array_equal(cached.cached_masks["mask"][0], blocks(96, 64, 16))
+
+
+def test_a_split_takes_the_masks_of_its_images(folder):
+    shutil.rmtree(folder / "val")
+    for mode, count in (("train", 8), ("val", 4)):
+        dataset = from_folder("folder", folder, mode, "DATA.VAL_SPLIT", "0.3")
+        assert len(dataset) == count
+        for index in range(count):
+            image = dataset.path(index)
+            assert dataset.mask_path("mask", index) == image.replace("data/", "data/masks/")
+
+
+def test_a_missing_mask_is_named_at_the_start(folder):
+    for number in (0, 2):
+        (folder / f"masks/val/a/{number}.png").unlink()
+    with pytest.raises(
+        InputError,
+        match=rf"^2 of 6 files of the column 'mask' are missing, the first is {folder}/masks/val/a/0.png$",
+    ):
+        from_folder("folder", folder, "val")
+
+
+@pytest.fixture
+def pack(monkeypatch):
+    def run(*arguments):
+        words = ["make_shards.py", "-dataset=folder", "-data_path=data", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", words)
+        main()
+
+    return run
+
+
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_shards_hold_the_masks(folder, pack, mode):
+    pack("-output=out", "-shard_size=5", "-workers=1")
+    files = from_folder("folder", folder, mode)
+    packed = from_folder("shards", "out", mode)
+    assert_same(packed, files)
+    assert packed.masks["mask"].ignored == 9
+    # Another reader of such shards finds the masks without an index, too.
+    (folder.parent / f"out/{mode}.index.npz").unlink()
+    for _ in range(2):
+        scanned = from_folder("shards", "out", mode)
+        assert_same(scanned, files)
+        assert scanned.masks["mask"].ignored == 255
+    halves = from_folder("shards", "out", "train", "DATA.FOLDS", "2", "DATA.FOLD", "0")
+    for index in range(len(halves)):
+        sample = halves.sample((0, index, 0))
+        assert_follows(sample["pixels"], sample["mask"])
+
+
+def test_reduced_shards_have_reduced_masks(folder, pack):
+    pack("-output=out", "-resize=32", "-workers=1", "-modes", "val")
+    dataset = from_folder("shards", "out", "val")
+    assert dataset.mask("mask", 0).size == dataset.image(0).size == (48, 32)
+    expected = Image.fromarray(blocks(96, 64, 32)).resize((48, 32), Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(dataset.mask("mask", 0), expected)
+
+
+def test_damaged_masks_in_shards_are_named(folder, pack):
+    pack("-output=out", "-workers=1", "-modes", "val")
+    shard = folder.parent / "out/val-000000.tar"
+    data = shard.read_bytes()
+    place = data.index(b"000000001.mask.png")
+    shard.write_bytes(data[:place] + b"x" + data[place + 1 :])
+    dataset = from_folder("shards", "out", "val")
+    with pytest.raises(
+        RunError, match=r"out/val-000000.tar: 000000001.mask.png: not where the ind"
+    ):
+        dataset[1]
+    with np.load(folder.parent / "out/val.index.npz") as stored:
+        index = dict(stored)
+    for changes, message in (
+        (
+            {"mask.offsets": index["mask.offsets"] + 10**6},
+            "it places an image outside of its shard",
+        ),
+        ({"mask.lengths": index["mask.lengths"][1:]}, "its arrays differ in length"),
+        ({"columns": np.array(["../a"])}, "its column '../a' has no such name"),
+        ({"columns": np.array(["mask", "mask"])}, "its arrays of columns differ in length"),
+        ({"dtypes": np.array(["object"])}, "it holds masks of object"),
+        ({"ignored": np.array([-1])}, "it holds masks of uint8, in which -1 is ignored"),
+        ({"format": np.array(5)}, "it is of another format"),
+    ):
+        np.savez(folder.parent / "out/val.index.npz", **index | changes)
+        with pytest.raises(InputError, match=rf"val.index.npz: {message}"):
+            from_folder("shards", "out", "val")
+
+
+def test_a_column_that_some_samples_lack_is_no_mask(folder, pack):
+    pack("-output=out", "-workers=1", "-modes", "val", "-shard_size=3")
+    (folder.parent / "out/val.index.npz").unlink()
+    shard = folder.parent / "out/val-000000.tar"
+    with tarfile.open(shard) as old:
+        members = [(member, old.extractfile(member).read()) for member in old]
+    with tarfile.open(shard, "w", format=tarfile.USTAR_FORMAT) as new:
+        for member, data in members:
+            if member.name != "000000001.mask.png":
+                new.addfile(member, io.BytesIO(data))
+    config = configured("DATA.DATASET", "shards", "DATA.DATA_PATH", "out")
+    assert not get_dataset(config, "val").masks
+
+
+def test_loaders_that_read_no_further_columns_say_so(tmp_path):
+    pytest.importorskip("nvidia.dali")
+    files = write_pairs(tmp_path, [(96, 64)] * 4)
+    config = configured("DATA.LOADER", "dali")
+    with pytest.raises(
+        InputError, match="^DATA.LOADER is 'dali', which reads no column 'mask'; set"
+    ):
+        get_dataloader(config, with_masks(config, "train", files), "train")
+
+
+def test_paddlevits_loader_says_that_it_has_no_masks(tmp_path):
+    files = write_pairs(tmp_path, [(96, 64)] * 4)
+    message = (
+        "^PaddleViT's loader yields images and labels, and no column 'mask'; call get_dataload"
+    )
+    with pytest.raises(InputError, match=message):
+        get_dataloader(configured(), with_masks(configured(), "train", files), True)
