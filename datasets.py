@@ -114,6 +114,7 @@ class ImageDataset(paddle.io.Dataset):
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
+        self.keeps_sizes = False
         self.erasing = RandomErasing(config) if train and erases else None
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
@@ -169,6 +170,16 @@ class ImageDataset(paddle.io.Dataset):
             if name in self.task_columns:
                 self.own_columns.append(name)
 
+    def keep_sizes(self) -> None:
+        """Lets an evaluation have each image at its own size, in a batch of its own.
+
+        A task that wants this calls it before the loader is made (``Task.prepare_data``).
+        """
+        if not isinstance(self.transform, EvalTransform):
+            raise TypeError("a training's images have one size")
+        self.transform.keeps_size = True
+        self.keeps_sizes = True
+
     @property
     def needed_masks(self) -> list[str]:
         """Returns the names of the masks that a sample has."""
@@ -183,6 +194,9 @@ class ImageDataset(paddle.io.Dataset):
         Args:
             size: (height, width) of the pixels.
         """
+        # Images of any size, one at a time, go through the pipes.
+        if self.keeps_sizes:
+            return {}
         shapes: Shapes = {"pixels": ((*size, self.channels), self.pixel_dtype)}
         for name in self.needed_masks:
             shapes[name] = size, np.dtype(self.masks[name].dtype)
@@ -854,7 +868,8 @@ def get_dataloader(
 
             return DaliLoader(config, dataset, sampler, draw)
     else:
-        sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+        batch_size = 1 if dataset.keeps_sizes else config.DATA.BATCH_SIZE_EVAL
+        sampler = EvalBatchSampler(dataset, batch_size, rank, ranks)
     # The processes of a machine share its memory.
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
     return ProcessLoader(config, dataset, sampler, local_processes, draw)

@@ -134,8 +134,9 @@ class ProcessLoader(Loader):
         self.size = size
         # A sampler of several sizes has another number of images for each.
         batches = getattr(sampler, "batches", {size: sampler.batch_size})
-        # The bytes of the largest batch.
-        self.room = max(_room(dataset.shapes(pair(size)), count) for size, count in batches.items())
+        # The bytes of the largest batch; at least one, because memory can't be empty.
+        rooms = [_room(dataset.shapes(pair(size)), count) for size, count in batches.items()]
+        self.room = max(1, *rooms)
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
         need = self.room * self.slots * processes

@@ -255,12 +255,16 @@ class EvalTransform:
     (the evaluation of Swin and ConvNeXt at 384). Only DATA.CORRUPTION draws from the generator. It
     changes the image alone.
 
+    Attributes:
+        keeps_size: images are neither resized nor cropped.
+
     Raises:
         InputError: a package that DATA.CORRUPTION needs isn't installed.
         Unreadable: from a call: as of ``TrainTransform``.
     """
 
     def __init__(self, config: Configuration) -> None:
+        self.keeps_size = False
         self.size = pair(config.DATA.IMAGE_SIZE)
         self.most = most_resized(config)
         self.resize_to = before_crop(self.size, config.DATA.CROP_PCT)
@@ -281,6 +285,8 @@ class EvalTransform:
         return self(image, rng), [self._moved(mask.image, _NEAREST) for mask in masks]
 
     def _moved(self, image: Picture, resample: Image.Resampling) -> np.ndarray:
+        if self.keeps_size:
+            return _resize(image, image.size, resample, None)
         return self.resized(image, self.resize_to, resample, self.most, self.size)
 
 

@@ -236,6 +236,31 @@ def test_a_task_without_masks_reads_none(tmp_path):
     assert len(dataset[3]) == 2
 
 
+SIZES = [(96, 64), (50, 70), (33, 40), (96, 64), (40, 120)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_evaluation_may_keep_each_images_size(tmp_path, workers, ranks):
+    files = write_pairs(tmp_path, SIZES)
+    files = files._replace(labels=np.arange(5), classes=list("abcde"))
+    config = configured("DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", 3)
+    dataset = with_masks(config, "val", files)
+    dataset.keep_sizes()
+    seen = []
+    for rank in range(ranks):
+        for batch in get_dataloader(config, dataset, "val", rank=rank, ranks=ranks):
+            (label,) = batch["labels"].tolist()
+            indices = blocks(*SIZES[label], 32, label)
+            np.testing.assert_array_equal(batch["mask"].numpy(), indices[None])
+            pixels = np.stack([indices * STEP] * 3, 2)
+            np.testing.assert_array_equal(batch["pixels"].numpy(), pixels[None])
+            seen.append(label)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    with pytest.raises(TypeError):
+        with_masks(config, "train", files).keep_sizes()
+
+
 # ----------------------------------------------------------------- wrong masks
 
 
@@ -545,7 +570,6 @@ def test_a_column_that_some_samples_lack_is_no_mask(folder, pack):
 
 
 def test_loaders_that_read_no_further_columns_say_so(tmp_path):
-    pytest.importorskip("nvidia.dali")
     files = write_pairs(tmp_path, [(96, 64)] * 4)
     config = configured("DATA.LOADER", "dali")
     with pytest.raises(
