@@ -160,8 +160,12 @@ class ImageDataset(paddle.io.Dataset):
                     " of small letters, digits and _, and not that of another column"
                 )
             if isinstance(column, Masks):
-                self.masks[name] = column
-                count = len(column.paths)
+                paths = column.paths
+                # One block of bytes, which is small to hand over to other processes.
+                if not isinstance(paths, Paths | np.ndarray):
+                    paths = Paths(paths)
+                self.masks[name] = column._replace(paths=paths)
+                count = len(paths)
             else:
                 self.values[name] = _numbers(name, column)
                 count = len(self.values[name])

@@ -6,6 +6,7 @@ import struct
 import sys
 import tarfile
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from scipy.ndimage import maximum_filter, minimum_filter
 from config import get_config
 from datasets import FileDataset, get_dataloader, get_dataset
 from errors import InputError, RunError
+from loading.files import Paths
 from loading.sources import Files, Masks
 from loading.subsets import read_split
 from loading.transforms.masks import mask_image
 from tools.make_shards import main
+from training.equal_ranks import _content
 
 CLASSES = 6
 # A pixel of class c has c times this value.
@@ -139,6 +142,23 @@ def test_several_sizes_and_photometric_steps(tmp_path):
     ):
         config = configured("TRAIN.AUTO_AUGMENT", "rand-m9")
         get_dataloader(config, with_masks(config, "train", files), "train")
+
+
+def test_a_corruption_that_moves_pixels_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imagecorruptions", SimpleNamespace(corrupt=lambda p, *_: p))
+    files = write_pairs(tmp_path, [(96, 64)])
+    for name in ("fog", "elastic_transform"):
+        options = ["EVAL", "True", "DATA.CORRUPTION", name]
+        config = get_config(None, ["DATA.IMAGE_SIZE", "48", "DATA.NUM_WORKERS", "0", *options])
+        dataset = with_masks(config, "val", files)
+        if name == "fog":
+            (batch,) = get_dataloader(config, dataset, "val")
+            assert_follows(batch["pixels"].numpy()[0], batch["mask"].numpy()[0])
+        else:
+            with pytest.raises(
+                InputError, match="^DATA.CORRUPTION elastic_transform moves pixels, "
+            ):
+                get_dataloader(config, dataset, "val")
 
 
 # -------------------------------------------------------------------- loaders
@@ -567,6 +587,42 @@ def test_a_column_that_some_samples_lack_is_no_mask(folder, pack):
                 new.addfile(member, io.BytesIO(data))
     config = configured("DATA.DATASET", "shards", "DATA.DATA_PATH", "out")
     assert not get_dataset(config, "val").masks
+
+
+def test_a_dataset_without_the_tasks_column_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("datasets._check_task", lambda *_: None)
+    for columns, message in ((("labels", "mask"), ""), (("labels", "depth"), "depth")):
+        monkeypatch.setattr("datasets.columns_of", lambda _, columns=columns: columns)
+        config = configured("DATA.DATASET", "folder", "DATA.DATA_PATH", folder)
+        if not message:
+            assert get_dataset(config, "val").columns == ("pixels", "labels", "mask")
+            continue
+        with pytest.raises(
+            InputError, match=f"has no column '{message}', which TASK classification"
+        ):
+            get_dataset(config, "val")
+
+
+def test_ranks_compare_their_masks(folder, pack):
+    pack("-output=out", "-workers=1", "-modes", "val")
+    for kind, path, *options in (
+        ("folder", folder),
+        ("folder", folder, "DATA.CACHE", "cache"),
+        ("shards", "out"),
+    ):
+        own = from_folder(kind, path, "val", *options)
+        other = from_folder(kind, path, "val", *options)
+        first, second = (_content(each, each.relative_names(), 0, 6) for each in (own, other))
+        assert list(map(bytes, first)) == list(map(bytes, second))
+        if kind == "shards":
+            other.shards.places_of_masks["mask.lengths"] = np.arange(6)
+        elif options:
+            other.cached_masks["mask"].crcs = np.arange(6)
+        else:
+            paths = Paths(reversed(own.masks["mask"].paths))
+            other.masks["mask"] = own.masks["mask"]._replace(paths=paths)
+        changed = _content(other, other.relative_names(), 0, 6)
+        assert list(map(bytes, first)) != list(map(bytes, changed))
 
 
 def test_loaders_that_read_no_further_columns_say_so(tmp_path):
