@@ -7,12 +7,14 @@ machine share. For ImageNet's 1.3 million files they take 65 MB.
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, overload
 
 import numpy as np
 import paddle
+from PIL import Image
 
 from config import with_values
 from errors import InputError, RunError, Unreadable, printable
@@ -32,12 +34,13 @@ from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
-from loading.sources import Arrays, Drawn, Files, Split
+from loading.sources import OWN_COLUMNS, Arrays, Drawn, Files, Masks, Split
 from loading.subsets import fold_name, note_subset, read_split
 from loading.transforms import (
     Broken,
     Encoded,
     EvalTransform,
+    Mask,
     Mixup,
     Picture,
     RandomErasing,
@@ -45,10 +48,12 @@ from loading.transforms import (
     encoded_image,
     image_of,
     largest_file,
+    mask_image,
+    pixel_dtype,
     pixel_mode,
     readable,
 )
-from loading.workers import Loader, ProcessLoader
+from loading.workers import Loader, ProcessLoader, Shapes, Size
 from settings.configuration import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
 from settings.registry import datasets, tasks
@@ -57,6 +62,8 @@ from settings.tasks import columns_of, mixes, own_classes, reads
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
+
+_COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
 
 # ----------------------------------------------------------------- datasets
 
@@ -73,6 +80,7 @@ class ImageDataset(paddle.io.Dataset):
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
+    - one for each of a source's further columns: a mask [H, W] uint8 or int32, or numbers
     - one for each of ``draws``
 
     An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
@@ -88,6 +96,8 @@ class ImageDataset(paddle.io.Dataset):
         classes: names, in the order of labels.
 
     Attributes:
+        own_columns: the names of a sample's items without those of ``draws``: the columns that TASK
+            needs. Other masks aren't read.
         draws: functions of a sample's generator by the name of their column. Each is called after
             the sample's transform, in the mapping's order, and returns an array of one shape.
             Entries have to be added before a loader is made.
@@ -105,15 +115,21 @@ class ImageDataset(paddle.io.Dataset):
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
+        self.keeps_sizes = False
         self.erasing = RandomErasing(config) if train and erases else None
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
+        self.channels = config.DATA.IMAGE_CHANNELS
+        self.pixel_dtype = np.dtype(pixel_dtype(config))
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
-        # The columns of a sample, but for those of ``draws``.
+        # The source's further columns.
+        self.masks: dict[str, Masks] = {}
+        self.values: dict[str, np.ndarray] = {}
+        self.task_columns = columns_of(config.TASK)
         self.own_columns = ["pixels"]
-        if "labels" in columns_of(config.TASK):
+        if "labels" in self.task_columns:
             self.own_columns.append("labels")
         if self.erasing is not None:
             self.own_columns.append("erased")
@@ -132,6 +148,65 @@ class ImageDataset(paddle.io.Dataset):
         """Returns the names of a sample's items."""
         return (*self.own_columns, *self.draws)
 
+    def add_columns(self, columns: Mapping[str, Masks | np.ndarray]) -> None:
+        """Adds a source's further columns. A sample has those that TASK needs.
+
+        Raises:
+            InputError: a column's name is taken, or it doesn't fit to the images.
+        """
+        for name, column in columns.items():
+            if not _COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
+                raise InputError(
+                    f"the column '{printable(name)}' needs another name:"
+                    " of small letters, digits and _, and not that of another column"
+                )
+            if isinstance(column, Masks):
+                paths = column.paths
+                # One block of bytes, which is small to hand over to other processes.
+                if not isinstance(paths, Paths | np.ndarray):
+                    paths = Paths(paths)
+                self.masks[name] = column._replace(paths=paths)
+                count = len(paths)
+            else:
+                self.values[name] = _numbers(name, column)
+                count = len(self.values[name])
+            if count != len(self):
+                raise InputError(f"the column '{name}' has {count} entries for {len(self)} images")
+            if name in self.task_columns:
+                self.own_columns.append(name)
+
+    def keep_sizes(self) -> None:
+        """Lets an evaluation have each image at its own size, in a batch of its own.
+
+        A task that wants this calls it before the loader is made (``Task.prepare_data``).
+        """
+        if not isinstance(self.transform, EvalTransform):
+            raise TypeError("a training's images have one size")
+        self.transform.keeps_size = True
+        self.keeps_sizes = True
+
+    @property
+    def needed_masks(self) -> list[str]:
+        """Returns the names of the masks that a sample has."""
+        return [name for name in self.masks if name in self.own_columns]
+
+    def shapes(self, size: Size) -> Shapes:
+        """Returns (shape, type) of the items that are arrays of one shape, by column.
+
+        A loader's workers share the memory of these. All other items go through pipes, which is
+        slower for large ones.
+
+        Args:
+            size: (height, width) of the pixels.
+        """
+        # Images of any size, one at a time, go through the pipes.
+        if self.keeps_sizes:
+            return {}
+        shapes: Shapes = {"pixels": ((*size, self.channels), self.pixel_dtype)}
+        for name in self.needed_masks:
+            shapes[name] = size, np.dtype(self.masks[name].dtype)
+        return shapes
+
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
         sample = self.sample(key)
         return tuple(sample[name] for name in self.columns)
@@ -146,7 +221,7 @@ class ImageDataset(paddle.io.Dataset):
                 continue
             rng = self.generator(epoch, index, copy)
             try:
-                pixels = self._pixels(read, rng, *size)
+                sample = self._transformed(read, rng, *size)
                 break
             except RunError as error:
                 if not self.skip_broken:
@@ -156,7 +231,9 @@ class ImageDataset(paddle.io.Dataset):
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
         # Items that aren't columns of this task are left out at the end.
-        sample = {"pixels": pixels, "labels": self.labels[read]}
+        sample["labels"] = self.labels[read]
+        for name, values in self.values.items():
+            sample[name] = values[read]
         if self.skip_broken:
             sample["skipped"] = -1 if read == index else index
         return sample | self.drawn(rng, *size)
@@ -170,11 +247,33 @@ class ImageDataset(paddle.io.Dataset):
             columns[name] = draw(rng)
         return columns
 
-    def _pixels(self, index: int, rng: np.random.Generator, *size: int) -> np.ndarray:
+    def _transformed(self, index: int, rng: np.random.Generator, *size: int) -> dict[str, Any]:
+        """Returns the pixels and the masks of a sample."""
         try:
-            return self.transform(self.picture(index), rng, *size)
+            picture = self.picture(index)
+            names = self.needed_masks
+            if not names:
+                return {"pixels": self.transform(picture, rng, *size)}
+            masks = [self._mask(name, index, picture.size) for name in names]
+            pixels, moved = self.transform.with_masks(picture, masks, rng, *size)
+            return {"pixels": pixels, **dict(zip(names, moved, strict=True))}
         except Unreadable as error:
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
+
+    def _mask(self, column: str, index: int, size: tuple[int, int]) -> Mask:
+        """Returns a mask; raises Broken where it hasn't the ``size`` (width, height) of its image."""
+        image = self.mask(column, index)
+        if image.size != size:
+            found = f"{image.size[0]} x {image.size[1]}"
+            advice = "make them of one size"
+            # The EXIF of a photograph may turn it, and that of its mask is mostly missing.
+            if image.size == size[::-1]:
+                advice += ", or change DATA.EXIF_ORIENTATION if the image's EXIF turns it"
+            raise Broken(
+                f"{self.mask_name(column, index)}: the mask has {found} pixels, its image"
+                f" {self.name(index)} {size[0]} x {size[1]}; {advice}"
+            )
+        return Mask(image, self.masks[column].ignored)
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
         """Returns the generator that a sample's augmentation is drawn from.
@@ -201,9 +300,30 @@ class ImageDataset(paddle.io.Dataset):
         """Returns the sample's name in messages, such as its path."""
         return f"sample {index}"
 
+    def mask(self, column: str, index: int) -> Image.Image:
+        """Returns the mask of an image; raises RunError with its name where it can't be read."""
+        raise NotImplementedError
+
+    def mask_name(self, column: str, index: int) -> str:
+        """Returns the name of an image's mask in messages."""
+        return f"{column} of {self.name(index)}"
+
     def relative_names(self) -> Paths | np.ndarray | None:
         """Returns the images' names, relative to the data's folder; None where they have none."""
         return None
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """Returns a column's numbers [n, ...]; raises InputError where they are no such array."""
+    try:
+        numbers = np.asarray(values)
+    except ValueError:
+        raise InputError(
+            f"the values of the column '{name}' differ in shape; they have to be of one"
+        ) from None
+    if numbers.dtype.kind not in "biuf" or not numbers.ndim:
+        raise InputError(f"the column '{name}' has values of {numbers.dtype}, expected numbers")
+    return numbers
 
 
 class ArrayDataset(ImageDataset):
@@ -228,9 +348,14 @@ class ArrayDataset(ImageDataset):
         self.advice = ""
         # Names of the files that a cache was made from.
         self.names: Paths | np.ndarray | None = None
+        # The masks of a cache, by column.
+        self.cached_masks: dict[str, MappedImages] = {}
 
     def image(self, index: int) -> Picture:
         return image_of(self.images[index], self.mode)
+
+    def mask(self, column: str, index: int) -> Image.Image:
+        return Image.fromarray(self.cached_masks[column][index].astype(self.masks[column].dtype))
 
     def relative_names(self) -> Paths | np.ndarray | None:
         return self.names
@@ -259,6 +384,23 @@ class EncodedDataset(ImageDataset):
     def files(self) -> Iterable[str]:
         """Returns the paths of the files that the images are read from."""
         raise NotImplementedError
+
+    def mask_data(self, column: str, index: int) -> bytes:
+        """Returns a mask's encoded bytes; raises what ``data`` does."""
+        raise NotImplementedError
+
+    def mask_files(self, column: str) -> Iterable[str]:
+        """Returns the paths of the files that a column's masks are read from."""
+        raise NotImplementedError
+
+    def mask(self, column: str, index: int) -> Image.Image:
+        name = self.mask_name(column, index)
+        with readable(name, RunError):
+            data = self.mask_data(column, index)
+        dtype = np.dtype(self.masks[column].dtype)
+        # It is turned by its own EXIF: whoever drew it saw either the stored picture or the turned
+        # one, and saved the mask as it was seen.
+        return mask_image(data, name, self.most, dtype, self.oriented)
 
     def image(self, index: int) -> Picture:
         return self._encoded_image(index).decode()
@@ -307,6 +449,30 @@ class FileDataset(EncodedDataset):
     def files(self) -> Iterable[str]:
         return map(self.path, range(len(self)))
 
+    def mask_path(self, column: str, index: int) -> str:
+        """Returns the path of an image's mask."""
+        return os.path.join(self.root, self.masks[column].paths[index])
+
+    def mask_name(self, column: str, index: int) -> str:
+        path = self.mask_path(column, index)
+        return printable(path, len(path))
+
+    def mask_data(self, column: str, index: int) -> bytes:
+        return contents(self.mask_path(column, index), largest_file(self.most))
+
+    def mask_files(self, column: str) -> Iterable[str]:
+        return (self.mask_path(column, index) for index in range(len(self)))
+
+    def check_masks(self) -> None:
+        """Raises InputError where files of masks are missing."""
+        for column in self.masks:
+            missing = [path for path in self.mask_files(column) if not os.path.exists(path)]
+            if missing:
+                raise InputError(
+                    f"{len(missing)} of {len(self)} files of the column '{column}' are missing,"
+                    f" the first is {printable(missing[0], len(missing[0]))}"
+                )
+
 
 class ShardDataset(EncodedDataset):
     """Images in tar shards, in the order of their members' names.
@@ -319,6 +485,7 @@ class ShardDataset(EncodedDataset):
         labels = labels_or_unknown(shards.labels, len(shards.names))
         super().__init__(config, mode, labels, shards.classes)
         self.shards = shards
+        self.add_columns(shards.masks())
 
     def name(self, index: int) -> str:
         return self.shards.name(index)
@@ -330,6 +497,15 @@ class ShardDataset(EncodedDataset):
         return self.shards.read(index, largest_file(self.most))
 
     def files(self) -> Iterable[str]:
+        return self.shards.files
+
+    def mask_name(self, column: str, index: int) -> str:
+        return self.shards.name(index, column)
+
+    def mask_data(self, column: str, index: int) -> bytes:
+        return self.shards.read(index, largest_file(self.most), column)
+
+    def mask_files(self, column: str) -> Iterable[str]:
         return self.shards.files
 
 
@@ -394,6 +570,11 @@ def get_dataset(
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{name}' at {root} is empty")
+    if missing := [column for column in columns if column not in dataset.own_columns]:
+        raise InputError(
+            f"the {mode} set of '{name}' at {root} has no column '{missing[0]}',"
+            f" which TASK {config.TASK} needs"
+        )
     if "labels" not in columns:
         return dataset
     # Shards have labels or not, whatever their dataset declares.
@@ -467,7 +648,10 @@ def _make_dataset(
         case Shards():
             dataset: EncodedDataset = ShardDataset(config, mode, source)
         case _:
-            dataset = FileDataset(config, mode, *relabel(source, config))
+            root, paths, labels, classes, columns = relabel(source, config)
+            dataset = FileDataset(config, mode, root, paths, labels, classes)
+            dataset.add_columns(columns)
+            dataset.check_masks()
     return _decoded_dataset(config, mode, dataset) if config.DATA.CACHE else dataset
 
 
@@ -498,7 +682,28 @@ def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) 
     cached = _cached_dataset(config, mode, sources, decode)
     cached.labels = dataset.labels
     cached.names = dataset.relative_names()
+    cached.add_columns(dataset.masks | dataset.values)
+    for column in dataset.masks:
+        cached.cached_masks[column] = _cached_masks(config, mode, dataset, column, decoding)
     return cached
+
+
+def _cached_masks(
+    config: Configuration, mode: str, dataset: EncodedDataset, column: str, decoding: str
+) -> MappedImages:
+    """Returns the masks of a column from the cache."""
+    dtype = dataset.masks[column].dtype
+    stored = np.uint16 if dtype == "int32" else np.uint8
+    places = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
+    sources = Sources(lambda: dataset.mask_files(column), decoding, column, dtype, places)
+
+    def decode() -> Decoded:
+        indices = range(len(dataset))
+        masks = (np.asarray(dataset.mask(column, index)).astype(stored) for index in indices)
+        return masks, np.zeros(len(dataset), np.int64), []
+
+    name = f"{config.DATA.DATASET}-{mode}-{column}-{sources.name}"
+    return cached_images(Path(config.DATA.CACHE), name, sources, decode)[0]
 
 
 def get_datasets(
@@ -652,12 +857,14 @@ def get_dataloader(
             ``Loader``.
 
     Raises:
-        InputError: there isn't enough memory, or DALI isn't installed or can't read the dataset.
+        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or a
+            key would move the pixels and not their masks.
     """
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
         train = _mode(mode if is_train is None else is_train) == "train"
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
+    _check_columns(config, dataset, mode == "train")
     draw = None
     if mode == "train":
         sampler = train_sampler(config, dataset, rank, ranks)
@@ -669,15 +876,37 @@ def get_dataloader(
                 raise InputError(
                     f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle"
                 )
+            if further := [
+                name for name in (*dataset.masks, *dataset.values) if name in dataset.columns
+            ]:
+                raise InputError(
+                    f"DATA.LOADER is 'dali', which reads no column '{further[0]}'; set it to paddle"
+                )
             # An optional package, and slow to import.
             from loading.dali import DaliLoader
 
             return DaliLoader(config, dataset, sampler, draw)
     else:
-        sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+        batch_size = 1 if dataset.keeps_sizes else config.DATA.BATCH_SIZE_EVAL
+        sampler = EvalBatchSampler(dataset, batch_size, rank, ranks)
     # The processes of a machine share its memory.
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
     return ProcessLoader(config, dataset, sampler, local_processes, draw)
+
+
+def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:
+    """Raises InputError where a key would move the pixels and not their masks."""
+    if not dataset.needed_masks:
+        return
+    unmoved = f"and the column '{dataset.needed_masks[0]}' would stay where it is"
+    policy = config.TRAIN.AUTO_AUGMENT
+    if train and policy and policy.partition("-")[0] != "3a":
+        raise InputError(
+            f"TRAIN.AUTO_AUGMENT '{policy}' moves pixels, {unmoved};"
+            " 3a and COLOR_JITTER change colours alone"
+        )
+    if not train and config.EVAL and config.DATA.CORRUPTION == "elastic_transform":
+        raise InputError(f"DATA.CORRUPTION elastic_transform moves pixels, {unmoved}; leave it out")
 
 
 def __getattr__(name: str) -> NoReturn:

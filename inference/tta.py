@@ -16,6 +16,7 @@ from inference.pictures import Batch, Picture, Pictures
 from loading.files import Paths
 from loading.transforms import EvalTransform
 from loading.transforms import Picture as Opened
+from loading.workers import Shapes, Size
 from settings.configuration import Configuration
 
 Views = Literal["", "flip", "five", "ten"]
@@ -56,6 +57,10 @@ class CroppedPictures(Pictures):
         super().__init__(config, images)
         self.transform = FiveCrops(config)
         self.own_columns.append("corners")
+
+    def shapes(self, size: Size) -> Shapes:
+        pixels = super().shapes(size)["pixels"]
+        return {"pixels": pixels, "corners": ((4, *pixels[0]), pixels[1])}
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         crops, place, problem = super().__getitem__(key)

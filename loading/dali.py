@@ -151,19 +151,19 @@ class DaliLoader(Loader):
         rng = self.dataset.generator(*key)
         with readable(self.dataset.name(index)):
             image, data = opened_image(self.dataset.data(index), self.dataset.most)
-            box, hflip, vflip = self.dataset.transform.draw(*image.size, rng)
+            geometry = self.dataset.transform.draw(*image.size, rng)
             # Of palettes, inks and 16 bits, DALI gets the pixels as Pillow converts them.
             if image.mode not in ("RGB", "L"):
                 file = io.BytesIO()
                 self.dataset.image(index).save(file, "PPM")
                 data = file.getvalue()
-        left, top, right, bottom = box
+        left, top, right, bottom = geometry.box
         inputs = _Inputs(
             file=np.frombuffer(data, np.uint8),
             start=np.array([left, top], np.int32),
             shape=np.array([right - left, bottom - top], np.int32),
-            hflip=np.array(hflip, np.int32),
-            vflip=np.array(vflip, np.int32),
+            hflip=np.array(geometry.hflip, np.int32),
+            vflip=np.array(geometry.vflip, np.int32),
         )
         others = {"labels": self.dataset.labels[index]} | self.dataset.drawn(rng)
         # The first column is the pixels.

@@ -44,6 +44,12 @@ class PairLoader(paddle.io.DataLoader):
                 f"PaddleViT's loader yields images and labels, and TASK {config.TASK} has no labels;"
                 " call get_dataloader with a mode alone"
             )
+        further = set(dataset.columns) - {"pixels", "labels", "erased", "skipped"}
+        if further:
+            raise InputError(
+                f"PaddleViT's loader yields images and labels, and no column '{min(further)}';"
+                " call get_dataloader with a mode alone"
+            )
         kind = paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler
         sampler = kind(
             dataset,

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from errors import InputError, Unreadable, printable, reading
-from loading.files import Paths
 from loading.label_sets import LabelSets
 from loading.label_spaces import imagenet_synsets
 from loading.sources import Files
@@ -37,9 +36,9 @@ def relabel(source: Files, config: Configuration) -> Files:
     if not (file and config.EVAL):
         return source
     entries = _entries(file)
-    paths = []
+    places = []
     sets = []
-    for path in source.paths:
+    for place, path in enumerate(source.paths):
         match = _NAME.fullmatch(Path(path).name)
         number = int(match[1]) if match else 0
         if not 0 < number <= len(entries):
@@ -50,14 +49,15 @@ def relabel(source: Files, config: Configuration) -> Files:
                 f"{printable(path)}: DATA.LABELS {printable(file)} has no entry for it: {reason}"
             )
         if labels := sorted(set(entries[number - 1])):
-            paths.append(path)
+            places.append(place)
             sets.append(labels)
     if not sets:
         raise InputError(
             f"{printable(file)}: no image of {printable(str(source.root))} has a label in it"
         )
     label_sets = LabelSets(np.concatenate(sets), np.cumsum([0, *map(len, sets)]))
-    return Files(source.root, Paths(paths), label_sets, imagenet_synsets())
+    labelled = source.at_places(np.array(places))
+    return labelled._replace(labels=label_sets, classes=imagenet_synsets())
 
 
 def _entries(file: str) -> list[list[int]]:

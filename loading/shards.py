@@ -3,10 +3,10 @@
 The shards have WebDataset's layout (github.com/webdataset/webdataset). A sample is two members of
 ``<mode>-*.tar`` whose names are equal up to the first dot. One is the image. The other is ``.cls``,
 its label as an ASCII integer, or ``.labels``, any number of labels with commas between. If no sample
-has one of these, the images have no labels. WebDataset
-itself streams shards, so that its epochs end where a rank's shards end. With the index
-``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a run resumes as
-it does with files.
+has one of these, the images have no labels. Masks are further members, such as ``.mask.png`` of the
+column "mask". WebDataset itself streams shards, so that its epochs end where a rank's shards end.
+With the index ``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a
+run resumes as it does with files.
 """
 
 import codecs
@@ -18,7 +18,7 @@ import re
 import tarfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,17 +30,19 @@ from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets, take_labels
 from loading.layout import IMAGE_SUFFIXES, is_leftover
-from loading.sources import MOST_CLASSES, Split
+from loading.sources import MOST_CLASSES, OWN_COLUMNS, Masks, Split
 from settings.registry import datasets
 from utils import writing_whole
 
 # NumPy's arrays by name.
 Arrays = dict[str, Any]
 
-# Versions of the index, for images with one label, with sets of labels and without labels.
+# Versions of the index, for images with one label, with sets of labels and without labels; with masks,
+# ten more.
 _FORMAT = 1
 _FORMAT_OF_SETS = 2
 _FORMAT_WITHOUT_LABELS = 3
+_WITH_MASKS = 10
 # Bytes of tar's header, which stands before a member's content.
 _HEADER = 512
 # Shards that a process holds open. The usual limit is 1,024 files.
@@ -50,12 +52,16 @@ _LONGEST_LABEL = 64
 _LONGEST_LABELS = 1 << 16
 _LABEL = re.compile(rb"(?:%b)?\s*(-?\d{1,18})\s*" % codecs.BOM_UTF8)
 _LABELS = re.compile(rb"\s*((?:\d{1,18}(?:,\d{1,18})*)?)\s*")
+_MASK = re.compile(r"([a-z][a-z0-9_]*)\.png")
 # The arrays of an index: NumPy's kind of dtype, and the number of dimensions.
 _KINDS = {
     "format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1),
     "names": ("S", 1), "headers": ("u", 1), "shard": ("i", 1), "offsets": ("i", 1),
     "lengths": ("i", 1), "labels": ("i", 1),
 }  # fmt: skip
+# Those of its masks, and where the members of each column are: "mask.offsets" and so on.
+_KINDS_OF_MASKS = {"columns": ("U", 1), "ignored": ("i", 1), "dtypes": ("U", 1)}
+_PLACES = {"headers": ("u", 1), "offsets": ("i", 1), "lengths": ("i", 1)}
 # Threads that read headers. They are slower than one if nothing waits for the disk, and faster if
 # all do.
 _THREADS = 8
@@ -76,6 +82,9 @@ class Shards:
               have no labels, ``labels`` is missing.
             - For each shard: its name in ``shards``, and ``sizes`` (bytes).
             - ``classes``: names, or none where they aren't known.
+            - If there are masks, for each of their columns: its name in ``columns``, and what
+              ``Masks`` says of it in ``ignored`` and ``dtypes``. ``mask.offsets``, ``mask.lengths``
+              and ``mask.headers`` are where the members of the column "mask" are.
     """
 
     def __init__(self, root: Path, index: Arrays) -> None:
@@ -87,6 +96,16 @@ class Shards:
         self.lengths = index["lengths"]
         self.labels = _labels(index)
         self.classes = index["classes"].tolist()
+        # (ignored, dtype) of each column of masks, and where its members are.
+        self.kinds_of_masks: dict[str, tuple] = {}
+        if "columns" in index:
+            kinds = zip(index["ignored"].tolist(), index["dtypes"].tolist(), strict=True)
+            self.kinds_of_masks = dict(zip(index["columns"].tolist(), kinds, strict=True))
+        self.places_of_masks = {
+            f"{column}.{field}": index[f"{column}.{field}"]
+            for column in self.kinds_of_masks
+            for field in _PLACES
+        }
 
     def at_places(self, places: np.ndarray) -> "Shards":
         """Returns the images at ``places`` [k]."""
@@ -94,41 +113,59 @@ class Shards:
         for name in ("names", "shard", "headers", "offsets", "lengths"):
             setattr(subset, name, getattr(self, name)[places])
         subset.labels = take_labels(self.labels, places)
+        subset.places_of_masks = {
+            field: values[places] for field, values in self.places_of_masks.items()
+        }
         return subset
+
+    def masks(self) -> dict[str, Masks]:
+        """Returns the columns of masks by name. Their paths are the images' names."""
+        names: Any = self.names
+        return {name: Masks(names, *kind) for name, kind in self.kinds_of_masks.items()}
 
     def where(self) -> bytes:
         """Returns bytes that differ for other images of the same files."""
         return self.shard.tobytes() + self.offsets.tobytes()
 
-    def name(self, index: int) -> str:
-        """Returns the shard and the member of an image."""
-        name = f"{self.files[self.shard[index]]}: {os.fsdecode(self.names[index])}"
+    def name(self, index: int, column: str | None = None) -> str:
+        """Returns the shard and the member of an image, or of its mask in ``column``."""
+        member = os.fsdecode(self.names[index])
+        if column is not None:
+            folder, base = os.path.split(member)
+            member = os.path.join(folder, f"{base.partition('.')[0]}.{column}.png")
+        name = f"{self.files[self.shard[index]]}: {member}"
         return name if name.isprintable() else printable(name, len(name))
 
-    def read(self, index: int, most: int) -> bytes:
+    def read(self, index: int, most: int, column: str | None = None) -> bytes:
         """Returns the bytes of an image's file.
 
         Args:
             most: bytes that it may have.
+            column: that of a mask, which is returned in place of the image.
 
         Raises:
             RunError: the shard isn't the one that the index was made from.
             Unreadable: the file has more bytes.
             OSError: the shard can't be opened or read.
         """
-        length = _HEADER + int(self.lengths[index])
+        headers, offsets, lengths = self.headers, self.offsets, self.lengths
+        if column is not None:
+            headers, offsets, lengths = (
+                self.places_of_masks[f"{column}.{field}"] for field in _PLACES
+            )
+        length = _HEADER + int(lengths[index])
         if length > _HEADER + most:
             raise Unreadable(f"it has {length - _HEADER} bytes, up to {most} are read")
         # pread, and not seek and read, because forked workers share a descriptor's position.
         shard = _open_shard(self.files[self.shard[index]])
-        data = os.pread(shard.descriptor, length, int(self.offsets[index]) - _HEADER)
-        if len(data) == length and zlib.crc32(data[:_HEADER]) == self.headers[index]:
+        data = os.pread(shard.descriptor, length, int(offsets[index]) - _HEADER)
+        if len(data) == length and zlib.crc32(data[:_HEADER]) == headers[index]:
             return data[_HEADER:]
         problem = "another header is there"
         if len(data) < length:
             problem = f"the shard ends {length - len(data)} bytes early"
         raise RunError(
-            f"{self.name(index)}: not where the index says ({problem});"
+            f"{self.name(index, column)}: not where the index says ({problem});"
             " restore the shard (sha256sum -c SHA256SUMS tells which is damaged)"
         )
 
@@ -161,6 +198,7 @@ def _open_shard(file: str) -> _Opened:
     holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images, and `.cls` or `.labels` if they have labels),"
     " uncompressed",
     task="any",
+    columns="labels mask",
     val="val-*.tar",
 )
 def shards(split: Split, *, data_path: str) -> Shards:
@@ -217,8 +255,17 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
 def _read_index(path: Path) -> Arrays:
     """Returns the arrays of an index; raises Unreadable where they can't be right."""
     version = npz(path, {"format": _KINDS["format"]})["format"]
-    by_image = ["names", "shard", "headers", "offsets", "lengths"]
-    kinds = dict(_KINDS)
+    has_masks = version > _WITH_MASKS
+    if has_masks:
+        version = version - _WITH_MASKS
+    masks = _masks_in(path) if has_masks else {}
+    places_of_masks = {
+        f"{column}.{field}": kind
+        for column in masks.get("columns", ())
+        for field, kind in _PLACES.items()
+    }
+    kinds = _KINDS | places_of_masks
+    by_image = ["names", "shard", "headers", "offsets", "lengths", *places_of_masks]
     if version == _FORMAT:
         by_image.append("labels")
     elif version == _FORMAT_OF_SETS:
@@ -228,20 +275,21 @@ def _read_index(path: Path) -> Arrays:
         del kinds["labels"]
     else:
         raise Unreadable("it is of another format")
-    index = npz(path, kinds)
+    index = npz(path, kinds) | masks
     del index["format"]
     counts_of_images = {len(index[name]) for name in by_image}
     if len(counts_of_images) != 1 or len(index["shards"]) != len(index["sizes"]):
         raise Unreadable("its arrays differ in length")
     shard = index["shard"]
-    offsets = index["offsets"]
-    lengths = index["lengths"]
     if ((shard < 0) | (shard >= len(index["sizes"]))).any():
         raise Unreadable("it places an image in a shard that it doesn't name")
     sizes = index["sizes"][shard]
-    is_outside = (offsets < _HEADER) | (offsets > sizes - lengths)
-    if (is_outside | (lengths < 0) | (lengths > sizes)).any():
-        raise Unreadable("it places an image outside of its shard")
+    for prefix in ("", *(f"{column}." for column in masks.get("columns", ()))):
+        offsets = index[f"{prefix}offsets"]
+        lengths = index[f"{prefix}lengths"]
+        is_outside = (offsets < _HEADER) | (offsets > sizes - lengths)
+        if (is_outside | (lengths < 0) | (lengths > sizes)).any():
+            raise Unreadable("it places an image outside of its shard")
     labels = index.get("labels", np.zeros(0, int))
     if "counts" in index:
         counts = index["counts"]
@@ -255,6 +303,21 @@ def _read_index(path: Path) -> Arrays:
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class '{printable(bad[0])}' can't be printed")
     return index
+
+
+def _masks_in(path: Path) -> Arrays:
+    """Returns the arrays of an index that say which columns of masks there are."""
+    masks = npz(path, _KINDS_OF_MASKS)
+    names = masks["columns"].tolist()
+    if len({len(names), len(set(names)), len(masks["ignored"]), len(masks["dtypes"])}) > 1:
+        raise Unreadable("its arrays of columns differ in length")
+    if bad := [name for name in names if not _MASK.fullmatch(f"{name}.png")]:
+        raise Unreadable(f"its column '{printable(bad[0])}' has no such name")
+    for ignored, dtype in zip(masks["ignored"].tolist(), masks["dtypes"].tolist(), strict=True):
+        most = {"uint8": 255, "int32": 65535}.get(dtype, -1)
+        if not 0 <= ignored <= most:
+            raise Unreadable(f"it holds masks of {printable(dtype)}, in which {ignored} is ignored")
+    return masks
 
 
 def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
@@ -288,6 +351,8 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
     """
     images: dict[str, tuple] = {}
     labels: dict[str, array] = {}
+    # The places of masks, by column and sample.
+    masks: dict[str, dict[str, tuple]] = {}
     kinds: set[str] = set()
     with reading(file, "an uncompressed tar shard", "; restore it"), open_file(file) as raw:
         for member in _plain_members(raw):
@@ -314,6 +379,9 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
                     raise Unreadable(f"{key} has two images")
                 header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
                 images[key] = (os.fsencode(member.name), start, member.size, header)
+            elif (match := _MASK.fullmatch(kind)) and match[1] not in OWN_COLUMNS:
+                header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
+                masks.setdefault(match[1], {})[key] = (header, start, member.size)
         if labels and (alone := sorted(images.keys() ^ labels.keys())):
             what = "a label but no image"
             if alone[0] in images:
@@ -333,7 +401,23 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
             )
         if "labels" in kinds:
             samples["counts"] = np.array([len(labels[key]) for key in images], np.int64)
-        return samples
+        return samples | _places_of_masks(masks, list(images))
+
+
+def _places_of_masks(masks: dict[str, dict[str, tuple]], keys: list[str]) -> Arrays:
+    """Returns where the masks of a shard's samples are, as in an index.
+
+    A column that some samples lack is left out: its members may be something else.
+    """
+    arrays: Arrays = {}
+    for column, places in masks.items():
+        if keys and places.keys() >= set(keys):
+            rows = np.array([places[key] for key in keys], np.int64)
+            for field, values in zip(_PLACES, rows.T, strict=True):
+                arrays[f"{column}.{field}"] = values.astype(
+                    np.uint32 if field == "headers" else np.int64
+                )
+    return arrays
 
 
 def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
@@ -383,13 +467,19 @@ def _labels_in(descriptor: int, member: tarfile.TarInfo, several: bool) -> array
     return array("i" if several else "q", labels)
 
 
-def make_index(files: Sequence[Path], scanned: Sequence[Arrays], classes: Sequence[str]) -> Arrays:
+def make_index(
+    files: Sequence[Path],
+    scanned: Sequence[Arrays],
+    classes: Sequence[str],
+    masks: Mapping[str, Masks] = {},
+) -> Arrays:
     """Returns the index of shards, with the samples in the order of their names.
 
     Args:
         files: the shards.
         scanned: what ``scan_shard`` returned for each.
         classes: names, or none where they aren't known.
+        masks: what is known of columns of masks, by name.
     """
     filled = [samples for samples in scanned if len(samples["names"])] or scanned[:1]
     if len(kinds := {_kind(samples) for samples in filled}) > 1:
@@ -397,7 +487,18 @@ def make_index(files: Sequence[Path], scanned: Sequence[Arrays], classes: Sequen
         raise InputError(
             f"{files[0].parent}: some shards hold {first}, others {second}; pack them anew"
         )
-    samples = {field: np.concatenate([some[field] for some in filled]) for field in filled[0]}
+    # A column of masks that a shard lacks is left out.
+    fields = [field for field in filled[0] if all(field in samples for samples in filled)]
+    samples = {field: np.concatenate([some[field] for some in filled]) for field in fields}
+    columns = [field.partition(".")[0] for field in fields if field.endswith(".headers")]
+    described: Arrays = {}
+    if columns:
+        kinds = [masks.get(column, Masks(())) for column in columns]
+        described = {
+            "columns": np.array(columns, np.str_),
+            "ignored": np.array([kind.ignored for kind in kinds], np.int64),
+            "dtypes": np.array([kind.dtype for kind in kinds], np.str_),
+        }
     numbers = np.arange(len(scanned), dtype=np.int32)
     samples["shard"] = np.repeat(numbers, [len(some["names"]) for some in scanned])
     order = np.argsort(samples["names"], kind="stable")
@@ -407,11 +508,15 @@ def make_index(files: Sequence[Path], scanned: Sequence[Arrays], classes: Sequen
         ordered["labels"] = labels.at_places(order).labels
     elif labels is not None:
         ordered["labels"] = labels[order]
-    return ordered | {
-        "shards": np.array([os.fsencode(file.name) for file in files]),
-        "sizes": np.array([file.stat().st_size for file in files]),
-        "classes": np.array(classes, np.str_),
-    }
+    return (
+        ordered
+        | described
+        | {
+            "shards": np.array([os.fsencode(file.name) for file in files]),
+            "sizes": np.array([file.stat().st_size for file in files]),
+            "classes": np.array(classes, np.str_),
+        }
+    )
 
 
 def _kind(samples: Arrays) -> str:
@@ -426,5 +531,7 @@ def write_index(path: Path, index: Arrays) -> None:
     version = _FORMAT_WITHOUT_LABELS
     if "labels" in index:
         version = _FORMAT_OF_SETS if "counts" in index else _FORMAT
+    if "columns" in index:
+        version += _WITH_MASKS
     with writing_whole(path, "wb") as file:
         np.savez(file, format=np.array(version), **index)

@@ -10,7 +10,7 @@ import gzip
 import importlib.util
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from errors import InputError, Unreadable, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths
-from loading.label_sets import LabelSets
+from loading.label_sets import LabelSets, take_labels
 from loading.layout import IMAGE_SUFFIXES, describe_folder, is_leftover, named_as_splits
 from loading.lists import TextList, open_list
 from settings.keys import Size
@@ -30,6 +30,8 @@ Decoded = tuple[np.ndarray, np.ndarray, list[str]]
 
 # The limit of labels where any label may stand.
 MOST_CLASSES = 10_000_000
+# Columns that datasets and loaders have themselves, so a source's need other names.
+OWN_COLUMNS = ("pixels", "labels", "erased", "skipped", "mixed")
 # A check keeps so many problems of a dataset.
 _MOST_PROBLEMS = 1000
 
@@ -76,6 +78,22 @@ class Split(NamedTuple):
         return MOST_CLASSES if self.num_classes == "auto" else self.num_classes
 
 
+class Masks(NamedTuple):
+    """A column of files that hold an index for each pixel of an image: PNGs, grey or with a palette.
+
+    Args:
+        paths: of the masks, [n], relative to the images' folder.
+        ignored: the index of pixels without a label. It fills what lies outside of the picture
+            after TRAIN.AFFINE.
+        dtype: of the column. int32 is for indices above 255, because Paddle has no integers of 16
+            bits without a sign.
+    """
+
+    paths: Sequence[str]
+    ignored: int = 255
+    dtype: Literal["uint8", "int32"] = "uint8"
+
+
 class Files(NamedTuple):
     """Images in files.
 
@@ -84,12 +102,30 @@ class Files(NamedTuple):
         paths: of the images, [n].
         labels: one of each image, [n], or a set of each. None: they have no labels.
         classes: names in the order of the labels; empty where none are known.
+        columns: more of each image, by name. Masks are cropped and flipped with their image. Numbers
+            [n, ...] stay as they are.
     """
 
     root: Path
     paths: Sequence[str]
     labels: np.ndarray | LabelSets | None
     classes: Sequence[str]
+    columns: Mapping[str, Masks | np.ndarray] = {}
+
+    def at_places(self, places: np.ndarray) -> "Files":
+        """Returns the images at ``places`` [k]."""
+
+        def taken(paths: Sequence[str]) -> Paths:
+            return Paths(str(paths[place]) for place in places.tolist())
+
+        columns: dict[str, Masks | np.ndarray] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Masks):
+                columns[name] = column._replace(paths=taken(column.paths))
+            else:
+                columns[name] = np.asarray(column)[places]
+        labels = take_labels(self.labels, places)
+        return self._replace(paths=taken(self.paths), labels=labels, columns=columns)
 
 
 class Arrays(NamedTuple):

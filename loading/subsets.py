@@ -13,9 +13,8 @@ import numpy as np
 
 from config import default_values
 from errors import InputError
-from loading.files import Paths
 from loading.folds import folds
-from loading.label_sets import LabelSets, take_labels
+from loading.label_sets import LabelSets
 from loading.layout import check_data_path
 from loading.shards import Shards
 from loading.sources import Arrays, Decoded, Drawn, Files, Split
@@ -60,8 +59,7 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
             return source.at_places(_places(data, mode, names, source.labels, source.classes))
         case Files():
             places = _places(data, mode, source.paths, source.labels, source.classes)
-            paths = Paths(str(source.paths[place]) for place in places.tolist())
-            return source._replace(paths=paths, labels=take_labels(source.labels, places))
+            return source.at_places(places)
         case Drawn():
             # VAL_SPLIT is of a configuration file, for which -dataset=synthetic was chosen.
             return source

@@ -29,12 +29,17 @@ from launch import progress, stall
 from launch.signals import die_with_parent, ignore_signals
 from launch.verdict import trouble
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
-from loading.transforms.bands import pixel_dtype
 from settings.configuration import Configuration, pair
 from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler
 Draw = Callable[[int, int, int], np.ndarray]
+# (height, width) in pixels
+Size = tuple[int, int]
+# The shape and type of a sample's items, by column.
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
+# The columns of a slot begin at multiples of so many bytes.
+_ALIGNED = 64
 
 
 class Loader:
@@ -106,8 +111,8 @@ class ProcessLoader(Loader):
     Without workers, the samples are loaded in this process.
 
     Args:
-        dataset: its samples are tuples that begin with pixels [H, W, C], uint8 or float32
-            (``pixel_dtype``).
+        dataset: its samples are tuples, whose items ``columns`` names. They begin with pixels [H, W,
+            C], uint8 or float32. ``shapes(size)`` says which items have one shape, and which.
         processes: of the run on this machine, which share its memory.
 
     Raises:
@@ -117,7 +122,7 @@ class ProcessLoader(Loader):
     def __init__(
         self,
         config: Configuration,
-        dataset: paddle.io.Dataset,
+        dataset: Any,
         sampler: Sampler,
         processes: int = 1,
         draw: Draw | None = None,
@@ -126,16 +131,15 @@ class ProcessLoader(Loader):
         data = config.DATA
         self.num_workers = min(data.NUM_WORKERS, len(sampler))
         size = pair(data.IMAGE_SIZE)
-        self.shape = (*size, data.IMAGE_CHANNELS)
+        self.size = size
         # A sampler of several sizes has another number of images for each.
         batches = getattr(sampler, "batches", {size: sampler.batch_size})
-        pixels = max(count * math.prod(pair(size)) for size, count in batches.items())
-        # The values of the largest batch.
-        self.room = pixels * data.IMAGE_CHANNELS
+        # The bytes of the largest batch; at least one, because memory can't be empty.
+        rooms = [_room(dataset.shapes(pair(size)), count) for size, count in batches.items()]
+        self.room = max(1, *rooms)
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
-        self.dtype = np.dtype(pixel_dtype(config))
-        need = self.room * self.dtype.itemsize * self.slots * processes
+        need = self.room * self.slots * processes
         free = free_memory()
         if need > free:
             raise InputError(
@@ -151,12 +155,11 @@ class ProcessLoader(Loader):
                 self.num_workers,
                 slots=self.slots,
                 room=self.room,
-                shape=self.shape,
-                dtype=self.dtype,
+                size=self.size,
             )
             batches = self._workers.batches(keys)
         else:
-            batches = _load_here(self.dataset, keys, self.shape, self.dtype)
+            batches = _load_here(self.dataset, keys, self.size)
         return on_device(with_draws(batches, self._passes(), self.draw))
 
     def close(self) -> None:
@@ -169,28 +172,20 @@ class ProcessLoader(Loader):
 class _Workers:
     """Forked processes that load batches into slots of shared memory.
 
-    Of N workers, batch n is loaded by worker n % N. Each slot holds the pixels of a batch.
+    Of N workers, batch n is loaded by worker n % N. Each slot holds those columns of a batch whose
+    items have one shape (``shapes`` of the dataset), the pixels among them.
 
     Args:
         count: N.
         slots: their number.
-        room: the values that a slot holds.
-        shape: of an image [H, W, C], unless a batch's keys give another size.
-        dtype: of the values.
+        room: the bytes of a slot.
+        size: of the images, unless a batch's keys give another one.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        count: int,
-        slots: int,
-        room: int,
-        shape: tuple[int, int, int],
-        dtype: np.dtype,
-    ) -> None:
-        memory = mmap.mmap(-1, slots * room * dtype.itemsize)
-        self.slots = np.frombuffer(memory, dtype).reshape(slots, room)
-        self.shape = shape
+    def __init__(self, dataset: Any, count: int, slots: int, room: int, size: Size) -> None:
+        memory = mmap.mmap(-1, slots * room)
+        self.slots = np.frombuffer(memory, np.uint8).reshape(slots, room)
+        self.size = size
         self.dataset = dataset
         # For each worker: how many samples it has begun to read, and the index of the last one.
         self.begun = np.frombuffer(mmap.mmap(-1, 16 * count), np.int64).reshape(count, 2)
@@ -203,7 +198,7 @@ class _Workers:
         with threadpool_limits(1), _one_thread_of_opencv():
             for begun in self.begun:
                 connection, workers_end = context.Pipe()
-                arguments = (dataset, self.slots, shape, workers_end, begun)
+                arguments = (dataset, self.slots, size, workers_end, begun)
                 process = context.Process(target=_work, args=arguments, daemon=True)
                 process.start()
                 self.processes.append(process)
@@ -216,21 +211,23 @@ class _Workers:
     def batches(self, keys: Iterator[list]) -> Iterator[list[np.ndarray]]:
         """Yields the columns of each batch.
 
-        The first column is the batch's slot, which is overwritten once the next batch is taken.
+        Some of them are in the batch's slot, which is overwritten once the next batch is taken.
         """
         numbered = enumerate(keys)
         sent = collections.deque()
         while True:
             for number, batch in itertools.islice(numbered, len(self.slots) - len(sent)):
                 self._ask(number % len(self.processes), (number % len(self.slots), batch))
-                sent.append((number, _shape(batch, self.shape)))
+                sent.append((number, batch))
             if not sent:
                 return
-            number, shape = sent.popleft()
-            columns = self._ask(number % len(self.processes))
-            if isinstance(columns, Exception):
-                raise columns
-            yield [_view(self.slots[number % len(self.slots)], shape), *columns]
+            number, batch = sent.popleft()
+            others = self._ask(number % len(self.processes))
+            if isinstance(others, Exception):
+                raise others
+            slot = self.slots[number % len(self.slots)]
+            columns = _views(slot, self.dataset, batch, self.size) | others
+            yield [columns[name] for name in self.dataset.columns]
 
     def _ask(self, worker: int, message: tuple | None = None) -> Any:
         """Sends a message to a worker, or returns its next answer."""
@@ -295,30 +292,49 @@ def _kill(processes: list[multiprocessing.Process]) -> None:
         process.join()
 
 
-def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Returns the shape of a batch's pixels, [B, H, W, C].
+def _shapes(dataset: Any, keys: list, size: Size) -> Shapes:
+    """Returns the shape and type of a batch's items that are in its slot.
 
     Args:
         keys: of the batch, which may end with a size of its images.
-        image: the shape of an image otherwise, [H, W, C].
+        size: of the images otherwise.
     """
-    height, width, channels = image
     if isinstance(keys[0], tuple) and len(keys[0]) > 3:
-        height, width = pair(keys[0][3])
-    return len(keys), height, width, channels
+        size = pair(keys[0][3])
+    return dataset.shapes(size)
 
 
-def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Returns the first values of a slot as a batch's pixels."""
-    return slot[: int(np.prod(shape))].reshape(shape)
+def _room(shapes: Shapes, count: int) -> int:
+    """Returns the bytes of a slot that holds ``count`` samples."""
+    return sum(_aligned(count * _bytes(*shape)) for shape in shapes.values())
+
+
+def _bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNED) * _ALIGNED
+
+
+def _views(slot: np.ndarray, dataset: Any, keys: list, size: Size) -> dict[str, np.ndarray]:
+    """Returns the columns of a batch that are in its slot.
+
+    Args:
+        slot: [room] uint8.
+        keys, size: as of ``_shapes``.
+    """
+    views = {}
+    start = 0
+    for name, (shape, dtype) in _shapes(dataset, keys, size).items():
+        length = len(keys) * _bytes(shape, dtype)
+        views[name] = slot[start : start + length].view(dtype).reshape(len(keys), *shape)
+        start += _aligned(length)
+    return views
 
 
 def _work(
-    dataset: Any,
-    slots: np.ndarray,
-    shape: tuple[int, int, int],
-    connection: Connection,
-    begun: np.ndarray,
+    dataset: Any, slots: np.ndarray, size: Size, connection: Connection, begun: np.ndarray
 ) -> None:
     """Loads batches in a worker, until the process that started it ends."""
 
@@ -332,45 +348,53 @@ def _work(
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             slot, keys = connection.recv()
-            connection.send(_load(dataset, keys, _view(slots[slot], _shape(keys, shape)), note))
+            views = _views(slots[slot], dataset, keys, size)
+            connection.send(_load(dataset, keys, views, note))
 
 
 def _load(
-    dataset: Any, keys: list, pixels: np.ndarray, note: Callable[[int], None] = lambda _: None
-) -> list[np.ndarray] | Exception:
-    """Loads a batch: writes the pixels into ``pixels``, and returns the other columns.
+    dataset: Any,
+    keys: list,
+    views: dict[str, np.ndarray],
+    note: Callable[[int], None] = lambda _: None,
+) -> dict[str, np.ndarray] | Exception:
+    """Loads a batch: writes columns into ``views``, and returns the others.
 
     An error is returned, not raised, so that a worker can send it.
 
     Args:
         note: is called with the index of each sample before it is read.
     """
-    others = []
+    names = dataset.columns
+    others: dict[str, list] = {name: [] for name in names if name not in views}
     try:
         for place, key in enumerate(keys):
             note(int(key[1] if isinstance(key, tuple) else key))
-            pixels[place], *rest = dataset[key]
-            others.append(rest)
+            for name, item in zip(names, dataset[key], strict=True):
+                if name in views:
+                    views[name][place] = item
+                else:
+                    others[name].append(item)
+        return {name: np.stack(column) for name, column in others.items()}
     except RunError as error:
         return error
     except Exception:
         return RuntimeError(traceback.format_exc())
-    return [np.stack(column) for column in zip(*others, strict=True)]
 
 
-def _load_here(
-    dataset: Any, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
-) -> Iterator[list[np.ndarray]]:
+def _load_here(dataset: Any, keys: Iterator[list], size: Size) -> Iterator[list[np.ndarray]]:
     for batch in keys:
-        pixels = np.empty(_shape(batch, shape), dtype)
+        slot = np.empty(_room(_shapes(dataset, batch, size), len(batch)), np.uint8)
+        views = _views(slot, dataset, batch, size)
         if stall.is_watched():
-            columns = _load(dataset, batch, pixels, lambda index: stall.note(dataset.name(index)))
+            others = _load(dataset, batch, views, lambda index: stall.note(dataset.name(index)))
         else:
-            columns = _load(dataset, batch, pixels)
+            others = _load(dataset, batch, views)
         stall.note("")
-        if isinstance(columns, Exception):
-            raise columns
-        yield [pixels, *columns]
+        if isinstance(others, Exception):
+            raise others
+        columns = views | others
+        yield [columns[name] for name in dataset.columns]
 
 
 def with_draws(

@@ -77,7 +77,6 @@ def encode(
     """
     from loading.files import contents
     from loading.transforms import convert, largest_file, opened_image
-    from loading.transforms.orientation import TAG, orientation_of
 
     with reading(path, "an image", _ADVICE):
         data = contents(path, largest_file(most))
@@ -85,27 +84,68 @@ def encode(
         if channels:
             return data, suffix
         image, _ = opened_image(data, most)
-        short = min(image.size)
-        if resize is None or short <= resize:
+        size = reduced(image.size, resize)
+        if size == image.size:
             return data, suffix
         kind = "JPEG" if image.format == "JPEG" else "PNG"
         pixels = convert(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
-        pixels = pixels.resize(
-            [resize * side // short for side in image.size], Image.Resampling.BICUBIC
-        )
-    file = io.BytesIO()
-    metadata = {}
+        pixels = pixels.resize(size, Image.Resampling.BICUBIC)
+    return saved(pixels, kind, data, quality=quality), {"JPEG": ".jpg", "PNG": ".png"}[kind]
+
+
+def encode_mask(path: str, dtype: str, resize: int | None, most: int) -> bytes:
+    """Returns the bytes to pack for a mask.
+
+    Args:
+        dtype: of its column.
+        resize, most: as of ``encode``. A larger mask is reduced as its image is, by its nearest
+            pixels.
+
+    Raises:
+        InputError: the file can't be read as a mask.
+    """
+    from loading.files import contents
+    from loading.transforms import largest_file, mask_image
+
+    try:
+        with reading(path, "an image", _ADVICE):
+            data = contents(path, largest_file(most))
+        mask = mask_image(data, path, most, np.dtype(dtype))
+    except RunError as error:
+        raise InputError(str(error)) from None
+    size = reduced(mask.size, resize)
+    if size == mask.size:
+        return data
+    values = np.asarray(mask.resize(size, Image.Resampling.NEAREST))
+    if dtype == "int32":
+        values = values.astype(np.uint16)
+    return saved(Image.fromarray(values), "PNG", data)
+
+
+def reduced(size: tuple[int, int], resize: int | None) -> tuple[int, int]:
+    """Returns the size of an image whose short side is reduced to ``resize``; None: as it is."""
+    short = min(size)
+    if resize is None or short <= resize:
+        return size
+    return resize * size[0] // short, resize * size[1] // short
+
+
+def saved(image: Image.Image, kind: str, original: bytes, **options: Any) -> bytes:
+    """Returns the file of an image, with the orientation of the ``original`` file."""
+    from loading.transforms.orientation import TAG, orientation_of
+
     # A run decides whether the orientation counts.
-    if (turn := orientation_of(data)) > 1:
-        metadata["exif"] = Image.Exif()
-        metadata["exif"][TAG] = turn
-    pixels.save(file, kind, quality=quality, **metadata)
-    return file.getvalue(), {"JPEG": ".jpg", "PNG": ".png"}[kind]
+    if (turn := orientation_of(original)) > 1:
+        options["exif"] = Image.Exif()
+        options["exif"][TAG] = turn
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def write_shard(
     file: Path,
-    samples: Iterable[tuple[int, str, Any]],
+    samples: Iterable[tuple[int, str, Any, dict[str, tuple[str, str]]]],
     resize: int | None,
     quality: int,
     most: int,
@@ -114,7 +154,8 @@ def write_shard(
     """Writes a shard; returns its SHA-256 and what ``shards.scan_shard`` reads of it.
 
     Args:
-        samples: (index in the dataset, path, label or array of labels or None) of each image.
+        samples: (index in the dataset, path, label or array of labels or None, masks) of each image.
+            A mask is (path, dtype) by the name of its column.
     """
     from loading.shards import scan_shard
 
@@ -131,9 +172,11 @@ def write_shard(
             member.size = len(data)
             write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
-        for index, path, label in samples:
+        for index, path, label, masks in samples:
             data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
+            for column, (mask, dtype) in masks.items():
+                add(f"{index:09d}.{column}.png", encode_mask(mask, dtype, resize, most))
             if label is None:
                 continue
             ending = "labels" if isinstance(label, np.ndarray) else "cls"
@@ -208,9 +251,15 @@ def pack(
     """
     from loading.label_sets import LabelSets
     from loading.shards import make_index, write_index
+    from loading.sources import Masks
 
     channels = options.channels
     labels = files.labels
+    columns = files.columns
+    if numbers := [name for name, column in columns.items() if not isinstance(column, Masks)]:
+        raise InputError(
+            f"shards hold masks, and no numbers; the column '{numbers[0]}' can't be packed"
+        )
     full = [os.path.join(files.root, path) for path in files.paths]
     check = functools.partial(inspect, most=most, channels=channels)
     sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
@@ -228,7 +277,16 @@ def pack(
             return None
         return labels.of(index) if isinstance(labels, LabelSets) else labels[index]
 
-    samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
+    def masks_of(index: int) -> dict[str, tuple[str, str]]:
+        return {
+            name: (os.path.join(files.root, masks.paths[index]), masks.dtype)
+            for name, masks in columns.items()
+        }
+
+    samples = [
+        [(index, full[index], label_of(index), masks_of(index)) for index in shard]
+        for shard in planned
+    ]
     write = functools.partial(
         write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels
     )
@@ -236,7 +294,7 @@ def pack(
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index = output / f"{mode}.index.npz"
     listed = output / f"{mode}.txt"
-    write_index(index, make_index(shards, [part for _, part in done], files.classes))
+    write_index(index, make_index(shards, [part for _, part in done], files.classes, columns))
     listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in files.paths))
     for file in (index, listed):
         lines.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")

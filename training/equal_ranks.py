@@ -314,7 +314,21 @@ def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list
         content.append(pixels.crcs[first:last])
     elif pixels is not None and names is None:
         content.append(pixels[first:last])
+    content += _further_columns(dataset, first, last)
     return [each if isinstance(each, bytes) else np.ascontiguousarray(each) for each in content]
+
+
+def _further_columns(dataset: ImageDataset, first: int, last: int) -> Iterator[Any]:
+    """Yields what stands for the masks of images in a hash, and their numbers."""
+    for column, masks in dataset.masks.items():
+        if isinstance(dataset, ArrayDataset):
+            yield dataset.cached_masks[column].crcs[first:last]
+        elif isinstance(dataset, ShardDataset):
+            yield dataset.shards.places_of_masks[f"{column}.lengths"][first:last]
+        elif isinstance(masks.paths, Paths):
+            yield from masks.paths.block(first, last)
+    for numbers in dataset.values.values():
+        yield numbers[first:last]
 
 
 def _shown(dataset: ImageDataset, names: Names, index: int) -> str:

@@ -106,7 +106,7 @@ def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
     """
     largest = largest_file(most)
     if isinstance(images, Files):
-        root, paths, labels, classes = images
+        root, paths, labels, classes, _ = images
 
         def path(index: int) -> str:
             return os.path.join(root, paths[index])

@@ -17,6 +17,7 @@ from loading.transforms.decode import Broken, EncodedImage, convert, readable, s
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, Picture, TrainTransform
+from loading.transforms.masks import Mask, mask_image
 
 __all__ = [
     "Bands",
@@ -25,6 +26,7 @@ __all__ = [
     "Encoded",
     "EncodedImage",
     "EvalTransform",
+    "Mask",
     "Mixup",
     "Normalize",
     "Picture",
@@ -36,6 +38,7 @@ __all__ = [
     "gives_distributions",
     "image_of",
     "largest_file",
+    "mask_image",
     "most_resized",
     "opened_image",
     "pixel_dtype",

@@ -7,6 +7,8 @@ the memory then.
 
 import copy
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -16,6 +18,7 @@ from loading.transforms.auto import build_auto_augment, interpolations
 from loading.transforms.bands import Bands, most_resized
 from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
+from loading.transforms.masks import Mask
 from loading.transforms.ops import brightness, color, contrast
 from ops import images
 from settings.configuration import Configuration, pair
@@ -25,6 +28,7 @@ Picture = Image.Image | EncodedImage | Bands
 Size = tuple[int, int]
 # Pixels that the crop "simple" adds on each side.
 _BORDER = 4
+_NEAREST = Image.Resampling.NEAREST
 _JITTERED = (brightness, contrast, color)
 RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
@@ -33,12 +37,35 @@ RESAMPLING = {
 }
 
 
+class Geometry(NamedTuple):
+    """How a training transform moves the pixels of a sample, and of its masks.
+
+    Attributes:
+        resample: the filter of the image's crop.
+        box: of a "random_resized" crop, in pixels of the image; None for other crops.
+        corner: (top, left) of another crop, in pixels of the resized image.
+        matrix: of the affine map from places in the result to places in the crop (Pillow's six
+            numbers); None: there is none.
+        hflip, vflip: whether to flip it horizontally, and vertically.
+    """
+
+    resample: Image.Resampling
+    box: Box | None
+    corner: tuple[int, int]
+    matrix: tuple[float, ...] | None
+    hflip: bool
+    vflip: bool
+
+
 class TrainTransform:
     """The training transform: crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter.
 
-    All of it is drawn from the generator that is passed to a call. A call may give another size
-    than IMAGE_SIZE. What is drawn, including the ratio of the crop's box, doesn't depend on the
-    ratio of that size (as in timm 1.0.31).
+    All of it is drawn from the generator that is passed to a call. The geometry is drawn once, and
+    applied to the image and to its masks, to these with the nearest pixel. Colours are changed in
+    the image alone.
+
+    A call may give another size than IMAGE_SIZE. What is drawn, including the ratio of the crop's
+    box, doesn't depend on the ratio of that size (as in timm 1.0.31).
 
     TRAIN.CROP is one of:
 
@@ -85,19 +112,28 @@ class TrainTransform:
     def __call__(
         self, image: Picture, rng: np.random.Generator, size: int | Size | None = None
     ) -> np.ndarray:
+        return self.with_masks(image, (), rng, size)[0]
+
+    def with_masks(
+        self,
+        image: Picture,
+        masks: Sequence[Mask],
+        rng: np.random.Generator,
+        size: int | Size | None = None,
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Returns the pixels [H, W, C] of an image, and [H, W] of each of its masks.
+
+        TRAIN.AUTO_AUGMENT would move the pixels alone (``datasets.check_columns``).
+        """
         if size is not None and pair(size) != self.size:
-            return self.at(size)(image, rng)
+            return self.at(size).with_masks(image, masks, rng)
         # The order of the draws is part of the result: another order gives other samples.
-        pixels = self._crop(image, rng)
-        if any(self.affine):
-            pixels = self._jitter(pixels, rng)
-        if rng.random() < self.hflip:
-            pixels = _mirror(pixels)
-        if self.vflip and rng.random() < self.vflip:
-            pixels = pixels[::-1]
+        geometry = self.draw(*image.size, rng)
+        pixels = self._moved(image, geometry, geometry.resample)
+        moved = [self._moved(mask.image, geometry, _NEAREST, mask.ignored) for mask in masks]
         if self.augment is not None or self.color_jitter:
             pixels = self._recolor(pixels if images.load() else Image.fromarray(pixels), rng)
-        return _pixels(pixels)
+        return _pixels(pixels), moved
 
     def _recolor(self, image: Image.Image | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self.augment is not None:
@@ -110,21 +146,65 @@ class TrainTransform:
                 image = _JITTERED[index](image, factors[index])
         return np.asarray(image)
 
-    def _crop(self, image: Picture, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.size
+    def draw(self, width: int, height: int, rng: np.random.Generator) -> Geometry:
+        """Draws the geometry of a sample from an image of ``width`` x ``height``.
+
+        Nothing else of a sample is drawn before it.
+        """
         resample = self.resampling[0]
         if len(self.resampling) > 1:
             resample = self.resampling[rng.integers(len(self.resampling))]
+        box = None
+        corner = 0, 0
         if self.crop.startswith("random_resized"):
-            box = self._crop_box(*image.size, rng)
-            return resized_crop(image, box, (width, height), resample)
+            box = self._crop_box(width, height, rng)
+        else:
+            rows, columns = self.resize_to
+            if self.crop != "squash":
+                columns, rows = covering(width, height, self.resize_to)
+            border = _BORDER if self.crop == "simple" else 0
+            top = int(rng.integers(rows + 2 * border - self.size[0] + 1))
+            left = int(rng.integers(columns + 2 * border - self.size[1] + 1))
+            corner = top, left
+        matrix = self._affine_matrix(rng) if any(self.affine) else None
+        hflip = rng.random() < self.hflip
+        vflip = self.vflip > 0 and rng.random() < self.vflip
+        return Geometry(resample, box, corner, matrix, hflip, vflip)
+
+    def _moved(
+        self,
+        image: Picture,
+        geometry: Geometry,
+        resample: Image.Resampling,
+        ignored: int | None = None,
+    ) -> np.ndarray:
+        """Returns an image's pixels [H, W] or [H, W, C] after a crop, an affine map and flips.
+
+        Args:
+            resample: the filter of the crop.
+            ignored: fills what lies outside of a mask; None: it is an image, which gets black.
+        """
+        pixels = self._cropped(image, geometry, resample)
+        if geometry.matrix is not None:
+            pixels = _warped(pixels, geometry.matrix, ignored)
+        if geometry.hflip:
+            pixels = _mirror(pixels)
+        if geometry.vflip:
+            pixels = pixels[::-1]
+        return pixels
+
+    def _cropped(
+        self, image: Picture, geometry: Geometry, resample: Image.Resampling
+    ) -> np.ndarray:
+        height, width = self.size
+        if geometry.box is not None:
+            return resized_crop(image, geometry.box, (width, height), resample)
         resize = _squash if self.crop == "squash" else _cover
         pixels = resize(image, self.resize_to, resample, self.most)
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
-        top = int(rng.integers(pixels.shape[0] - height + 1))
-        left = int(rng.integers(pixels.shape[1] - width + 1))
+        top, left = geometry.corner
         return pixels[top : top + height, left : left + width]
 
     def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
@@ -149,21 +229,8 @@ class TrainTransform:
         top = (height - h) // 2
         return left, top, left + w, top + h
 
-    def draw(self, width: int, height: int, rng: np.random.Generator) -> tuple[Box, bool, bool]:
-        """Draws the random numbers of a crop and its flips, for a loader that computes these itself.
-
-        A call that only crops and flips draws the same numbers.
-
-        Returns:
-            (the crop's box, whether to flip it horizontally, whether to flip it vertically).
-        """
-        box = self._crop_box(width, height, rng)
-        hflip = rng.random() < self.hflip
-        vflip = self.vflip > 0 and rng.random() < self.vflip
-        return box, hflip, vflip
-
-    def _jitter(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Rotates, shifts and scales pixels [H, W] or [H, W, C] at random."""
+    def _affine_matrix(self, rng: np.random.Generator) -> tuple[float, ...]:
+        """Draws a rotation, a shift and a scaling."""
         degrees, shift, scaling = self.affine
         height, width = self.size
         angle = math.radians(rng.uniform(-degrees, degrees))
@@ -177,19 +244,7 @@ class TrainTransform:
         y = height / 2
         row_x = (cos, sin, x - cos * (x + dx) - sin * (y + dy))
         row_y = (-sin, cos, y + sin * (x + dx) - cos * (y + dy))
-        matrix = row_x + row_y
-
-        def transform(values: np.ndarray) -> np.ndarray:
-            image = Image.fromarray(values)
-            affine = Image.Transform.AFFINE
-            moved = image.transform((width, height), affine, matrix, Image.Resampling.BILINEAR)
-            return np.asarray(moved)
-
-        if pixels.dtype == np.uint8:
-            return transform(pixels)
-        # Pillow has no image of several float channels.
-        channels = np.moveaxis(pixels, 2, 0)
-        return np.stack([transform(np.ascontiguousarray(channel)) for channel in channels], 2)
+        return row_x + row_y
 
 
 class EvalTransform:
@@ -197,7 +252,11 @@ class EvalTransform:
 
     The image is resized to IMAGE_SIZE / CROP_PCT. DATA.CROP_MODE "center" keeps the ratio
     (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
-    (the evaluation of Swin and ConvNeXt at 384). Only DATA.CORRUPTION draws from the generator.
+    (the evaluation of Swin and ConvNeXt at 384). Only DATA.CORRUPTION draws from the generator. It
+    changes the image alone.
+
+    Attributes:
+        keeps_size: images are neither resized nor cropped.
 
     Raises:
         InputError: a package that DATA.CORRUPTION needs isn't installed.
@@ -205,6 +264,7 @@ class EvalTransform:
     """
 
     def __init__(self, config: Configuration) -> None:
+        self.keeps_size = False
         self.size = pair(config.DATA.IMAGE_SIZE)
         self.most = most_resized(config)
         self.resize_to = before_crop(self.size, config.DATA.CROP_PCT)
@@ -213,11 +273,21 @@ class EvalTransform:
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
     def __call__(self, image: Picture, rng: np.random.Generator | None = None) -> np.ndarray:
-        pixels = self.resized(image, self.resize_to, self.resample, self.most, self.size)
-        pixels = _pixels(pixels)
+        pixels = _pixels(self._moved(image, self.resample))
         if self.corruption and rng is not None:
             return self.corruption(pixels, rng)
         return pixels
+
+    def with_masks(
+        self, image: Picture, masks: Sequence[Mask], rng: np.random.Generator
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Returns the pixels [H, W, C] of an image, and [H, W] of each of its masks."""
+        return self(image, rng), [self._moved(mask.image, _NEAREST) for mask in masks]
+
+    def _moved(self, image: Picture, resample: Image.Resampling) -> np.ndarray:
+        if self.keeps_size:
+            return _resize(image, image.size, resample, None)
+        return self.resized(image, self.resize_to, resample, self.most, self.size)
 
 
 def before_crop(size: Size, share: float) -> Size:
@@ -289,6 +359,29 @@ def _mirror(pixels: np.ndarray) -> np.ndarray:
     for channel in range(pixels.shape[2]):
         mirrored[:, :, channel] = pixels[:, ::-1, channel]
     return mirrored
+
+
+def _warped(
+    pixels: np.ndarray, matrix: tuple[float, ...], ignored: int | None = None
+) -> np.ndarray:
+    """Returns pixels [H, W] or [H, W, C] after an affine map.
+
+    Args:
+        matrix: maps places in the result to places in ``pixels``.
+        ignored: fills what lies outside of a mask; None: it is an image, which gets black.
+    """
+    resample = Image.Resampling.BILINEAR if ignored is None else _NEAREST
+
+    def warp(values: np.ndarray) -> np.ndarray:
+        image = Image.fromarray(values)
+        affine = Image.Transform.AFFINE
+        return np.asarray(image.transform(image.size, affine, matrix, resample, fillcolor=ignored))
+
+    if pixels.ndim == 2 or pixels.dtype == np.uint8:
+        return warp(pixels)
+    # Pillow has no image of several float channels.
+    channels = np.moveaxis(pixels, 2, 0)
+    return np.stack([warp(np.ascontiguousarray(channel)) for channel in channels], 2)
 
 
 def _pixels(pixels: np.ndarray) -> np.ndarray:

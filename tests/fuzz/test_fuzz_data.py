@@ -155,7 +155,7 @@ def tars(draw, names):
 
 
 @few
-@given(tars(["a.jpg", "a.cls", "a.png", "b.jpg", "b.cls", "../c.jpg", "x" * 90]))
+@given(tars(["a.jpg", "a.cls", "a.png", "a.mask.png", "b.jpg", "b.cls", "../c.jpg", "x" * 90]))
 @example(member("a", b"x", [(156, b"L")]) * 30)
 def test_a_shard_is_read_or_refused(tmp_path_factory, data):
     try_shard(tmp_path_factory.mktemp("shard"), data)

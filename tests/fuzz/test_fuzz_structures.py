@@ -11,7 +11,13 @@ from support.hostile_files import a_share, attempt
 from support.structured_images import ALL
 
 from config import get_config
-from loading.transforms import EvalTransform, TrainTransform, encoded_image, readable
+from loading.transforms import (
+    EvalTransform,
+    TrainTransform,
+    encoded_image,
+    mask_image,
+    readable,
+)
 
 _SMALL = ["DATA.IMAGE_SIZE", "16", "DATA.MAX_PIXELS", "1000000"]
 _FLOATS = ["DATA.IMAGE_DTYPE", "float32", "DATA.IMAGE_CHANNELS", "1"]
@@ -49,3 +55,15 @@ def _load(data, config, mode):
         image = encoded_image(data, mode, "file", most)
         EvalTransform(config)(image if mode == 1 else image.decode())
         TrainTransform(config)(encoded_image(data, mode, "file", most), np.random.default_rng(0))
+
+
+@a_share(4)
+@given(ALL["PNG"].map(_File))
+def test_a_mask_is_read_or_refused(data):
+    for dtype in (np.uint8, np.int32):
+        attempt(
+            "mask",
+            len(data),
+            functools.partial(mask_image, data, "file", 1_000_000, np.dtype(dtype)),
+            pixels=1_000_000,
+        )

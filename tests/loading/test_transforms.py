@@ -296,5 +296,6 @@ def test_what_is_off_draws_nothing():
         expected = np.asarray(image.crop(box).resize((32, 32), Image.Resampling.BICUBIC))
         flipped = replayed.random() < 0.5
         assert (transform(image, rng) == (expected[:, ::-1] if flipped else expected)).all()
-        assert transform.draw(60, 40, alone) == (box, flipped, False)
+        drawn = transform.draw(60, 40, alone)
+        assert (drawn.box, drawn.matrix, drawn.hflip, drawn.vflip) == (box, None, flipped, False)
         assert rng.bit_generator.state == alone.bit_generator.state == replayed.bit_generator.state

@@ -20,6 +20,9 @@ class Numbers(paddle.io.Dataset):
     def __len__(self):
         return 20
 
+    def shapes(self, size):
+        return {"pixels": ((*size, 3), np.dtype(np.uint8))}
+
     def __getitem__(self, key):
         epoch, index, _ = key if isinstance(key, tuple) else (0, key, 0)
         if index % 3 == 0:

@@ -1,0 +1,70 @@
+"""Masks: images that hold an index for each pixel, such as that of a class.
+
+An index is never blended, so a mask is resampled by its nearest pixel. Its colours, if its file has
+a palette, have no meaning.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from errors import Unreadable
+from loading.transforms.decode import readable
+from loading.transforms.formats import decoded, opened_image
+from loading.transforms.orientation import TURNS, orientation_of
+
+# The place of a PNG's bits per value, in its header.
+_BITS = 24
+# Pillow stretches grey of 2 and 4 bits to 0..255.
+_STRETCHED = {2: 85, 4: 17}
+_MODES = ("1", "L", "P", "I", "I;16")
+_EXPECTED = "expected a PNG of one channel, grey or with a palette, whose values are indices"
+
+
+class Mask(NamedTuple):
+    """A mask as transforms take it.
+
+    Attributes:
+        image: of Pillow's mode L or I.
+        ignored: the index of pixels that lie outside of the picture.
+    """
+
+    image: Image.Image
+    ignored: int
+
+
+def mask_image(
+    data: bytes, name: str, most: int, dtype: np.dtype, oriented: bool = False
+) -> Image.Image:
+    """Returns the indices in a mask's file, as an image of Pillow's mode L (uint8) or I (int32).
+
+    Args:
+        data: the file, a PNG with a palette or of grey, of up to 16 bits.
+        name: for messages.
+        most: pixels that it may have (DATA.MAX_PIXELS).
+        dtype: of the column, uint8 or int32.
+        oriented: turn it as its own EXIF says (DATA.EXIF_ORIENTATION).
+
+    Raises:
+        Broken: it can't be read, has several channels, or an index that ``dtype`` doesn't hold.
+    """
+    with readable(name):
+        image, _ = opened_image(data, most)
+        if image.format != "PNG":
+            raise Unreadable(f"its format is {image.format}, {_EXPECTED}")
+        if image.mode not in _MODES:
+            raise Unreadable(f"it has {len(image.getbands())} channels, {_EXPECTED}")
+        is_grey = image.mode == "L"
+        values = np.asarray(decoded(image))
+        # A palette is lost where the decoder runs in another process.
+        if values.ndim > 2:
+            raise Unreadable(f"its file is too large ({len(data)} bytes); save it again as grey")
+        if is_grey and data[_BITS] in _STRETCHED:
+            values = values // _STRETCHED[data[_BITS]]
+        if dtype == np.uint8 and (largest := values.max()) > 255:
+            raise Unreadable(
+                f"it holds the index {largest}, its column holds 0..255; declare that as int32"
+            )
+        turn = TURNS[orientation_of(data) if oriented else 1]
+        return turn.image(Image.fromarray(values.astype(dtype)))
