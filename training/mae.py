@@ -21,7 +21,11 @@ from training.reconstructions import draw_reconstructions
 from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 
+# The paper's values.
 MASK_RATIO = 0.75
+DECODER_WIDTH = 512
+DECODER_DEPTH = 8
+DECODER_HEADS = 16
 # Images in reconstructions.png.
 _SHOWN = 8
 
@@ -35,9 +39,9 @@ class MaskedAutoencoding(Task):
 
     Args:
         mask_ratio: the share of patches that are masked; None: the method's own.
-        decoder_width: channels of the decoder's tokens.
-        decoder_depth: blocks of the decoder.
-        decoder_heads: attention heads of each block of the decoder.
+        decoder_width: channels of the decoder; None: the method's own.
+        decoder_depth: blocks of the decoder; None: the method's own.
+        decoder_heads: attention heads of each of these blocks; None: the method's own.
         norm_target: whether the pixels of each masked patch are normalised to mean 0 and variance 1
             before the reconstruction is compared with them.
     """
@@ -48,14 +52,18 @@ class MaskedAutoencoding(Task):
         classes: Sequence[str] = (),
         *,
         mask_ratio: Annotated[float, between(0.01, 0.99)] | None = None,
-        decoder_width: Size = 512,
-        decoder_depth: Depth = 8,
-        decoder_heads: Size = 16,
+        decoder_width: Size | None = None,
+        decoder_depth: Depth | None = None,
+        decoder_heads: Size | None = None,
         norm_target: bool = True,
     ) -> None:
         super().__init__(config, classes)
         self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
-        self.decoder = (decoder_width, decoder_depth, decoder_heads)
+        self.decoder = (
+            decoder_width or DECODER_WIDTH,
+            decoder_depth or DECODER_DEPTH,
+            decoder_heads or DECODER_HEADS,
+        )
         self.norm_target = norm_target
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 

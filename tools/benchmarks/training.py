@@ -49,9 +49,6 @@ from tools.benchmarks.measure import (
 )
 from tools.check_parity import reference
 
-# The default of METHOD.MASK_RATIO for TASK mae (training.mae, which imports Paddle).
-MASK_RATIO = 0.75
-
 # steps of a report
 STEPS = 2
 # reports that don't count
@@ -292,8 +289,11 @@ def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
 
 def _mae_options(config: Configuration) -> dict[str, Any]:
     """Returns the keys of a configuration of TASK mae as those of transformers' ``ViTMAEConfig``."""
+    from training.mae import DECODER_DEPTH, DECODER_HEADS, DECODER_WIDTH, MASK_RATIO
+
     model = config.MODEL
     method = config.METHOD
+    width = method.DECODER_WIDTH or DECODER_WIDTH
     return {
         "hidden_size": model.EMBED_DIM,
         "num_hidden_layers": model.DEPTH,
@@ -302,11 +302,11 @@ def _mae_options(config: Configuration) -> dict[str, Any]:
         "image_size": list(pair(config.DATA.IMAGE_SIZE)),
         "patch_size": model.PATCH_SIZE,
         "num_channels": config.DATA.IMAGE_CHANNELS,
-        "decoder_hidden_size": method.DECODER_WIDTH,
-        "decoder_num_hidden_layers": method.DECODER_DEPTH,
-        "decoder_num_attention_heads": method.DECODER_HEADS,
-        "decoder_intermediate_size": 4 * method.DECODER_WIDTH,
-        "mask_ratio": MASK_RATIO if method.MASK_RATIO is None else method.MASK_RATIO,
+        "decoder_hidden_size": width,
+        "decoder_num_hidden_layers": method.DECODER_DEPTH or DECODER_DEPTH,
+        "decoder_num_attention_heads": method.DECODER_HEADS or DECODER_HEADS,
+        "decoder_intermediate_size": 4 * width,
+        "mask_ratio": method.MASK_RATIO or MASK_RATIO,
         "norm_pix_loss": method.NORM_TARGET,
     }
 
