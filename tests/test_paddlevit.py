@@ -183,7 +183,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     [
         (
             "MODEL: {TYPE: MAE, MAE_PRETRAIN: True}",
-            "MAE_PRETRAIN is True, but MAE's pre-training isn't here",
+            "MAE_PRETRAIN is True, but such a file isn't read here",
         ),
         (
             "MODEL: {TYPE: swin, APE: True}",

@@ -52,7 +52,7 @@ _MODULES = {
     "interpolate_position_embedding": "weights.load_weights(model, path) resizes position embeddings by itself",
     "losses": "write from training.losses import CrossEntropy, SoftTargetCrossEntropy, Teacher",
     "lr_decay": "set TRAIN.LAYER_DECAY, which training.optim.build_optimizer(config, model) reads",
-    "masking_generator": "MAE's pre-training isn't here",
+    "masking_generator": "set TASK mae, which draws its masks itself",
     "mixup": "write from loading.transforms import BatchTransform, Mixup",
     "model_ema": "write from training.optim import ModelEma",
     "multi_scale_sampler": "set DATA.MULTI_SCALE, which datasets.get_dataloader(config, dataset, 'train') reads",

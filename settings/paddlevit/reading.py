@@ -250,8 +250,8 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
         _check_kind(key, settings[key], family.defaults[key], path)
     if settings.get("MODEL.MAE_PRETRAIN") and "MODEL.MAE_PRETRAIN" in own:
         raise InputError(
-            f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here;"
-            " give a fine-tuning's file"
+            f"{path}: MAE_PRETRAIN is True, but such a file isn't read here;"
+            " -cfg=mae_vit_base_patch16_224 pre-trains by MAE"
         )
     idle = {key for key in settings if any(fnmatchcase(key, name) for name in family.ignored)}
     settings = {key: value for key, value in settings.items() if key not in idle}

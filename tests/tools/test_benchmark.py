@@ -326,6 +326,28 @@ def test_what_cannot_be_measured_is_told_before_anything_runs(
     assert message in str(error.value)
 
 
+def test_mae_is_measured_beside_transformers_with_the_same_sizes():
+    options = ["DATA.IMAGE_SIZE", "[32,16]", "METHOD.NORM_TARGET", "False"]
+    asked = training.timm_request("mae_vit_digits", options)
+    assert asked["model"] == "mae"
+    assert asked["image"] == [1, 32, 16]
+    assert asked["options"] == {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "image_size": [32, 16],
+        "patch_size": 2,
+        "num_channels": 1,
+        "decoder_hidden_size": 64,
+        "decoder_num_hidden_layers": 2,
+        "decoder_num_attention_heads": 4,
+        "decoder_intermediate_size": 256,
+        "mask_ratio": 0.75,
+        "norm_pix_loss": False,
+    }
+
+
 # ------------------------------------------------------------ timm itself
 
 
@@ -350,6 +372,10 @@ def test_timm_trains_evaluates_and_loads(tmp_path):
             "weights": str(weights),
         }
         assert measure.ask("timm_peer.py", common | asked, 1, TIMM)["images_per_s"][0] > 0
+    if importlib.util.find_spec("transformers") or "TIMM_PYTHON" in os.environ:
+        asked = training.timm_request("mae_vit_digits", []) | {"measure": "train", "amp": False}
+        asked |= {"steps": 2, "reports": 2, "weight_decay": 0.1, "batch_size": 2, "threads": 1}
+        assert measure.ask("timm_peer.py", asked, 1, TIMM)["images_per_s"][0] > 0
     write_images(tmp_path, {"a": 4})
     files = sorted(tmp_path.glob("a/*"))
     (tmp_path / "list").write_text("".join(f"{file} 0\n" for file in files * 8))

@@ -139,7 +139,7 @@ def test_all_unknown_flags_are_in_the_one_line():
     told = refused("--epochs", "10", "-mae_pretrain", "-batchsize=3", "-no_such_flag", "-amp")
     assert told == (
         "unknown flag --epochs; write -o TRAIN.NUM_EPOCHS 10; unknown flag -mae_pretrain; write"
-        " -cfg=vit_base_patch16_224_finetune -pretrained=FILE: MAE's weights are fine-tuned here, not made;"
+        " -cfg=mae_vit_base_patch16_224, which pre-trains by MAE;"
         " unknown flag -batchsize; did you mean -batch_size?; unknown flag -no_such_flag; -h lists the flags,"
         " config.py the keys of -o"
     )

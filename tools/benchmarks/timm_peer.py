@@ -29,7 +29,7 @@ def made_batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields (images [B, C, S, S] uint8, labels [B]) for ever: ``count`` random batches in turn."""
     shape = (request["batch_size"], *request["image"])
-    classes = request["options"]["num_classes"]
+    classes = request["options"].get("num_classes", 1)
     made = [
         (torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, classes, shape[:1]))
         for _ in range(count)
@@ -53,7 +53,11 @@ def train(request: dict[str, Any]) -> list[float]:
     """Returns the images/s of ``reports`` rounds of ``steps`` training steps. A round before them
     isn't timed.
     """
-    model = build(request["model"], request["options"]).train()
+    if request["model"] == "mae":
+        model = build_mae(request["options"])
+    else:
+        model = build(request["model"], request["options"])
+    model.train()
     create_optimizer = importlib.import_module("timm.optim").create_optimizer_v2
     optimizer = create_optimizer(model, opt="adamw", lr=1e-3, weight_decay=request["weight_decay"])
     criterion = torch.nn.CrossEntropyLoss()
@@ -64,12 +68,19 @@ def train(request: dict[str, Any]) -> list[float]:
         for _ in range(request["steps"]):
             images, labels = next(batches)
             with autocast(request):
-                loss = criterion(model(normalize(images, request)), labels)
+                outputs = model(normalize(images, request))
+                loss = outputs.loss if request["model"] == "mae" else criterion(outputs, labels)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         rates.append(request["steps"] * request["batch_size"] / (time.perf_counter() - started))
     return rates[1:]
+
+
+def build_mae(options: dict[str, Any]) -> torch.nn.Module:
+    """Returns the masked autoencoder of the library transformers, with fixed positions."""
+    transformers = importlib.import_module("transformers")
+    return transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**options))
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ because ours returns memory to the system meanwhile. The first report of timm do
 A run's figure is the median of the other reports. timm's step has the same parts: it normalises
 uint8 images, computes the forward pass, cross entropy and the backward pass, and updates by AdamW.
 With ``-amp`` both sides also run in bfloat16. A run's peak memory is that of its largest process.
+timm doesn't pre-train: beside a configuration of TASK mae the step is that of ``ViTMAEForPreTraining``
+of the library transformers.
 
 ``scale`` measures seconds per epoch and images/s on several numbers of processes, with the same
 batch per process. The efficiency is the rate over that of the first number of processes, scaled up
@@ -28,7 +30,7 @@ import yaml
 from config import find_config, get_config, named_keys
 from errors import InputError, counted
 from launch.files import temporary_folder
-from settings.configuration import is_given, pair
+from settings.configuration import Configuration, is_given, pair
 from tools.benchmarks.measure import (
     MEMORY,
     ROOT,
@@ -264,19 +266,48 @@ def write_mnist(folder: Path, images: int) -> None:
 
 def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
     """Returns the request to timm's side for the same model and images: ``model``, ``options``,
-    ``image``, ``mean`` and ``std``.
+    ``image``, ``mean`` and ``std``. For TASK mae the options are those of ``ViTMAEConfig``.
     """
     config = get_config(cfg, options)
-    name, model_options = reference(config.MODEL.NAME)
+    if config.TASK == "mae":
+        name, model_options = "mae", _mae_options(config)
+    else:
+        name, model_options = reference(config.MODEL.NAME)
     channels = config.DATA.IMAGE_CHANNELS
     size = pair(config.DATA.IMAGE_SIZE)
-    model_options = model_options | {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": channels}
+    if name != "mae":
+        outputs = {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": channels}
+        model_options = model_options | outputs
     return {
         "model": name,
         "options": model_options,
         "image": [channels, *size],
         "mean": config.DATA.IMAGENET_MEAN,
         "std": config.DATA.IMAGENET_STD,
+    }
+
+
+def _mae_options(config: Configuration) -> dict[str, Any]:
+    """Returns the keys of a configuration of TASK mae as those of transformers' ``ViTMAEConfig``."""
+    from training.mae import DECODER_DEPTH, DECODER_HEADS, DECODER_WIDTH, MASK_RATIO
+
+    model = config.MODEL
+    method = config.METHOD
+    width = method.DECODER_WIDTH or DECODER_WIDTH
+    return {
+        "hidden_size": model.EMBED_DIM,
+        "num_hidden_layers": model.DEPTH,
+        "num_attention_heads": model.NUM_HEADS,
+        "intermediate_size": int(model.EMBED_DIM * model.MLP_RATIO),
+        "image_size": list(pair(config.DATA.IMAGE_SIZE)),
+        "patch_size": model.PATCH_SIZE,
+        "num_channels": config.DATA.IMAGE_CHANNELS,
+        "decoder_hidden_size": width,
+        "decoder_num_hidden_layers": method.DECODER_DEPTH or DECODER_DEPTH,
+        "decoder_num_attention_heads": method.DECODER_HEADS or DECODER_HEADS,
+        "decoder_intermediate_size": 4 * width,
+        "mask_ratio": method.MASK_RATIO or MASK_RATIO,
+        "norm_pix_loss": method.NORM_TARGET,
     }
 
 
