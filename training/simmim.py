@@ -118,8 +118,7 @@ class MaskedImageModelling(Task):
 
 def masked_count(squares: int, ratio: float) -> int:
     """Returns how many of an image's squares are masked: their share, rounded up."""
-    # A product such as 0.6 * 5 may be a little above the whole number.
-    return math.ceil(round(squares * ratio, 6))
+    return math.ceil(squares * ratio)
 
 
 def draw_mask(rng: np.random.Generator, units: tuple[int, int], ratio: float) -> np.ndarray:
