@@ -25,6 +25,8 @@ class PretrainingNetwork(nn.Layer):
 
     weight_names: ModuleType | None = None
     pos_embed_layout = "NLC"
+    # Masks are drawn for images of one size.
+    min_image_size: int | None = None
 
     def __init__(self, encoder: ImageModel) -> None:
         super().__init__()
@@ -34,6 +36,11 @@ class PretrainingNetwork(nn.Layer):
         self.num_classes = encoder.num_classes
         self.first_conv = _prefixed(encoder.first_conv)
         self.beside_first_conv = tuple(_prefixed(name) for name in encoder.beside_first_conv)
+
+    @property
+    def input_sizes(self) -> str:
+        """The sizes of images that the network takes, in words."""
+        return "images of {} x {}".format(*self.image_size)
 
     def classifier_names(self) -> tuple[str, ...]:
         return tuple(_prefixed(name) for name in self.encoder.classifier_names())
