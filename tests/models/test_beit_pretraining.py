@@ -6,14 +6,14 @@ import pytest
 from conftest import ROOT
 from golden.beit_pretraining import EARLY_LAYERS, V2, VOCABULARY, batch
 from golden.formula import array
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from support.small_models import SMALL_MODELS
 
 from errors import InputError
 from models.beit import Beit
 from models.pretraining.beit import BeitPretraining, masked_places
 from models.vit import VisionTransformer
-from weights import load_weights
+from weights import load_weights, save_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
 
@@ -175,3 +175,18 @@ def test_an_encoder_alone_reads_the_files(tmp_path):
         encoder = Beit(**SIZES | options | {"global_pool": "avg"})
         report = from_file(name, tmp_path, encoder)
         assert report.missing == []
+
+
+def test_weights_are_written_under_the_authors_names_behind_a_prefix(tmp_path):
+    model = network(V2)
+    from_file(V2, tmp_path, model)
+    save_weights(model, tmp_path / "ours.safetensors")
+    written = load_file(tmp_path / "ours.safetensors")
+    authors = load_file(tmp_path / "reference.safetensors")
+    assert {key.removeprefix("encoder.") for key in written} == authors.keys()
+    for key, value in written.items():
+        np.testing.assert_array_equal(value, authors[key.removeprefix("encoder.")], err_msg=key)
+    again = network(V2)
+    assert load_weights(again, tmp_path / "ours.safetensors").unexpected == []
+    for key, value in again.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), model.state_dict()[key].numpy())

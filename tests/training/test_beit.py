@@ -154,6 +154,7 @@ def test_an_evaluation_of_beit_needs_the_tokenizer_and_gives_the_runs_numbers(tm
         (["DATA.IMAGE_SIZE", "16"], "has DATA.IMAGE_SIZE 8, the model 16; make them equal"),
         (["METHOD.HEAD_LAYERS", "2"], "EARLY_LAYERS is 0"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5"),
+        (["DATA.MULTI_SCALE", "[8,12]"], "BeitPretraining takes images of 8 x 8"),
         (["MODEL.TYPE", "ConvMixer"], "take a BEiT, a ViT or an EVA"),
     ],
 )
@@ -175,6 +176,7 @@ def test_what_does_not_fit_is_one_line_at_the_start(tmp_path, tokenizer, options
         ),
         (["METHOD.TEACHER", "vit_digits"], "give both or neither"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5"),
+        (["DATA.MULTI_SCALE", "[8,12]"], "Tokenizer takes images of 8 x 8"),
     ],
 )
 def test_a_tokenizer_that_can_not_be_is_one_line_at_the_start(tmp_path, options, message):
