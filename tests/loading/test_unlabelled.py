@@ -171,7 +171,7 @@ def test_a_list_has_a_path_on_each_line(nested):
         ("中.png".encode("gb18030"), r"the list is in another encoding than UTF-8"),
         (
             None,
-            r"train_list.txt: there is no such file; .*images; for folders of images give -data",
+            r"train_list.txt: there is no such file; .*images; for folders of images give -dataset=images$",
         ),
     ],
 )
@@ -281,6 +281,15 @@ def test_a_task_that_needs_labels_refuses_data_without(nested, task):
             data = f"the train set of 'shards' at {root}"
         message = f"{data} has no labels, TASK {task} needs them; change one of the two"
         assert str(caught.value).startswith(message)
+
+
+def test_readers_of_labels_name_the_dataset_that_has_none(nested, tmp_path):
+    (nested / "train_list.txt").write_text("0.png\n")
+    with pytest.raises(InputError, match="lists of paths alone are -dataset=images_list$"):
+        get_dataset(configured("imagenet2012", nested), "train")
+    write_images(tmp_path / "flat", {"": 2})
+    with pytest.raises(InputError, match="or -dataset=images for images without labels"):
+        get_dataset(configured("folder", tmp_path / "flat"), "train")
 
 
 @pytest.mark.usefixtures("without_labels")
