@@ -5,11 +5,12 @@ batches of a rank. A dataset holds its paths and labels in a few arrays, which t
 machine share. For ImageNet's 1.3 million files they take 65 MB.
 """
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import numpy as np
 import paddle
@@ -57,6 +58,7 @@ from settings.tasks import columns_of, mixes, own_classes, reads
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
+_Dataset = TypeVar("_Dataset", bound="ImageDataset")
 
 # ----------------------------------------------------------------- datasets
 
@@ -108,6 +110,8 @@ class ImageDataset(paddle.io.Dataset):
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
+        # Whether the pixels are those that Pillow decodes, where an image is encoded.
+        self.exact = not (train or config.DATA.FAST_EVAL)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
         # The columns of a sample, but for those of ``draws``.
@@ -185,6 +189,20 @@ class ImageDataset(paddle.io.Dataset):
             seeds.append(copy)
         return np.random.default_rng(seeds)
 
+    def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
+        """Returns the same images, prepared as for an evaluation: nothing is drawn.
+
+        With DATA.SKIP_BROKEN, unreadable images are still replaced.
+        """
+        dataset = copy.copy(self)
+        dataset.train = False
+        dataset.exact = not config.DATA.FAST_EVAL
+        dataset.transform = EvalTransform(config)
+        dataset.erasing = None
+        dataset.draws = {}
+        dataset.own_columns = [name for name in self.own_columns if name != "erased"]
+        return dataset
+
     def image(self, index: int) -> Picture:
         """Returns the image, decoded in full; raises RunError with its name where that fails."""
         raise NotImplementedError
@@ -245,7 +263,6 @@ class EncodedDataset(ImageDataset):
         self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]
     ) -> None:
         super().__init__(config, mode, labels, classes)
-        self.exact = mode != "train" and not config.DATA.FAST_EVAL
         self.most = config.DATA.MAX_PIXELS
         self.oriented = config.DATA.EXIF_ORIENTATION
 

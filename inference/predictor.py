@@ -34,8 +34,8 @@ from training.checkpoint import (
     task_of,
     thresholds_of,
 )
-from training.engine import autocast
 from training.multilabel_metrics import sigmoid
+from training.setup import autocast
 from utils import world_size
 from weights import load_weights
 from weights.hub import best_of_run

@@ -1,7 +1,6 @@
 """Measures what the frozen features of trained weights are worth (``tools/probe.py``)."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +12,15 @@ from inference.export_manifest import is_export, read_export
 from inference.feature_store import FeatureExtractor, Pool
 from inference.predictor import Predictor, config_of
 from inference.run_data import data_config, data_keys
+from launch.progress import EVALUATING, beat
 from loading.label_sets import LabelSets
 from loading.label_spaces import some_of
-from loading.transforms import EvalTransform
+from ops.device import trim_buffers
 from settings.configuration import Configuration
 from training.probing import collapse, knn, linear
 from training.probing.features import Features, compute_features
 from training.probing.linear import Labelled
+from training.task import Batch
 from utils import rank, world_size
 from weights.hub import best_of_run
 
@@ -158,12 +159,10 @@ def read_sets(
             raise InputError(
                 f"the images of '{config.DATA.DATASET}' have several labels each; a probe needs one"
             )
-    # Training images are prepared as the others are.
-    train.transform = EvalTransform(config)
-    train.erasing = None
-    train.skip_broken = False
-    train.columns = ("pixels", "labels")
-    return config, train, val
+    for dataset in (train, val):
+        # A probe isn't a training, so its errors give no advice for one.
+        dataset.advice = ""
+    return config, train.as_evaluated(config), val
 
 
 def measure(
@@ -196,7 +195,7 @@ def measure(
         "model": extractor.config.MODEL.NAME,
         "features": getattr(extractor, "made", None),
         "channels": spread.channels,
-        "train_images": len(train),
+        "train_images": spread.images,
         "val_images": len(val),
         "classes": len(np.unique(train.labels)),
         "seed": probes.seed,
@@ -210,12 +209,10 @@ def measure(
         result["knn"] = {str(k): accuracy for k, accuracy in accuracies.items()}
     if not set(probes.names) - {"knn"}:
         return result
-    values = [features.gathered() for features in sets]
+    train_rows, val_rows = (Labelled(*features.gathered()) for features in sets)
     if rank():
         return result
-    linear.standardise(*values)
-    train_rows = Labelled(values[0], trained.labels)
-    val_rows = Labelled(values[1], validated.labels)
+    linear.standardise(train_rows.values, val_rows.values)
     if "logistic" in probes.names:
         result["logistic"] = linear.logistic_probe(train_rows, val_rows, probes.seed)
     if "sgd" in probes.names:
@@ -236,7 +233,15 @@ def _features(
     after_batch: Callable[[int], Any],
 ) -> Features:
     loader = get_dataloader(config, dataset, "val", rank=rank(), ranks=world_size())
-    return compute_features(extractor.logits, loader, after_batch)
+
+    def batches() -> Iterator[Batch]:
+        for batch in loader:
+            beat(EVALUATING)
+            yield batch
+            trim_buffers()
+            after_batch(len(batch["pixels"]))
+
+    return compute_features(extractor.logits, loader, batches())
 
 
 def table(result: dict[str, Any]) -> str:

@@ -9,16 +9,16 @@ ConvNeXts need: it cost a ConvNeXt 2.4 points, and the whole range none (docs/in
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
 from datasets import get_dataset
+from errors import InputError
 from inference.backends import import_extra
 from inference.run_data import data_config
-from loading.transforms import EvalTransform, Normalize
+from loading.transforms import Normalize
 from models.paddle_inference import quiet, refusing
 from settings.configuration import Configuration
 
@@ -40,9 +40,8 @@ def training_images(
     """
     config = data_config(config, data)
     dataset = get_dataset(config, "train", alone=True)
-    dataset.transform = EvalTransform(config)
-    dataset.erasing = None
     dataset.advice = ""
+    dataset = dataset.as_evaluated(config)
     indices = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     images = []

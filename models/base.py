@@ -1,5 +1,6 @@
 """``ImageModel``, the base class of all architectures, and the registry of their names."""
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -387,12 +388,11 @@ class ImageModel(nn.Layer):
 
     def _add_classifiers(self) -> None:
         for name in self.classifier_names():
-            parent, _, last = name.rpartition(".")
             width = self.head_widths.get(name, self.num_features)
             classifier = Linear(width, self.num_classes) if self.num_classes else nn.Identity()
             if self.num_classes and self.head_batch_norm:
                 classifier = nn.Sequential(ClassifierNorm(width), classifier)
-            setattr(sublayer(self, parent), last, classifier)
+            _set_sublayer(self, name, classifier)
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
@@ -415,3 +415,28 @@ class ImageModel(nn.Layer):
         if not (self.recompute and self.training):
             return block(x, *others)
         return recompute(block, x, *others, again=lambda: keeping_statistics(block))
+
+
+@contextlib.contextmanager
+def without_classifier(model: ImageModel) -> Iterator[None]:
+    """Makes ``model.forward_head`` return the classifier's input within the body.
+
+    The classifiers themselves are put back, so nothing else of the model changes.
+    """
+    names = model.classifier_names()
+    classifiers = [sublayer(model, name) for name in names]
+    num_classes = model.num_classes
+    model.num_classes = 0
+    try:
+        for name in names:
+            _set_sublayer(model, name, nn.Identity())
+        yield
+    finally:
+        model.num_classes = num_classes
+        for name, classifier in zip(names, classifiers, strict=True):
+            _set_sublayer(model, name, classifier)
+
+
+def _set_sublayer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(sublayer(model, parent), last, layer)

@@ -1,6 +1,7 @@
 """What features are worth, against scikit-learn and formulas in NumPy."""
 
 import numpy as np
+import paddle
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -34,7 +35,8 @@ def share(values, labels):
 def measured(train, val, ks=(3, 10, 20)):
     trained, validated = share(*train), share(*val)
     spread = spread_of(trained)
-    rows = validated.gathered()
+    rows, labels = validated.gathered()
+    np.testing.assert_array_equal(labels, val[1] if rank() == 0 else [])
     return knn.knn_accuracies(trained, validated, ks), tuple(spread), rows
 
 
@@ -81,7 +83,8 @@ def test_similarities_below_zero_and_images_without_a_direction():
     bank = np.array([[-1, 0], [0, -1], [0, 0]], np.float32)
     keys = knn._nearest(np.array([[1, 0]], np.float32), bank, np.array([5, 7, 9]), 3)
     similarities, places = knn._decoded(keys)
-    assert similarities.tolist() == [[0, 0, -1]] and places.tolist() == [[7, 9, 5]]
+    assert similarities.tolist() == [[0, 0, -1]]
+    assert places.tolist() == [[7, 9, 5]]
 
 
 def test_two_processes_equal_one():
@@ -92,6 +95,21 @@ def test_two_processes_equal_one():
         np.testing.assert_allclose(result[1], spread, rtol=1e-12)
         np.testing.assert_array_equal(result[2], rows if number == 0 else np.zeros((0, 16)))
     np.testing.assert_array_equal(rows, val[0])
+
+
+def gathered_without_some(values, labels):
+    places = np.setdiff1d(np.arange(rank(), len(labels), world_size()), [3, 4])
+    return Features(values[places], places, labels).gathered()
+
+
+def test_images_that_were_left_out_are_not_gathered():
+    values, labels = clouds(11, 1)
+    for found in (
+        gathered_without_some(values, labels),
+        run_ranks(gathered_without_some, values, labels)[0],
+    ):
+        np.testing.assert_array_equal(found[0], np.delete(values, [3, 4], 0))
+        np.testing.assert_array_equal(found[1], np.delete(labels, [3, 4]))
 
 
 def test_a_rank_without_an_image():
@@ -108,7 +126,8 @@ def test_rankme_and_the_deviation_equal_their_formulas():
     assert spread.rankme == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-9)
     directions = values / np.linalg.norm(values, axis=1, keepdims=True)
     assert spread.deviation == pytest.approx(directions.std(0).mean(), rel=1e-5)
-    assert spread.healthy == 0.25 and spread.warning == ""
+    assert spread.healthy == 0.25
+    assert spread.warning == ""
     # Fewer images than channels.
     few = spread_of(share(values[:4], labels[:4]))
     singular = np.linalg.svd(values[:4].astype(np.float64), compute_uv=False)
@@ -129,12 +148,13 @@ def test_a_collapse_is_named():
     spread_out = rng.normal(size=(400, 16)).astype(np.float32)
     labels = np.zeros(400, np.int64)
     healthy = spread_of(share(spread_out, labels))
-    assert healthy.deviation == pytest.approx(0.25, rel=0.02) and not healthy.warning
+    assert healthy.deviation == pytest.approx(0.25, rel=0.02)
+    assert not healthy.warning
     equal = spread_of(share(1 + 1e-3 * spread_out, labels))
     assert equal.warning.startswith("collapse: all images have nearly the same features")
     on_a_line = spread_of(share(np.outer(spread_out[:, 0], spread_out[0]), labels))
     assert on_a_line.warning.startswith("collapse: the features lie on one line: RankMe is 1.0")
-    assert Spread(2.6, 0.015, 64).warning == ""
+    assert Spread(2.6, 0.015, 64, 9).warning == ""
 
 
 class Loaded:
@@ -145,14 +165,14 @@ class Loaded:
         self.labels = np.arange(count)
         self.batch = batch
         self.skipped = skipped
+        self.batch_sampler = self
+        self.indices = range(rank(), count, world_size())
 
     def __len__(self):
         return len(self.labels)
 
     def __iter__(self):
-        import paddle
-
-        places = np.arange(rank(), len(self), world_size())
+        places = np.array(self.indices)
         for first in range(0, len(places), self.batch):
             some = places[first : first + self.batch]
             batch = {"pixels": some}
@@ -162,15 +182,19 @@ class Loaded:
             yield batch
 
 
+def computed(forward, loader):
+    return compute_features(forward, loader, loader)
+
+
 def squares(places):
     return np.stack([places, places**2], 1)
 
 
 def test_features_of_any_batch_size_have_their_places():
     for batch in (1, 4, 100):
-        features = compute_features(squares, Loaded(11, batch))
+        features = computed(squares, Loaded(11, batch))
         assert features.values[:, 1].tolist() == [place**2 for place in range(11)]
-    features = compute_features(squares, Loaded(11, 4, skipped=(0, 7)))
+    features = computed(squares, Loaded(11, 4, skipped=(0, 7)))
     assert features.places.tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10]
     assert features.values[:, 0].tolist() == features.places.tolist()
 
@@ -182,8 +206,8 @@ def broken(places):
 
 
 def refused():
-    with pytest.raises(RunError, match="no finite features for 2 of 11 images"):
-        compute_features(broken, Loaded(11, 4))
+    with pytest.raises(RunError, match="no finite features for 2 images"):
+        computed(broken, Loaded(11, 4))
     return True
 
 

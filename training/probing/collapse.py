@@ -28,12 +28,13 @@ class Spread(NamedTuple):
     Attributes:
         rankme: from 1 to ``channels``.
         deviation: the mean over the channels of the deviation of l2-normalised features, from 0 on.
-        channels: the number of channels.
+        channels, images: the numbers of channels and of images.
     """
 
     rankme: float
     deviation: float
     channels: int
+    images: int
 
     @property
     def healthy(self) -> float:
@@ -75,7 +76,8 @@ def spread_of(features: Features) -> Spread:
     count = int(total["count"][0])
     mean = total["sums"] / count
     variance = np.maximum(total["squares"] / count - mean**2, 0)
-    return Spread(rankme(total["gram"], count), float(np.sqrt(variance).mean()), channels)
+    deviation = float(np.sqrt(variance).mean())
+    return Spread(rankme(total["gram"], count), deviation, channels, count)
 
 
 def rankme(gram: np.ndarray, count: int) -> float:

@@ -1,6 +1,6 @@
 """The features of a dataset's images, which the ranks compute and hold in shares."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +9,6 @@ import paddle
 from errors import RunError
 from launch.progress import EVALUATING, beat
 from loading.workers import Loader
-from ops.device import trim_buffers
 from utils import all_gather, rank, reduce_dict, world_size
 
 # The rows of each rank that are sent at once.
@@ -44,40 +43,42 @@ class Features(NamedTuple):
             values, places = zip(*by_rank, strict=True)
             yield np.concatenate(values), np.concatenate(places)
 
-    def gathered(self) -> np.ndarray:
-        """Returns the features of all images in the dataset's order, on rank 0; [0, channels] on
-        the others. No image may have been left out.
+    def gathered(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (values [n, channels], labels [n]) of all ranks in the dataset's order, on rank 0;
+        no rows on the others.
         """
         count = 0 if rank() else len(self.labels)
         whole = np.empty((count, self.values.shape[1]), np.float32)
+        is_read = np.zeros(count, bool)
         for values, places in self.blocks():
             if count:
                 whole[places] = values
-        return whole
+                is_read[places] = True
+        if is_read.all():
+            return whole, self.labels[:count]
+        return whole[is_read], self.labels[is_read]
 
 
 def compute_features(
     forward: Callable[[paddle.Tensor], Any],
     loader: Loader,
-    after_batch: Callable[[int], Any] = int,
+    batches: Iterable[dict[str, paddle.Tensor]],
 ) -> Features:
-    """Returns the features of a loader's dataset. Each image is computed by one rank.
+    """Returns the features of a loader's images. Each image is computed by one rank.
 
     Args:
         forward: returns the features [B, channels] of a batch's pixels.
-        loader: a loader as of an evaluation, of this rank's images.
-        after_batch: called with the number of images of each batch.
+        loader: as of an evaluation: it gives this rank's images, in the order of its sampler.
+        batches: one pass of the loader.
 
     Raises:
         RunError: on every rank, if a feature isn't finite.
     """
-    dataset = loader.dataset
-    places = np.arange(rank(), len(dataset), world_size())
+    places = np.asarray(loader.batch_sampler.indices)
     values = np.empty((len(places), 0), np.float32)
     is_read = np.ones(len(places), bool)
     done = 0
-    for batch in loader:
-        beat(EVALUATING)
+    for batch in batches:
         rows = np.asarray(forward(batch["pixels"]), np.float32)
         if not done:
             values = np.empty((len(places), rows.shape[1]), np.float32)
@@ -86,8 +87,6 @@ def compute_features(
         if "skipped" in batch:
             is_read[batch_rows] = batch["skipped"].numpy() < 0
         done += len(rows)
-        trim_buffers()
-        after_batch(len(rows))
     # A rank without an image doesn't know the number of channels.
     channels = max(all_gather(values.shape[1]))
     values = values.reshape(len(places), channels)
@@ -96,11 +95,8 @@ def compute_features(
         places = places[is_read]
     unusable = sum(all_gather(int((~np.isfinite(values)).any(1).sum())))
     if unusable:
-        raise RunError(
-            f"the weights give no finite features for {unusable} of {len(dataset)} images",
-            shared=True,
-        )
-    return Features(values, places, np.asarray(dataset.labels))
+        raise RunError(f"the weights give no finite features for {unusable} images", shared=True)
+    return Features(values, places, np.asarray(loader.dataset.labels))
 
 
 def normalised(values: np.ndarray) -> np.ndarray:
