@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, printable, reporting, reporting_memory  # noqa: E402
 from launch import launched, launchers, sharing, signals, spawned  # noqa: E402
-from launch.files import obstacle, writing_whole  # noqa: E402
+from launch.files import writing_whole  # noqa: E402
 
 # isort: split
 from config import default_values, get_config  # noqa: E402
@@ -74,8 +74,11 @@ def parsed_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if os.path.lexists(arguments.output):
         raise InputError(f"{arguments.output} exists; choose another -output, or remove it")
-    if problem := obstacle(arguments.output):
-        raise InputError(f"-output {arguments.output}: {problem.strerror}; choose another")
+    folder = arguments.output.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(
+            f"-output {arguments.output}: {folder} is no folder that can be written to; choose another"
+        )
     return arguments
 
 
@@ -103,17 +106,22 @@ def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     from inference.probing import Model, Probes, read_sets
     from inference.run_data import is_data_key
 
+    flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
+    data = [(key, value) for key, value in flags.items() if value]
+    options = []
+    for key, value in pairs(arguments.o, default_values()):
+        if is_data_key(key):
+            data.append((key, value))
+        else:
+            options += [key, value]
     model = Model(
         arguments.weights,
         arguments.cfg,
-        arguments.o,
+        options,
         arguments.batch_size,
         arguments.layer,
         arguments.pool,
     )
-    flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
-    data = [(key, value) for key, value in flags.items() if value]
-    data += [pair for pair in pairs(arguments.o, default_values()) if is_data_key(pair[0])]
     config, train, val = read_sets(model, data, arguments.workers)
     probes = Probes(arguments.probes, arguments.k, arguments.shots, arguments.draws, arguments.seed)
     return model, probes.checked(train.labels, train.classes), config, train, val
