@@ -388,11 +388,12 @@ class ImageModel(nn.Layer):
 
     def _add_classifiers(self) -> None:
         for name in self.classifier_names():
+            parent, _, last = name.rpartition(".")
             width = self.head_widths.get(name, self.num_features)
             classifier = Linear(width, self.num_classes) if self.num_classes else nn.Identity()
             if self.num_classes and self.head_batch_norm:
                 classifier = nn.Sequential(ClassifierNorm(width), classifier)
-            _set_sublayer(self, name, classifier)
+            setattr(sublayer(self, parent), last, classifier)
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
@@ -419,24 +420,17 @@ class ImageModel(nn.Layer):
 
 @contextlib.contextmanager
 def without_classifier(model: ImageModel) -> Iterator[None]:
-    """Makes ``model.forward_head`` return the classifier's input within the body.
-
-    The classifiers themselves are put back, so nothing else of the model changes.
+    """Makes ``model.forward_head`` return the pooled features within the body, as after
+    ``reset_classifier(0)``. Afterwards the model has its classifiers again.
     """
-    names = model.classifier_names()
-    classifiers = [sublayer(model, name) for name in names]
     num_classes = model.num_classes
+    children = [(layer, dict(layer._sub_layers)) for layer in model.sublayers(include_self=True)]
     model.num_classes = 0
+    model._add_classifiers()
     try:
-        for name in names:
-            _set_sublayer(model, name, nn.Identity())
         yield
     finally:
         model.num_classes = num_classes
-        for name, classifier in zip(names, classifiers, strict=True):
-            _set_sublayer(model, name, classifier)
-
-
-def _set_sublayer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(sublayer(model, parent), last, layer)
+        for layer, named in children:
+            layer._sub_layers.clear()
+            layer._sub_layers.update(named)
