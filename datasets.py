@@ -110,8 +110,6 @@ class ImageDataset(paddle.io.Dataset):
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
-        # Whether the pixels are those that Pillow decodes, where an image is encoded.
-        self.exact = not (train or config.DATA.FAST_EVAL)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
         # The columns of a sample, but for those of ``draws``.
@@ -196,7 +194,6 @@ class ImageDataset(paddle.io.Dataset):
         """
         dataset = copy.copy(self)
         dataset.train = False
-        dataset.exact = not config.DATA.FAST_EVAL
         dataset.transform = EvalTransform(config)
         dataset.erasing = None
         dataset.draws = {}
@@ -263,8 +260,14 @@ class EncodedDataset(ImageDataset):
         self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]
     ) -> None:
         super().__init__(config, mode, labels, classes)
+        self.exact = mode != "train" and not config.DATA.FAST_EVAL
         self.most = config.DATA.MAX_PIXELS
         self.oriented = config.DATA.EXIF_ORIENTATION
+
+    def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
+        dataset: Any = ImageDataset.as_evaluated(self, config)
+        dataset.exact = not config.DATA.FAST_EVAL
+        return dataset
 
     def data(self, index: int) -> bytes:
         """Returns an image's encoded bytes; raises OSError, Unreadable or RunError where they can't

@@ -197,7 +197,7 @@ def measure(
         "channels": spread.channels,
         "train_images": spread.images,
         "val_images": len(val),
-        "classes": len(np.unique(train.labels)),
+        "classes": len(np.unique(trained.labels)),
         "seed": probes.seed,
         "rankme": spread.rankme,
         "deviation": spread.deviation,

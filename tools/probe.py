@@ -105,6 +105,7 @@ def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     """Returns (model, probes, configuration, training set, validation set), all checked."""
     from inference.probing import Model, Probes, read_sets
     from inference.run_data import is_data_key
+    from loading.label_sets import every_label
 
     flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
     data = [(key, value) for key, value in flags.items() if value]
@@ -124,7 +125,8 @@ def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     )
     config, train, val = read_sets(model, data, arguments.workers)
     probes = Probes(arguments.probes, arguments.k, arguments.shots, arguments.draws, arguments.seed)
-    return model, probes.checked(train.labels, train.classes), config, train, val
+    checked = probes.checked(every_label(train.labels), train.classes)
+    return model, checked, config, train, val
 
 
 def answer(arguments: argparse.Namespace, config: Configuration, given: tuple[Any, ...]) -> None:
