@@ -131,7 +131,7 @@ class Root(Section):
     KEEP_LAST: Every = key(2, TRAINING)
 
     # What makes a checkpoint the best: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP (auto),
-    # f1_micro or f1_macro. Or loss: the lowest is the best.
+    # f1_micro or f1_macro. Or loss: the lowest is the best. Or knn, with PROBE.FREQ.
     BEST_METRIC: str = key("auto", TRAINING)
 
     # End the run if a checkpoint can't be written (full disk). "continue": report it and go on.
@@ -601,6 +601,18 @@ class TRAIN(Section):
     MIXUP_OFF_EPOCH: Number = key(0, TRAINING, LABELS, MIXING)
 
 
+class PROBE(Section):
+    # Epochs between two probes of the frozen features: the accuracy of k nearest neighbours (knn),
+    # RankMe and the deviation. The last epoch is always probed. None: no probes.
+    FREQ: Every | None = key(None, TRAINING)
+
+    # The number of neighbours, training images that vote for a validation image's class.
+    K: Size = key(20, TRAINING, is_set("PROBE.FREQ"))
+
+    # Compare with so many training images, drawn once. None: all.
+    IMAGES: Size | None = key(None, TRAINING, is_set("PROBE.FREQ"))
+
+
 class DIST(Section):
     # Stop the run after this many seconds without progress and name the slowest process. Until the
     # first batch at least 600 s are allowed.
@@ -635,7 +647,7 @@ class DIST(Section):
         )
 
 
-_KEYS = Keys((Root, DATA, MODEL, TRAIN, DIST))
+_KEYS = Keys((Root, DATA, MODEL, TRAIN, PROBE, DIST))
 _C = _KEYS.tree()
 
 

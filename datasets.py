@@ -5,12 +5,13 @@ batches of a rank. A dataset holds its paths and labels in a few arrays, which t
 machine share. For ImageNet's 1.3 million files they take 65 MB.
 """
 
+import copy
 import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import numpy as np
 import paddle
@@ -62,6 +63,7 @@ from settings.tasks import columns_of, mixes, own_classes, reads
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
+_Dataset = TypeVar("_Dataset", bound="ImageDataset")
 
 _COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
 
@@ -285,6 +287,19 @@ class ImageDataset(paddle.io.Dataset):
             seeds.append(copy)
         return np.random.default_rng(seeds)
 
+    def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
+        """Returns the same images, prepared as for an evaluation: nothing is drawn.
+
+        With DATA.SKIP_BROKEN, unreadable images are still replaced.
+        """
+        dataset = copy.copy(self)
+        dataset.train = False
+        dataset.transform = EvalTransform(config)
+        dataset.erasing = None
+        dataset.draws = {}
+        dataset.own_columns = [name for name in self.own_columns if name != "erased"]
+        return dataset
+
     def image(self, index: int) -> Picture:
         """Returns the image, decoded in full; raises RunError with its name where that fails."""
         raise NotImplementedError
@@ -374,6 +389,11 @@ class EncodedDataset(ImageDataset):
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
         self.most = config.DATA.MAX_PIXELS
         self.oriented = config.DATA.EXIF_ORIENTATION
+
+    def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
+        dataset: Any = ImageDataset.as_evaluated(self, config)
+        dataset.exact = not config.DATA.FAST_EVAL
+        return dataset
 
     def data(self, index: int) -> bytes:
         """Returns an image's encoded bytes; raises OSError, Unreadable or RunError where they can't

@@ -39,8 +39,8 @@ from utils import writing_whole
 from weights.formats import files_of
 from weights.hub import HUB_PREFIXES
 
-Pool = Literal["avg", "token", "map"]
-POOLS = ("avg", "token", "map")
+Pool = Literal["avg", "token", "both", "map"]
+POOLS = ("avg", "token", "both", "map")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
 _ADVICE = "restore it, or make the features anew (tools/features.py)"
@@ -91,7 +91,9 @@ class FeatureExtractor(Predictor):
         layer: an index of the model's ``feature_info``; None: the input of the classifier,
             [B, num_features] (timm's ``forward_head(..., pre_logits=True)``).
         pool: what is returned of a layer: "avg": the mean over its places [B, channels]; "token":
-            its class token [B, channels]; "map": all places [B, channels, rows, columns].
+            its class token [B, channels]; "both": the token, then the mean [B, 2 * channels];
+            "map": all places [B, channels, rows, columns]; None: "token" if the classifier reads
+            the class token alone, else "avg".
         norm: whether the model's last norm is applied to a layer that it fits.
 
     Attributes:
@@ -108,7 +110,7 @@ class FeatureExtractor(Predictor):
         options: Sequence[str] = (),
         batch_size: int = 32,
         layer: int | None = None,
-        pool: Pool = "avg",
+        pool: Pool | None = "avg",
         norm: bool = False,
     ) -> None:
         refuse_export(path, ", which gives logits alone; give the checkpoint")
@@ -119,6 +121,11 @@ class FeatureExtractor(Predictor):
         if cfg and os.path.isfile(cfg):
             cfg = os.path.abspath(cfg)
         assert self.weights is not None
+        # CaiT's class token, and that of others, comes after the layers.
+        has_token = self.model.num_prefix_tokens > 0 and hasattr(self.model, "cls_token")
+        if pool is None:
+            reads_token = getattr(self.model, "global_pool", None) == "token"
+            pool = "token" if reads_token and has_token else "avg"
         self.made = {
             "checkpoint": str(path),
             "sha256": sha256_of(*files_of(self.weights)),
@@ -136,8 +143,8 @@ class FeatureExtractor(Predictor):
         name = self.config.MODEL.NAME
         if not -count <= layer < count:
             raise InputError(f"-layer is {layer}, {name} has the layers {-count} to {count - 1}")
-        if pool == "token" and not hasattr(self.model, "cls_token"):
-            raise InputError(f"-pool is token, {name} has no class token; choose avg or map")
+        if pool in ("token", "both") and not has_token:
+            raise InputError(f"-pool is {pool}, {name}'s layers have no class token; choose avg")
         self.model: Any = _Layer(self.model, layer, pool, norm)
 
     def rows(self, images: Sequence[Picture] | Paths, workers: int = 2) -> Iterator[Rows]:
@@ -161,13 +168,16 @@ class _Layer(nn.Layer):
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         options = {"norm": self.norm, "stop_early": True, "intermediates_only": True}
-        token = self.pool == "token"
+        has_token = self.pool in ("token", "both")
         [output] = self.model.forward_intermediates(
-            images, [self.layer], return_prefix_tokens=token, **options
+            images, [self.layer], return_prefix_tokens=has_token, **options
         )
-        if token:
-            _, prefix_tokens = output
-            return prefix_tokens[:, 0]
+        if has_token:
+            places, prefix_tokens = output
+            token = prefix_tokens[:, 0]
+            if self.pool == "token":
+                return token
+            return paddle.concat([token, places.mean(axis=[2, 3])], axis=1)
         if self.pool == "map":
             return output
         return output.mean(axis=[2, 3])

@@ -34,8 +34,8 @@ from training.checkpoint import (
     task_of,
     thresholds_of,
 )
-from training.engine import autocast
 from training.multilabel_metrics import sigmoid
+from training.setup import autocast
 from utils import world_size
 from weights import load_weights
 from weights.hub import best_of_run
@@ -103,10 +103,7 @@ class Predictor:
         self.path = path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
-        if export:
-            self.config, description = _config_of_export(export, cfg, options)
-        else:
-            self.config, description = _config_of_weights(str(path), cfg, options, classes)
+        self.config, description = config_of(path, cfg, options, classes)
         self.task = description.task
         self.classes = list(classes or description.classes)
         self.thresholds = description.thresholds
@@ -326,6 +323,28 @@ class Predictor:
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
         values = [float(probabilities[output]) for output in outputs]
         return Prediction(name, outputs, names, values)
+
+
+def config_of(
+    path: str | Path,
+    cfg: str | None = None,
+    options: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+) -> tuple[Configuration, Description]:
+    """Returns the configuration of a model and its images, and the description of its weights.
+
+    No weights are loaded.
+
+    Args:
+        path: weights or an export; a run's folder isn't resolved (``best_of_run``).
+        cfg, options, classes: see ``Predictor``.
+
+    Raises:
+        InputError: as ``Predictor``.
+    """
+    if is_export(path):
+        return _config_of_export(read_export(path), cfg, options)
+    return _config_of_weights(str(path), cfg, options, classes)
 
 
 def _config_of_weights(

@@ -7,94 +7,20 @@ the mean of the images' smallest and largest values. That cuts off values which 
 ConvNeXts need: it cost a ConvNeXt 2.4 points, and the whole range none (docs/inference.md).
 """
 
-import itertools
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
-from config import default_values, get_config, with_values
 from datasets import get_dataset
 from errors import InputError
 from inference.backends import import_extra
-from loading.subsets import validation_files
-from loading.transforms import EvalTransform, Normalize
+from inference.run_data import data_config
+from loading.transforms import Normalize
 from models.paddle_inference import quiet, refusing
-from settings.configuration import Configuration, leaves
-from settings.registry import datasets
-from training.command_line import run_file
-
-# The keys of DATA that decide how a model's images are prepared.
-_PREPARATION = (
-    "IMAGE_SIZE",
-    "IMAGE_CHANNELS",
-    "IMAGE_DTYPE",
-    "CROP_PCT",
-    "CROP_MODE",
-    "INTERPOLATION",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-)
-# The keys of DATA that decide which images of a dataset are trained on, for all datasets. Each
-# dataset has keys of its own, too.
-_SELECTION = (
-    "VAL_SPLIT",
-    "FOLDS",
-    "FOLD",
-    "SPLIT_SEED",
-    "SPLIT_GROUPS",
-    "SKIP_BROKEN",
-    "MAX_PIXELS",
-)
-
-
-def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> list[Any]:
-    """Returns the keys that name the training set, with their values.
-
-    They form a flat list: key, value, key, value, ...
-
-    They are the keys of the run that saved the weights, with the values of ``flags`` in place of
-    the run's. If the flags choose another dataset, the run's keys don't count.
-
-    Raises:
-        InputError: no run saved the weights, and ``flags`` names no data.
-    """
-    values: dict[str, Any] = dict(flags)
-    file = run_file(weights) if weights else None
-    run = get_config(file) if file else None
-    dataset = values.get(datasets.key)
-    if dataset is None:
-        if run and ("DATA.DATA_PATH" not in values or _reads_folder(run.DATA.DATASET)):
-            dataset = run.DATA.DATASET
-        elif "DATA.DATA_PATH" in values:
-            dataset = "folder"
-        else:
-            raise InputError(
-                "-precision int8 is calibrated on a training set:"
-                " give its -data_path (and -dataset)"
-            )
-    of_run: dict[str, Any] = {datasets.key: dataset}
-    if run and dataset == run.DATA.DATASET:
-        arguments = datasets.components[dataset].reads
-        keys = [*map(datasets.key_of, arguments), *(f"DATA.{name}" for name in _SELECTION)]
-        run_values = dict(leaves(run))
-        defaults = default_values()
-        of_run |= {key: run_values[key] for key in keys if run_values[key] != defaults[key]}
-    return list(itertools.chain.from_iterable((of_run | values).items()))
-
-
-def is_data_key(key: str) -> bool:
-    """Returns whether a dotted key decides which images a training set has."""
-    if key == datasets.key or key in datasets.readers():
-        return True
-    return key.removeprefix("DATA.") in _SELECTION
-
-
-def _reads_folder(dataset: str) -> bool:
-    return "data_path" in datasets.components[dataset].reads
+from settings.configuration import Configuration
 
 
 def training_images(
@@ -104,28 +30,18 @@ def training_images(
 
     Args:
         config: the configuration of the model.
-        data: the keys that name the training set, and their values (``calibration_data``). A
-            folder of classes may be without training and validation folders.
+        data: the keys that name the training set, and their values (``data_keys``). A folder of
+            classes may be without training and validation folders.
         count: the number of images; all, if there are fewer.
         seed: decides which images are drawn.
 
     Raises:
         InputError: the training set can't be read.
     """
-    preparation: list[Any] = []
-    for key, value in leaves(config.DATA):
-        if key in _PREPARATION:
-            preparation += [f"DATA.{key}", value]
-    orientation = config.DATA.EXIF_ORIENTATION
-    config = get_config(None, [*data, *preparation, "MODEL.NUM_CLASSES", "auto"])
-    config = with_values(config, DATA__EXIF_ORIENTATION=orientation)
-    # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
-    if config.DATA.VAL_SPLIT is not None and validation_files(config.DATA):
-        config = with_values(config, DATA__VAL_SPLIT=None)
+    config = data_config(config, data)
     dataset = get_dataset(config, "train", alone=True, pixels_alone=True)
-    dataset.transform = EvalTransform(config)
-    dataset.erasing = None
     dataset.advice = ""
+    dataset = dataset.as_evaluated(config)
     indices = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     images = []

@@ -102,7 +102,8 @@ class Loader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the workers, and drops what was loaded ahead."""
+        """Ends the workers, and drops what was loaded ahead. The next iteration starts them anew."""
+        self._expected = iter(())
 
 
 class ProcessLoader(Loader):
@@ -163,6 +164,7 @@ class ProcessLoader(Loader):
         return on_device(with_draws(batches, self._passes(), self.draw))
 
     def close(self) -> None:
+        super().close()
         if self._workers:
             self._workers.kill()
         self._workers = None

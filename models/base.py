@@ -1,5 +1,6 @@
 """``ImageModel``, the base class of all architectures, and the registry of their names."""
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -415,3 +416,21 @@ class ImageModel(nn.Layer):
         if not (self.recompute and self.training):
             return block(x, *others)
         return recompute(block, x, *others, again=lambda: keeping_statistics(block))
+
+
+@contextlib.contextmanager
+def without_classifier(model: ImageModel) -> Iterator[None]:
+    """Makes ``model.forward_head`` return the pooled features within the body, as after
+    ``reset_classifier(0)``. Afterwards the model has its classifiers again.
+    """
+    num_classes = model.num_classes
+    children = [(layer, dict(layer._sub_layers)) for layer in model.sublayers(include_self=True)]
+    model.num_classes = 0
+    model._add_classifiers()
+    try:
+        yield
+    finally:
+        model.num_classes = num_classes
+        for layer, named in children:
+            layer._sub_layers.clear()
+            layer._sub_layers.update(named)

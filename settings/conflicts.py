@@ -36,6 +36,8 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         registry.refuse_other("TRACKERS", name, registry.trackers.names())
     task = registry.tasks.components[config.TASK]
     metrics = task.given.get("metrics", "").split()
+    if config.PROBE.FREQ:
+        metrics.append("knn")
     registry.refuse_other("BEST_METRIC", config.BEST_METRIC, ("auto", *metrics, "loss"))
     rules = (
         _of_data,
@@ -44,6 +46,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         _of_float_pixels,
         _of_dali,
         _of_run,
+        _of_probes,
         _of_sharded_weights,
         _of_losses,
         _of_schedule,
@@ -86,6 +89,18 @@ def _of_run(config: Configuration) -> Iterator[Conflict]:
         )
     if resume == "auto" and not config.OUTPUT:
         yield "MODEL.RESUME", "-output with it: the folder of the checkpoints"
+
+
+def _of_probes(config: Configuration) -> Iterator[Conflict]:
+    freq = config.PROBE.FREQ
+    validate_freq = config.VALIDATE_FREQ
+    if freq and freq % validate_freq:
+        yield (
+            "PROBE.FREQ",
+            f"a multiple of VALIDATE_FREQ ({validate_freq}): a probe follows an evaluation",
+        )
+    if config.BEST_METRIC == "knn" and freq != validate_freq:
+        yield "PROBE.FREQ", f"VALIDATE_FREQ ({validate_freq}), because BEST_METRIC is knn"
 
 
 def _of_sharded_weights(config: Configuration) -> Iterator[Conflict]:

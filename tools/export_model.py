@@ -61,7 +61,8 @@ def main() -> None:
     from inference import Predictor
     from inference.export_manifest import refuse_export
     from inference.exporting import check_combination, check_target, write_export
-    from inference.quantise import calibration_data, is_data_key, training_images
+    from inference.quantise import training_images
+    from inference.run_data import data_keys, is_data_key
 
     check_combination(arguments.format, arguments.precision)
     # This also removes "..".
@@ -79,7 +80,8 @@ def main() -> None:
     images = None
     if arguments.precision == "int8":
         named = [pair for pair in pairs(arguments.o, default_values()) if is_data_key(pair[0])]
-        data = calibration_data(trained.weights, [*flags, *named])
+        purpose = "-precision int8 is calibrated on a training set"
+        data = data_keys(trained.weights, [*flags, *named], purpose)
         images = training_images(trained.config, data, arguments.calibration_images)
     report = write_export(
         trained.config,

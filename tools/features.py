@@ -41,8 +41,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="which intermediate; negative: from the end",
     )
-    text = "of a layer: the mean of its positions, its class token, or all positions; default: avg"
-    parser.add_argument("-pool", "--pool", choices=("avg", "token", "map"), help=text)
+    text = (
+        "of a layer: the mean of its positions, its class token, the token and the mean,"
+        " or all positions; default: avg"
+    )
+    parser.add_argument("-pool", "--pool", choices=("avg", "token", "both", "map"), help=text)
     parser.add_argument(
         "-norm",
         "--norm",

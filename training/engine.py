@@ -9,6 +9,7 @@ sums are exchanged. Sums stay on the device, are reduced over the processes once
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import paddle
 from paddle import nn
 
-import ops
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
 from launch.progress import EVALUATING, beat
@@ -24,7 +24,7 @@ from loading.workers import Loader
 from models.layers.batch_norm import hold_frozen_statistics
 from models.paddle_inference import inference_engine
 from ops.device import trim_buffers
-from settings.configuration import Configuration, plain
+from settings.configuration import plain
 from training import predictions
 from training.checkpoint import Progress, Saver, check_task, own_statistics
 from training.checkpoint.resume import resume, rewind_folder
@@ -40,12 +40,14 @@ from training.parallel import (
     reduce_gradients,
     without_sync,
 )
+from training.probing.probe import Probe
+from training.probing.records import CURVES
 from training.requests import Checkpointing, Requests, Stopped
 from training.run import Run
-from training.setup import Training, load_pretrained, precision, precision_text, prepare
+from training.setup import Training, autocast, load_pretrained, precision_text, prepare
 from training.task import Batch, Metrics, Task, mask_logits, numbers
 from training.window import Window
-from utils import num_gpus, rank, reduce_dict, seed_step, world_size
+from utils import rank, reduce_dict, seed_step, world_size
 
 
 def fit(
@@ -77,6 +79,7 @@ def fit(
     free_unowned_weights(training.optimizer)
     task.prepare_data(val, "val")
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
+    probe = Probe(config, training.model, train, val_loader)
     if isinstance(training.optimizer, ShardedOptimizer):
         check_visible(run.directory)
 
@@ -96,10 +99,11 @@ def fit(
         progress,
     )
     checkpointing = Checkpointing(progress, saver, Requests(config.SAVE_MINUTES))
-    if task.note:
-        run.info(task.note)
+    for note in filter(None, (task.note, probe.note)):
+        run.info(note)
     steps = len(training.loader)
-    ending = Ending(config, progress, run, steps, _evaluation_cost(training, len(val)))
+    evaluated = len(val) + probe.images
+    ending = Ending(config, progress, run, steps, _evaluation_cost(training, evaluated))
     training.schedule = ending.pace(training.schedule)
     run.start_steps(ending.epochs, ending.num_steps, progress.step)
 
@@ -111,7 +115,9 @@ def fit(
     if ending.over:
         # The run was stopped after its last epoch. Its result is missing, and perhaps its best
         # checkpoint, if that was lost.
-        metrics = _evaluate_models(training, val_loader, ending, checkpointing)
+        metrics = _evaluate_models(
+            training, val_loader, probe, progress.epoch, ending, checkpointing
+        )
         _keep_best(task, progress, metrics)
 
     while not ending.over:
@@ -122,7 +128,7 @@ def fit(
 
         metrics = {}
         if epoch % config.VALIDATE_FREQ == 0 or epoch == ending.epochs:
-            metrics = _evaluate_models(training, val_loader, ending, checkpointing)
+            metrics = _evaluate_models(training, val_loader, probe, epoch, ending, checkpointing)
             for split, values in metrics.items():
                 shown = task.line("val", values)
                 run.report(split, shown, step=progress.step, epoch=epoch, **numbers(values))
@@ -152,7 +158,12 @@ def _evaluation_cost(training: Training, images: int) -> float:
 
 
 def _evaluate_models(
-    training: Training, loader: Loader, ending: Ending, checkpointing: Checkpointing
+    training: Training,
+    loader: Loader,
+    probe: Probe,
+    epoch: int,
+    ending: Ending,
+    checkpointing: Checkpointing,
 ) -> dict[str, Metrics]:
     """Returns the metrics of the model ("val") and of the averaged model ("ema")."""
     metrics: dict[str, Metrics] = {}
@@ -161,6 +172,11 @@ def _evaluate_models(
             metrics[split] = evaluate(training.task, model, loader, checkpointing.stop_if_asked)
             if kept := training.task.predictions:
                 training.predictions[split] = kept
+            if probe.is_due(epoch, ending.epochs):
+                batches = functools.partial(
+                    _evaluated_batches, after_batch=checkpointing.stop_if_asked
+                )
+                metrics[split] |= probe.measure(model, batches, training.run)
         _draw(training.task, training.model, loader.dataset, training.run)
     return metrics
 
@@ -194,7 +210,8 @@ def _conclude(
     if rank():
         return
     with run.logging_failure("curves.png"):
-        plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
+        curves = task.curves | (CURVES if training.config.PROBE.FREQ else {})
+        plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", curves)
     titles = {"val": ("best", BEST), "ema": ("best average", BEST_EMA)}
     best_lines = []
     for split, record in progress.best.items():
@@ -460,17 +477,3 @@ def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
         "weights": weights,
         "config": plain(task.config),
     }
-
-
-def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
-    """Returns the context of a forward pass: autocast of level O1, or none for float32.
-
-    Softmax, norms and losses stay in float32. On a CPU Paddle's autocast does nothing; there the
-    compiled operators compute products in bfloat16.
-    """
-    dtype: Any = precision(config, evaluation)
-    if not num_gpus():
-        return ops.bfloat16_products(enabled=dtype == "bfloat16")
-    if dtype == "float32":
-        return contextlib.nullcontext()
-    return paddle.amp.auto_cast(dtype=dtype, level="O1")

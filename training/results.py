@@ -36,6 +36,9 @@ METRIC_TITLES = {
     "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)",
     "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
     "loss": "loss",
+    "knn": "k-NN of features (%)",
+    "rankme": "RankMe of features",
+    "feature_std": "deviation of normalised features",
 }
 
 

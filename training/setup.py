@@ -201,6 +201,20 @@ def precision(config: Configuration, evaluation: bool = False) -> str:
     return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
 
 
+def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
+    """Returns the context of a forward pass: autocast of level O1, or none for float32.
+
+    Softmax, norms and losses stay in float32. On a CPU Paddle's autocast does nothing; there the
+    compiled operators compute products in bfloat16.
+    """
+    dtype: Any = precision(config, evaluation)
+    if not num_gpus():
+        return ops.bfloat16_products(enabled=dtype == "bfloat16")
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return paddle.amp.auto_cast(dtype=dtype, level="O1")
+
+
 def precision_text(config: Configuration) -> str:
     """Returns the precision of a training, or with EVAL of an evaluation, in words.
 

@@ -25,6 +25,7 @@ from datasets import ImageDataset
 from models import build_model
 from settings.configuration import Configuration
 from training.predictions import Predictions
+from training.probing.records import probed_text
 from training.run import Run
 from utils import all_gather
 
@@ -153,8 +154,8 @@ class Task:
         return {}
 
     def line(self, place: str, metrics: Metrics) -> str:
-        """Returns metrics in one of the formats ``lines``."""
-        return self.lines[place].format(**metrics)
+        """Returns metrics in one of the formats ``lines``, followed by those of a probe."""
+        return self.lines[place].format(**metrics) + probed_text(metrics)
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -431,3 +431,28 @@ def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):
 def test_an_image_to_look_for_that_cannot_be_read_is_named(checkpoint, folder):
     with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it ends before its pixels"):
         of_image(FeatureExtractor(checkpoint), str(folder / "china9.jpg"))
+
+
+def test_both_is_the_token_and_the_mean(checkpoint, folder):
+    images = paths_of([str(folder / "sub")])
+    token, mean, both = (
+        np.concatenate([rows.values for rows in extractor.rows(images, workers=0)])
+        for extractor in (
+            FeatureExtractor(checkpoint, layer=-1, pool=pool) for pool in ("token", "avg", "both")
+        )
+    )
+    np.testing.assert_array_equal(both, np.concatenate([token, mean], axis=1))
+    # The classifier of these weights reads the token.
+    default = FeatureExtractor(checkpoint, layer=-1, pool=None)
+    assert default.made["pool"] == "token"
+
+
+def test_a_class_token_that_comes_after_the_layers_is_refused(tmp_path):
+    sizes = [*SIZES[:-2], "DATA.IMAGE_CHANNELS", "3"]
+    config = get_config("cait_xxs24_224", sizes)
+    model = build_model(config)
+    file = tmp_path / "model.safetensors"
+    save_file(file_arrays(model), file, {METADATA: describe(config, ["a", "b", "c"]).to_json()})
+    with pytest.raises(InputError, match="-pool is token, cait_xxs24_224's layers have no class"):
+        FeatureExtractor(file, layer=-1, pool="token")
+    assert FeatureExtractor(file, layer=-1, pool=None).made["pool"] == "avg"

@@ -16,7 +16,8 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError
 from inference import Predictor
-from inference.quantise import calibration_data, training_images
+from inference.quantise import training_images
+from inference.run_data import data_keys
 from loading.transforms import EvalTransform, Normalize
 from tools import check_dataset, show_batch
 from tools.visualize import list_images, true_class
@@ -43,7 +44,8 @@ def trained(tmp_path_factory):
 
 def calibrated(run, flags=(), count=100):
     predictor = Predictor(run)
-    return training_images(predictor.config, calibration_data(predictor.weights, flags), count)
+    data = data_keys(predictor.weights, flags, "it needs data")
+    return training_images(predictor.config, data, count)
 
 
 def prepared(run, *options):
@@ -83,16 +85,14 @@ def test_int8_of_a_run_takes_the_runs_own_training_images(trained, tmp_path):
 def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, tmp_path):
     run, data = trained
     model = get_config(run / "config.yaml")
-    with pytest.raises(
-        InputError, match="-precision int8 is calibrated on a training set: give its -data_path"
-    ):
-        calibration_data(None, [])
+    with pytest.raises(InputError, match="it needs data: give its -data_path"):
+        data_keys(None, [], "it needs data")
     shutil.copytree(data, tmp_path / "bare")
     (tmp_path / "bare/bee/broken.png").unlink()
     write_images(tmp_path / "one", {"any": 3}, size=40)
     write_images(tmp_path / "both", {"train/ant": 3, "val/ant": 1}, size=40)
     for folder, count in (("bare", 24), ("one", 3), ("both", 3)):
-        words = calibration_data(None, [("DATA.DATA_PATH", str(tmp_path / folder))])
+        words = data_keys(None, [("DATA.DATA_PATH", str(tmp_path / folder))], "it needs data")
         assert len(training_images(model, words, 100)) == count
         # Labels aren't needed.
         words = calibration_data(

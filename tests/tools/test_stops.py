@@ -52,6 +52,7 @@ TOOLS = {
     "make_shards": ([*IMAGES, "-output=out", "--workers=2"], WRITES),
     "model_info": (["vit_base_patch16_224"], STARTS),  # it measures for some seconds
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),
+    "probe": (["w.safetensors", *IMAGES, "-probes=knn", "-k=3", "-output=out.json"], WRITES),
     "robustness": (
         [
             "-cfg=small.yaml",

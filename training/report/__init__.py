@@ -88,7 +88,7 @@ def number(value: float | None, key: str = "") -> str:
     """Returns a percentage or a loss as text, and "" for None."""
     if value is None:
         return ""
-    digits = 4 if key == "loss" else 2
+    digits = 4 if key in ("loss", "feature_std") else 2
     return f"{value:.{digits}f}"
 
 

@@ -21,6 +21,7 @@ from settings.plain import is_list, parsed_json, whole_file
 from settings.registry import tasks
 from training.curves import Points, points
 from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS, file_name
+from training.probing.records import CURVES
 from training.results import MOST_CLASSES, is_text, read_result
 
 ADVICE = "; is it a run's folder?"
@@ -120,7 +121,7 @@ def read_run(folder: Path) -> FinishedRun:
             predictions[split] = read_predictions(file)
             _check_same_evaluation(file, predictions[split], evaluation)
     task: Any = tasks.load(config.TASK)[0]
-    labels: dict[str, str] = {**task.curves, **SPEED}
+    labels: dict[str, str] = {**task.curves, **CURVES, **SPEED}
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:

@@ -461,7 +461,8 @@ def check(
 def _metrics(config: Configuration) -> list[str]:
     """Returns the metrics of a configuration's task."""
     declared = registry.tasks.components[config.TASK].given.get("metrics", "loss")
-    return [*declared.split(), "loss"]
+    probed = ["knn"] if config.PROBE.FREQ else []
+    return [*declared.split(), "loss", *probed]
 
 
 def _default_metric(config: Configuration) -> str:

@@ -1,0 +1,223 @@
+"""Measures what the frozen features of a model are worth, by classifiers that are cheap to fit.
+
+    python tools/probe.py WEIGHTS -dataset=folder -data_path=FOLDER [-probes=knn,logistic,sgd,few_shot]
+    python tools/probe.py WEIGHTS ... -ngpus 2 (or python -m paddle.distributed.launch ... tools/probe.py)
+
+knn          weighted k nearest neighbours, as DINO evaluates: cosine similarity, temperature 0.07
+logistic     scikit-learn's logistic regression; its penalty is chosen on held-out training images
+sgd          linear classifiers of several rates, trained together; the rate is chosen likewise
+few_shot     logistic regression with 1, 5 and 10 labels a class, mean and deviation over five draws
+
+WEIGHTS is a run's folder (its best checkpoint is taken), a checkpoint, weights of timm, or an export
+of features. Without -dataset and -data_path, the images are those of the run. All images are
+prepared as for an evaluation. The table has accuracies on the validation images, in percent, and
+two signs of a collapse: RankMe and the deviation of normalised features. A warning names a collapse.
+
+-output, probe.json by default, gets these numbers with the command, counts and seeds. Exit status:
+0; 1 if an image can't be read; 2 for a wrong command line or input.
+"""
+
+import argparse
+import functools
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
+
+import launch.startup  # noqa: E402, F401  (signals and streams)
+from errors import InputError, printable, reporting, reporting_memory  # noqa: E402
+from launch import launched, launchers, sharing, signals, spawned  # noqa: E402
+from launch.files import writing_whole  # noqa: E402
+
+# isort: split
+from config import default_values, get_config  # noqa: E402
+from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
+from settings.configuration import Configuration  # noqa: E402
+from settings.parser import Parser, pairs  # noqa: E402
+
+PROBES = ("knn", "logistic", "sgd", "few_shot")
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = Parser(__doc__)
+    parser.add_argument("weights", metavar="WEIGHTS", help="what -eval takes, or a run's folder")
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("dataset", metavar="NAME", help="default: the run's, or folder")
+    option("data_path", metavar="PATH", help="its folder or file")
+    option("cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it")
+    option("layer", type=int, metavar="N", help="an intermediate; negative: from the end")
+    text = "of a layer: the mean of its positions, its class token, or both; default: as the classifier"
+    option("pool", choices=("avg", "token", "both"), help=text)
+    option("probes", type=_listed(_probe), default=PROBES, metavar="LIST", help="default: all")
+    option("k", type=_listed(_number(1)), default=(10, 20), metavar="LIST", help="default: 10,20")
+    text = "labels a class; default: those of 1,5,10 that each class has"
+    option("shots", type=_listed(_number(1)), default=(), metavar="LIST", help=text)
+    option("draws", type=_number(1), default=5, metavar="N", help="of few labels; default: 5")
+    option("seed", type=_number(0), default=0, metavar="N", help="default: 0")
+    option("batch_size", type=_number(1), default=32, metavar="N", help="default: 32")
+    option(
+        "workers", type=_number(0), default=2, metavar="N", help="processes that load; default: 2"
+    )
+    text = "processes, one per device; -1: all devices; default: 1"
+    option("ngpus", type=int, metavar="N", help=text)
+    option("output", type=Path, default=Path("probe.json"), metavar="FILE", help="a new file")
+    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    arguments = parser.parse_args()
+    if os.path.lexists(arguments.output):
+        raise InputError(f"{arguments.output} exists; choose another -output, or remove it")
+    folder = arguments.output.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(
+            f"-output {arguments.output}: {folder} is no folder that can be written to; choose another"
+        )
+    return arguments
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 1 << 20:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _probe(text: str) -> str:
+    if text not in PROBES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(PROBES)}")
+    return text
+
+
+def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
+    """Returns (model, probes, configuration, training set, validation set), all checked."""
+    from inference.probing import Model, Probes, read_sets
+    from inference.run_data import is_data_key
+    from loading.label_sets import every_label
+
+    flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
+    data = [(key, value) for key, value in flags.items() if value]
+    options = []
+    for key, value in pairs(arguments.o, default_values()):
+        if is_data_key(key):
+            data.append((key, value))
+        else:
+            options += [key, value]
+    model = Model(
+        arguments.weights,
+        arguments.cfg,
+        options,
+        arguments.batch_size,
+        arguments.layer,
+        arguments.pool,
+    )
+    config, train, val = read_sets(model, data, arguments.workers)
+    probes = Probes(arguments.probes, arguments.k, arguments.shots, arguments.draws, arguments.seed)
+    checked = probes.checked(every_label(train.labels), train.classes)
+    return model, checked, config, train, val
+
+
+def answer(arguments: argparse.Namespace, config: Configuration, given: tuple[Any, ...]) -> None:
+    """Measures the features, as one rank of all. Rank 0 prints the table and writes -output.
+
+    Args:
+        config: how the processes communicate.
+        given: what ``read`` returned.
+    """
+    from tqdm import tqdm
+
+    import utils
+    from inference.probing import measure, table
+    from training import parallel
+
+    parallel.init(config)
+    model, probes, data_config, train, val = given
+    images = len(train) + len(val)
+    is_first = utils.rank() == 0
+    with (
+        reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"),
+        tqdm(total=images, unit=" images", disable=None if is_first else True) as bar,
+    ):
+        # The other ranks compute as many images in the same time.
+        result = measure(
+            model,
+            data_config,
+            train,
+            val,
+            probes,
+            lambda count: bar.update(min(count * utils.world_size(), images - bar.n)),
+        )
+    if is_first:
+        command = shlex.join(["python", "tools/probe.py", *sys.argv[1:]])
+        with writing_whole(arguments.output) as file:
+            json.dump({"command": command, **result}, file, indent=1)
+        print(table(result))
+        if result["warning"]:
+            print(f"warning: {result['warning']}", file=sys.stderr)
+        print(
+            f"{printable(str(arguments.output))}: {len(train)} training images, {len(val)} others"
+        )
+    signals.end_workers()
+
+
+def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None:
+    """Runs a rank that this program started."""
+    with as_rank(failed, beats):
+        arguments, config, given = handed.open()
+        answer(arguments, config, given)
+
+
+def launched_rank(
+    arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration
+) -> None:
+    """Runs a rank that a launcher started. One rank of each machine reads the data for all."""
+    with as_rank(failed, beats):
+        given = sharing.read_once(lambda: read(arguments), repr(vars(arguments)).encode())
+        launched.wait_for_all()
+        answer(arguments, config, given)
+
+
+def main() -> None:
+    arguments = parsed_arguments()
+    options = []
+    for key, value in pairs(arguments.o, default_values()):
+        if key.startswith("DIST."):
+            options += [key, value]
+    config = get_config(None, ["EVAL", "True", *options])
+    if launchers.is_launched():
+        if arguments.ngpus is not None:
+            raise InputError(
+                "-ngpus is for processes that this program starts; here a launcher did"
+            )
+        launched.watch(functools.partial(launched_rank, arguments), config)
+    import_paddle()
+    import utils
+
+    ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
+    given = read(arguments)
+    if ranks == 1:
+        answer(arguments, config, given)
+        return
+    spawned.prepare_spawn()
+
+    def start(config: Configuration, count: int, failed: Any, beats: Any) -> Any:
+        return spawn(spawned_rank, count, failed, beats, arguments, config, given)
+
+    spawned.run(config, ranks, start)
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()
