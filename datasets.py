@@ -484,8 +484,8 @@ class FileDataset(EncodedDataset):
         return (self.mask_path(column, index) for index in range(len(self)))
 
     def check_masks(self) -> None:
-        """Raises InputError where files of masks are missing."""
-        for column in self.masks:
+        """Raises InputError where files of masks that TASK needs are missing."""
+        for column in self.needed_masks:
             missing = [path for path in self.mask_files(column) if not os.path.exists(path)]
             if missing:
                 raise InputError(
@@ -703,7 +703,7 @@ def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) 
     cached.labels = dataset.labels
     cached.names = dataset.relative_names()
     cached.add_columns(dataset.masks | dataset.values)
-    for column in dataset.masks:
+    for column in dataset.needed_masks:
         cached.cached_masks[column] = _cached_masks(config, mode, dataset, column, decoding)
     return cached
 

@@ -320,13 +320,14 @@ def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list
 
 def _further_columns(dataset: ImageDataset, first: int, last: int) -> Iterator[Any]:
     """Yields what stands for the masks of images in a hash, and their numbers."""
-    for column, masks in dataset.masks.items():
+    for column in dataset.needed_masks:
+        paths = dataset.masks[column].paths
         if isinstance(dataset, ArrayDataset):
             yield dataset.cached_masks[column].crcs[first:last]
         elif isinstance(dataset, ShardDataset):
             yield dataset.shards.places_of_masks[f"{column}.lengths"][first:last]
-        elif isinstance(masks.paths, Paths):
-            yield from masks.paths.block(first, last)
+        elif isinstance(paths, Paths):
+            yield from paths.block(first, last)
     for numbers in dataset.values.values():
         yield numbers[first:last]
 

@@ -452,6 +452,9 @@ def folder(tmp_path, monkeypatch):
 
         return read_split(data, split, read)
 
+    # Of a task and a dataset that have masks.
+    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "mask"))
+    monkeypatch.setattr("datasets._check_task", lambda *_: None)
     monkeypatch.setattr("datasets.read_split", with_columns)
     monkeypatch.setattr("loading.subsets.read_split", with_columns)
     monkeypatch.chdir(tmp_path)
@@ -460,9 +463,7 @@ def folder(tmp_path, monkeypatch):
 
 def from_folder(kind, path, mode, *options):
     words = ["DATA.DATASET", kind, "DATA.DATA_PATH", path, "MODEL.NUM_CLASSES", "auto"]
-    dataset = get_dataset(configured(*words, *options), mode)
-    dataset.own_columns.append("mask")
-    return dataset
+    return get_dataset(configured(*words, *options), mode)
 
 
 def assert_same(dataset, expected):
@@ -575,7 +576,7 @@ def test_damaged_masks_in_shards_are_named(folder, pack):
             from_folder("shards", "out", "val")
 
 
-def test_a_column_that_some_samples_lack_is_no_mask(folder, pack):
+def test_a_column_that_some_samples_lack_is_no_mask(folder, pack, monkeypatch):
     pack("-output=out", "-workers=1", "-modes", "val", "-shard_size=3")
     (folder.parent / "out/val.index.npz").unlink()
     shard = folder.parent / "out/val-000000.tar"
@@ -585,22 +586,21 @@ def test_a_column_that_some_samples_lack_is_no_mask(folder, pack):
         for member, data in members:
             if member.name != "000000001.mask.png":
                 new.addfile(member, io.BytesIO(data))
-    config = configured("DATA.DATASET", "shards", "DATA.DATA_PATH", "out")
-    assert not get_dataset(config, "val").masks
+    with pytest.raises(InputError, match="has no column 'mask', which TASK classification needs"):
+        from_folder("shards", "out", "val")
+    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels",))
+    assert not from_folder("shards", "out", "val").masks
 
 
-def test_a_dataset_without_the_tasks_column_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("datasets._check_task", lambda *_: None)
-    for columns, message in ((("labels", "mask"), ""), (("labels", "depth"), "depth")):
-        monkeypatch.setattr("datasets.columns_of", lambda _, columns=columns: columns)
-        config = configured("DATA.DATASET", "folder", "DATA.DATA_PATH", folder)
-        if not message:
-            assert get_dataset(config, "val").columns == ("pixels", "labels", "mask")
-            continue
-        with pytest.raises(
-            InputError, match=f"has no column '{message}', which TASK classification"
-        ):
-            get_dataset(config, "val")
+def test_only_a_task_that_needs_masks_reads_them(folder, monkeypatch):
+    assert from_folder("folder", folder, "val").columns == ("pixels", "labels", "mask")
+    shutil.rmtree(folder / "masks")
+    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels",))
+    for options in ((), ("DATA.CACHE", "cache")):
+        assert len(from_folder("folder", folder, "val", *options)[0]) == 2
+    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "depth"))
+    with pytest.raises(InputError, match="has no column 'depth', which TASK classification needs"):
+        from_folder("folder", folder, "val")
 
 
 def test_ranks_compare_their_masks(folder, pack):
