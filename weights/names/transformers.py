@@ -57,7 +57,7 @@ _BLOCK = (
 # ViT, DeiT, BEiT, DINOv2
 _ENCODER = (
     (r"^(vit|deit|beit|dinov2|dinov2_with_registers)\.", ""),
-    (r"(^|\.)relative_position_index$|^(embeddings\.mask_token|pooler\.dense\.|lm_head\.)", None),
+    (r"(^|\.)relative_position_index$|^pooler\.dense\.", None),
     (r"^(encoder\.layer|layers)\.", "blocks."),
     *_BLOCK,
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
@@ -93,7 +93,7 @@ _TOWER = (
 )
 _SWIN = (
     (r"^swin\.", ""),
-    (r"\.relative_position_index$|^(embeddings\.mask_token|pooler\.)", None),
+    (r"\.relative_position_index$|^pooler\.", None),
     (r"^encoder\.", ""),
     *_BLOCK,
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
@@ -110,8 +110,6 @@ _SWIN_V2 = (
 )
 _HIERA = (
     (r"^hiera\.", ""),
-    # masked pre-training
-    (r"^(decoder|multiscale_fusion)\.", None),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^encoder\.stages\.", "stages."),
