@@ -67,6 +67,7 @@ from settings.needs import (
     EIGHT_BITS,
     EVALUATION,
     FLEET,
+    LABELS,
     LOADED_AHEAD,
     MIXING,
     MIXUP,
@@ -153,7 +154,7 @@ class Root(Section):
     EVAL: bool = False
 
     # EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN).
-    EVAL_ENGINE: Literal["eager", "inference"] = key("eager", EVALUATION)
+    EVAL_ENGINE: Literal["eager", "inference"] = key("eager", EVALUATION, LABELS)
 
     # True: compute in bfloat16. A GPU without it uses float16 with a loss scaler. A CPU needs
     # avx512_bf16 or AMX; its linear, MLP and attention layers use bfloat16. EVAL_ENGINE inference:
@@ -247,7 +248,7 @@ class DATA(Section):
     SHUFFLE_MODE: Literal["global", "shard"] = key("global", TRAINING)
 
     # Training: draw each image once an epoch. "balanced": draw all classes equally often.
-    SAMPLER: Literal["shuffle", "balanced"] = key("shuffle", TRAINING)
+    SAMPLER: Literal["shuffle", "balanced"] = key("shuffle", TRAINING, LABELS)
 
     # Training: a list of image sizes in pixels. Each step uses one of them. None: IMAGE_SIZE.
     MULTI_SCALE: Sequence[Side] | None = key(None, TRAINING)
@@ -309,10 +310,10 @@ class DATA(Section):
     # Evaluation: "present" compares only the outputs of classes that the data has (ImageNet-A, -R).
     # Or name a file: each line holds a class of the data, a TAB and its output. None: compare all
     # outputs.
-    CLASSES: FilePath | None = key(None, EVALUATION)
+    CLASSES: FilePath | None = key(None, EVALUATION, LABELS)
 
     # Evaluation: the file real.json of ReaL. Its labels replace those of ImageNet's validation set.
-    LABELS: FilePath | None = key(None, EVALUATION, PLAIN_FILES)
+    LABELS: FilePath | None = key(None, EVALUATION, LABELS, PLAIN_FILES)
 
     # Evaluation: corrupt each cropped image as ImageNet-C does (fog, snow, ...). None: don't.
     CORRUPTION: str | None = key(None, EVALUATION, choices=CORRUPTIONS)
@@ -347,13 +348,15 @@ class MODEL(Section):
 
     # The order of ImageNet-22k's classes in the weights: imagenet22k or imagenet22k_swin. Only
     # ImageNet-1k's classes are kept. None: keep the classifier as it is.
-    PRETRAINED_CLASSES: Literal["imagenet22k", "imagenet22k_swin"] | None = key(None, WEIGHTS)
+    PRETRAINED_CLASSES: Literal["imagenet22k", "imagenet22k_swin"] | None = key(
+        None, WEIGHTS, LABELS
+    )
 
     # An adapter to merge into the weights: adapter.safetensors, or peft's LoRA. None: none.
     PRETRAINED_ADAPTER: FilePath | None = key(None, WEIGHTS)
 
     # The model's outputs. "auto": the number of the data's classes. 0: none (create_model only).
-    NUM_CLASSES: Annotated[int, between(0, 10_000_000)] | Literal["auto"] = 1000
+    NUM_CLASSES: Annotated[int, between(0, 10_000_000)] | Literal["auto"] = key(1000, LABELS)
 
 
 class TRAIN(Section):
@@ -419,7 +422,7 @@ class TRAIN(Section):
     )
 
     # The classifier's learning rate is multiplied by this.
-    HEAD_LR: Factor = key(1.0, TRAINING)
+    HEAD_LR: Factor = key(1.0, TRAINING, LABELS)
 
     # Patterns of parameters that don't train: ["patch_embed.*", "blocks.[0-5].*"]. "backbone": all
     # but the classifier. None: all parameters train.
@@ -492,32 +495,32 @@ class TRAIN(Section):
 
     # The loss to minimise. auto: soft_target with mixup or CutMix, bce with TASK multilabel,
     # otherwise cross_entropy. bce, focal and asymmetric ask for yes or no per class.
-    LOSS: str = key("auto", TRAINING)
+    LOSS: str = key("auto", TRAINING, LABELS)
 
     # Label smoothing s of the training loss. multilabel: targets are 1 - s / 2 and s / 2.
-    SMOOTHING: Rate = key(0.0, TRAINING)
+    SMOOTHING: Rate = key(0.0, TRAINING, LABELS)
 
     # A factor per class on the loss. "auto": inverse to its training images. None: all are 1.
-    CLASS_WEIGHTS: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING)
+    CLASS_WEIGHTS: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING, LABELS)
 
     # bce: a factor on the loss of images with the class. "auto": negatives / positives. None: 1.
-    POS_WEIGHT: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING, BCE)
+    POS_WEIGHT: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING, LABELS, BCE)
 
     # The student learns the teacher's choice ("hard"), its distribution ("soft") or its last map
     # ("feature"). None: no teacher.
-    DISTILLATION_TYPE: Literal["hard", "soft", "feature"] | None = key(None, TRAINING)
+    DISTILLATION_TYPE: Literal["hard", "soft", "feature"] | None = key(None, TRAINING, LABELS)
 
     # The share of the distillation in the loss, 0 to 1.
-    DISTILLATION_ALPHA: Share = key(0.5, TRAINING, TEACHER)
+    DISTILLATION_ALPHA: Share = key(0.5, TRAINING, LABELS, TEACHER)
 
     # soft: the temperature of both distributions.
-    DISTILLATION_TAU: Positive = key(1.0, TRAINING, is_("TRAIN.DISTILLATION_TYPE", "soft"))
+    DISTILLATION_TAU: Positive = key(1.0, TRAINING, LABELS, is_("TRAIN.DISTILLATION_TYPE", "soft"))
 
     # The teacher's YAML file or model name.
-    TEACHER_MODEL: FilePath | None = key(None, TRAINING, TEACHER)
+    TEACHER_MODEL: FilePath | None = key(None, TRAINING, LABELS, TEACHER)
 
     # The file of the teacher's weights.
-    TEACHER_PATH: FilePath | None = key(None, TRAINING, TEACHER)
+    TEACHER_PATH: FilePath | None = key(None, TRAINING, LABELS, TEACHER)
 
     # A random box, resized to IMAGE_SIZE. Up to ten boxes are drawn until one fits.
     # "random_resized_once": draw one box and cut it at the image's border (BYOL, MAE's probe).
@@ -563,39 +566,39 @@ class TRAIN(Section):
     COLOR_JITTER: Annotated[float, between(0, 10)] = key(0.0, TRAINING)
 
     # Probability that boxes of an image are erased.
-    RANDOM_ERASE_PROB: Share = key(0.0, TRAINING)
+    RANDOM_ERASE_PROB: Share = key(0.0, TRAINING, LABELS)
 
     # Fill boxes with noise. "rand": with a random colour. "const": with the mean colour.
     RANDOM_ERASE_MODE: Literal["const", "rand", "pixel"] = key(
-        "pixel", TRAINING, above_zero("TRAIN.RANDOM_ERASE_PROB")
+        "pixel", TRAINING, LABELS, above_zero("TRAIN.RANDOM_ERASE_PROB")
     )
 
     # The largest number of boxes. They share the erased area.
-    RANDOM_ERASE_COUNT: Few = key(1, TRAINING, above_zero("TRAIN.RANDOM_ERASE_PROB"))
+    RANDOM_ERASE_COUNT: Few = key(1, TRAINING, LABELS, above_zero("TRAIN.RANDOM_ERASE_PROB"))
 
     # Copies of an image in a global batch. Each is augmented anew. DeiT uses 3.
     REPEATED_AUGMENT: Few = key(1, TRAINING)
 
     # Mixup draws its share from Beta(alpha, alpha). 0: no mixup.
-    MIXUP_ALPHA: MixAlpha = key(0.0, TRAINING)
+    MIXUP_ALPHA: MixAlpha = key(0.0, TRAINING, LABELS)
 
     # CutMix draws its share from Beta(alpha, alpha). 0: no CutMix.
-    CUTMIX_ALPHA: MixAlpha = key(0.0, TRAINING, is_unset("TRAIN.CUTMIX_MINMAX"))
+    CUTMIX_ALPHA: MixAlpha = key(0.0, TRAINING, LABELS, is_unset("TRAIN.CUTMIX_MINMAX"))
 
     # [low, high]: the share of each side that CutMix's box has. It replaces CUTMIX_ALPHA.
-    CUTMIX_MINMAX: tuple[Share, Share] | None = key(None, TRAINING)
+    CUTMIX_MINMAX: tuple[Share, Share] | None = key(None, TRAINING, LABELS)
 
     # Probability that a batch (a pair, an image) is mixed.
-    MIXUP_PROB: Share = key(1.0, TRAINING, MIXING)
+    MIXUP_PROB: Share = key(1.0, TRAINING, LABELS, MIXING)
 
     # Probability of CutMix if both are on.
-    MIXUP_SWITCH_PROB: Share = key(0.5, TRAINING, MIXUP, CUTMIX)
+    MIXUP_SWITCH_PROB: Share = key(0.5, TRAINING, LABELS, MIXUP, CUTMIX)
 
     # Draw once for the global batch. "pair": for each pair. "elem": for each image.
-    MIXUP_MODE: Literal["batch", "pair", "elem"] = key("batch", TRAINING, MIXING)
+    MIXUP_MODE: Literal["batch", "pair", "elem"] = key("batch", TRAINING, LABELS, MIXING)
 
     # Stop mixing after this many epochs. 0: never stop.
-    MIXUP_OFF_EPOCH: Number = key(0, TRAINING, MIXING)
+    MIXUP_OFF_EPOCH: Number = key(0, TRAINING, LABELS, MIXING)
 
 
 class DIST(Section):

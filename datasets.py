@@ -9,11 +9,12 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import paddle
 
+from config import with_values
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
@@ -49,9 +50,9 @@ from loading.transforms import (
 )
 from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note, pair
-from settings.needs import mixes
 from settings.paddlevit.programs import instead
 from settings.registry import datasets
+from settings.tasks import columns_of, mixes, own_classes, reads
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
@@ -67,13 +68,16 @@ class ImageDataset(paddle.io.Dataset):
     numbers, is the size of its pixels, if that isn't IMAGE_SIZE. ``columns`` names its items:
 
     - "pixels": [H, W, C] uint8 or float32
-    - "labels": an integer, or [K] uint8 of 0 and 1 where an image has several labels
+    - "labels", if TASK needs them: an integer, or [K] uint8 of 0 and 1 where an image has several
+      labels
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
+    - one for each of ``draws``
 
     An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
     an epoch holds an image several times, ``copy`` counts these from 0, and is part of the seed.
+    In an evaluation a sample is a function of (seed, index) alone.
 
     ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch
     ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
@@ -81,6 +85,11 @@ class ImageDataset(paddle.io.Dataset):
     Args:
         labels: [n] integers, or a set of labels for each image.
         classes: names, in the order of labels.
+
+    Attributes:
+        draws: functions of a sample's generator by the name of their column. Each is called after
+            the sample's transform, in the mapping's order, and returns an array of one shape.
+            Entries have to be added before a loader is made.
     """
 
     def __init__(
@@ -88,22 +97,27 @@ class ImageDataset(paddle.io.Dataset):
     ) -> None:
         super().__init__()
         train = mode == "train"
+        self.train = train
         self.labels = labels if isinstance(labels, LabelSets) else np.asarray(labels, np.int64)
         self.classes = list(classes)
         self.seed = config.SEED
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
-        self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
+        erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
+        self.erasing = RandomErasing(config) if train and erases else None
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
-        columns = ["pixels", "labels"]
+        self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
+        # The columns of a sample, but for those of ``draws``.
+        self.own_columns = ["pixels"]
+        if "labels" in columns_of(config.TASK):
+            self.own_columns.append("labels")
         if self.erasing is not None:
-            columns.append("erased")
+            self.own_columns.append("erased")
         if self.skip_broken:
-            columns.append("skipped")
-        self.columns = tuple(columns)
+            self.own_columns.append("skipped")
         # The images that this process needn't try to decode again.
         self._broken: set[int] = set()
         # An evaluation skips nothing.
@@ -112,7 +126,17 @@ class ImageDataset(paddle.io.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Returns the names of a sample's items."""
+        return (*self.own_columns, *self.draws)
+
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
+        sample = self.sample(key)
+        return tuple(sample[name] for name in self.columns)
+
+    def sample(self, key: int | tuple[int, ...]) -> dict[str, Any]:
+        """Returns a sample's items by the names of their columns."""
         epoch, index, copy, *size = key if isinstance(key, tuple) else (self.epoch, key, 0)
         # With SKIP_BROKEN, the next image that can be read takes an unreadable one's place.
         for read in range(index, index + len(self)):
@@ -130,12 +154,20 @@ class ImageDataset(paddle.io.Dataset):
                     self._broken.add(read)
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
-        sample = [pixels, self.labels[read]]
-        if self.erasing is not None:
-            sample.append(self.erasing.draw(rng, *size))
+        # Items that aren't columns of this task are left out at the end.
+        sample = {"pixels": pixels, "labels": self.labels[read]}
         if self.skip_broken:
-            sample.append(-1 if read == index else index)
-        return tuple(sample)
+            sample["skipped"] = -1 if read == index else index
+        return sample | self.drawn(rng, *size)
+
+    def drawn(self, rng: np.random.Generator, *size: int) -> dict[str, np.ndarray]:
+        """Returns the columns of a sample that are drawn after its transform."""
+        columns = {}
+        if self.erasing is not None:
+            columns["erased"] = self.erasing.draw(rng, *size)
+        for name, draw in self.draws.items():
+            columns[name] = draw(rng)
+        return columns
 
     def _pixels(self, index: int, rng: np.random.Generator, *size: int) -> np.ndarray:
         try:
@@ -144,9 +176,12 @@ class ImageDataset(paddle.io.Dataset):
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
-        """Returns the generator that a sample's augmentation is drawn from."""
-        seeds = [self.seed, epoch, index]
-        if copy:
+        """Returns the generator that a sample's augmentation is drawn from.
+
+        In an evaluation ``epoch`` and ``copy`` have no effect.
+        """
+        seeds = [self.seed, epoch if self.train else 0, index]
+        if copy and self.train:
             seeds.append(copy)
         return np.random.default_rng(seeds)
 
@@ -340,22 +375,21 @@ def get_dataset(
     mode = _mode(mode if is_train is None else is_train)
     name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
-    limit = config.MODEL.NUM_CLASSES
+    columns = columns_of(config.TASK)
+    # Labels that the task doesn't read may be any.
+    limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
         )
     reader = datasets.choose(config)
-    task = datasets.components[name].given.get("task", "classification")
-    # The other tasks take images with any number of labels.
-    if {task, config.TASK} == {"classification", "multilabel"}:
-        raise InputError(
-            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
-        )
+    _check_task(config, name)
     split = Split(mode, limit, alone=alone, skipped=skipped)
     dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{name}' at {root} is empty")
+    if "labels" not in columns:
+        return dataset
     labels = every_label(dataset.labels)
     low = labels.min()
     high = labels.max()
@@ -375,6 +409,25 @@ def get_dataset(
             )
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
+
+
+def _check_task(config: Configuration, name: str) -> None:
+    """Raises InputError if a dataset is for another task, or lacks a column that TASK needs."""
+    declared = datasets.components[name].given
+    task = declared.get("task", "classification")
+    columns = declared.get("columns", "labels").split()
+    needed = columns_of(config.TASK)
+    # The other tasks take images with any number of labels.
+    is_other = {task, config.TASK} == {"classification", "multilabel"}
+    if is_other or (needed and task not in ("classification", "multilabel", "any", config.TASK)):
+        raise InputError(
+            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
+        )
+    if missing := [column for column in needed if column not in columns]:
+        raise InputError(
+            f"DATA.DATASET '{name}' has no {missing[0]}, TASK {config.TASK} needs them;"
+            " change one of the two"
+        )
 
 
 def _make_dataset(
@@ -449,6 +502,9 @@ def get_datasets(
             didn't set their number.
     """
     skipped: list[str] = []
+    classes = own_classes(config.TASK)
+    if classes is not None:
+        return _datasets_of_task(config, classes)
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
         config = check_evaluation(config, val, trained)
@@ -465,6 +521,25 @@ def get_datasets(
     check_pretrained_classes(config, train)
     absent = "" if isinstance(train, SyntheticDataset) else absent_classes(train, val)
     _add_notes(config, [absent, _nested_note(config, train), _skipped_note(skipped)])
+    return config, train, val
+
+
+def _datasets_of_task(
+    config: Configuration, classes: list[str]
+) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
+    """Returns what ``get_datasets`` does, for a task that doesn't read the data's labels.
+
+    Args:
+        classes: the names of the task's outputs, which become those of the datasets.
+    """
+    skipped: list[str] = []
+    train = None if config.EVAL else get_dataset(config, "train", skipped=skipped)
+    val = get_dataset(config, "val", skipped=skipped)
+    config = with_values(config, f"TASK {config.TASK}", MODEL__NUM_CLASSES=len(classes))
+    for dataset in filter(None, (train, val)):
+        dataset.classes = classes
+    note_subset(config, len(val))
+    _add_notes(config, [_skipped_note(skipped)])
     return config, train, val
 
 

@@ -58,10 +58,9 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     import paddle.distributed as dist
 
     import utils
-    from models import build_model
     from ops.device import set_device_flags
+    from settings.registry import tasks
     from training import engine, parallel
-    from training.classification import add_projection
     from training.equal_ranks import check_same
     from training.optim import freeze
     from training.run import Run
@@ -84,15 +83,15 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
             processes += f" over {dist.get_backend()}"
         run.info(f"{processes} on {', '.join(run.devices)}: {settings}")
         utils.seed_everything(config.SEED)
-        model = build_model(config)
+        task = tasks.choose(config)(config, dataset_val.classes)
+        network = task.build_network()
         if config.EVAL:
-            engine.evaluate_only(config, model, dataset_val, run)
+            engine.evaluate_only(task, network, dataset_val, run)
         else:
-            # Before the model is wrapped: the wrapper waits for the gradients of what trains.
-            freeze(config, model)
-            add_projection(config, model)
-            model = parallel.wrap_model(config, model)
-            engine.fit(config, model, dataset_train, dataset_val, run)
+            # Before the network is wrapped: the wrapper waits for the gradients of what trains.
+            freeze(config, network)
+            network = parallel.wrap_model(config, network)
+            engine.fit(task, network, dataset_train, dataset_val, run)
         if utils.rank() == 0:
             leave_report(run, dataset_val)
         signals.end_workers()

@@ -55,15 +55,15 @@ class Pictures(EncodedDataset):
         check_several(images)
         super().__init__(config, "val", np.arange(len(images)), [])
         self.images = images
-        self.columns = ("pixels", "places", "problems")
+        self.own_columns = ["pixels", "places", "problems"]
         self.blank = np.zeros(
             (*self.transform.size, config.DATA.IMAGE_CHANNELS), pixel_dtype(config)
         )
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         try:
-            pixels, place = super().__getitem__(key)
-            return pixels, place, np.zeros(_PROBLEM_BYTES, np.uint8)
+            sample = self.sample(key)
+            return sample["pixels"], sample["labels"], np.zeros(_PROBLEM_BYTES, np.uint8)
         except RunError as error:
             problem = str(error).encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
             return self.blank, self.labels[key], np.frombuffer(problem, np.uint8)

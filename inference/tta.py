@@ -55,7 +55,7 @@ class CroppedPictures(Pictures):
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
         super().__init__(config, images)
         self.transform = FiveCrops(config)
-        self.columns = (*self.columns, "corners")
+        self.own_columns.append("corners")
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         crops, place, problem = super().__getitem__(key)

@@ -165,10 +165,9 @@ class DaliLoader(Loader):
             hflip=np.array(hflip, np.int32),
             vflip=np.array(vflip, np.int32),
         )
-        others = [self.dataset.labels[index]]
-        if self.dataset.erasing is not None:
-            others.append(self.dataset.erasing.draw(rng))
-        return inputs, others
+        others = {"labels": self.dataset.labels[index]} | self.dataset.drawn(rng)
+        # The first column is the pixels.
+        return inputs, [others[name] for name in self.dataset.columns[1:]]
 
 
 def _columns(

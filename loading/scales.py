@@ -13,7 +13,7 @@ import numpy as np
 from errors import InputError
 from loading.samplers import TrainBatchSampler
 from settings.configuration import Configuration, size_text
-from settings.needs import mixes
+from settings.tasks import mixes
 
 # Part of the seeds, so that the draws of the sizes differ from the samples'.
 _TAG = 0x7363616C65

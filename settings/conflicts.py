@@ -12,7 +12,8 @@ from typing import Any
 from errors import InputError
 from settings import registry
 from settings.configuration import Configuration, pair
-from settings.needs import float_pixels, mixes
+from settings.needs import float_pixels
+from settings.tasks import mixes
 from settings.values import quoted
 
 # A key, and what is expected of it instead of its value.

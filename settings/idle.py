@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping
 from errors import InputError
 from settings.configuration import COMMAND_LINE, Given
 from settings.keys import Key
-from settings.needs import TRAINING, Need, Values, is_, is_not
-from settings.registry import KINDS, Registry, datasets
+from settings.needs import LABELS, TRAINING, Need, Values, is_, is_not
+from settings.registry import KINDS, Registry, datasets, losses, tasks
+from settings.tasks import reads
 
 
 def _component(kind: Registry, names: Collection[str]) -> tuple[Need, ...]:
@@ -36,15 +37,26 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
     """Returns what each key needs, by dotted key.
 
     A key that components read needs one of these components, besides what it declares. All
-    components but datasets are for training.
+    components but datasets and tasks are for training.
     """
     needs = {name: key.needs for name, key in keys.items()}
     for kind in KINDS:
-        first = () if kind is datasets else (TRAINING,)
+        first = () if kind in (datasets, tasks) else (TRAINING,)
+        if kind is losses:
+            first = (TRAINING, LABELS)
         for name, readers in kind.readers().items():
             declared = tuple(need for need in needs[name] if need not in first)
             needs[name] = (*first, *_component(kind, readers), *declared)
-    return needs
+    return {name: with_tasks(name, own) for name, own in needs.items()}
+
+
+def with_tasks(key: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
+    """Returns a key's needs, in which those of the tasks that read it stand for ``LABELS``."""
+    if LABELS not in needs:
+        return needs
+    readers = [task for task in tasks.names() if reads(task, key)]
+    place = needs.index(LABELS)
+    return (*needs[:place], *_component(tasks, readers), *needs[place + 1 :])
 
 
 def unmet(needs: tuple[Need, ...], values: Values) -> Need | None:

@@ -26,7 +26,7 @@ from settings.configuration import (
     value_sources,
 )
 from settings.documents import read_yaml
-from settings.idle import all_needs
+from settings.idle import all_needs, with_tasks
 from settings.keys import Key, Section, declared
 from settings.names import TOOLKITS, images_of, instead, matching_file, tags
 from settings.needs import Need
@@ -198,7 +198,7 @@ class Keys:
     def needs_of(self, config: Configuration) -> dict[str, tuple[Need, ...]]:
         """Returns what each key of a configuration needs: of MODEL's, what its architecture says."""
         own = architecture(config.MODEL.TYPE).arguments
-        return self.needs | {name: key.needs for name, key in own.items()}
+        return self.needs | {name: with_tasks(name, key.needs) for name, key in own.items()}
 
     @property
     def defaults(self) -> dict[str, Any]:

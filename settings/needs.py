@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from settings.configuration import Configuration, leaves
-
 # All values of a configuration, by dotted key.
 Values = Mapping[str, Any]
 
@@ -87,6 +85,9 @@ def _cuts(values: Values) -> bool:
     return values["TRAIN.CUTMIX_ALPHA"] > 0 or values["TRAIN.CUTMIX_MINMAX"] is not None
 
 
+# Only tasks that train on the data's labels read a key with this need, and those that list the key
+# (``settings.tasks``). ``settings.idle`` replaces it by a need that names these tasks.
+LABELS = Need("without a TASK that reads it", ("TASK",), lambda _: True)
 TRAINING = Need("under EVAL", ("EVAL",), lambda values: not values["EVAL"], files_wait=True)
 EVALUATION = is_("EVAL", True)
 WEIGHTS = is_set("MODEL.PRETRAINED")._replace(files_wait=True)
@@ -128,11 +129,6 @@ MIXING = Need(
     (*MIXUP.keys, *CUTMIX.keys),
     lambda values: MIXUP.met(values) or CUTMIX.met(values),
 )
-
-
-def mixes(config: Configuration) -> bool:
-    """Returns whether training mixes its images: mixup or CutMix is on."""
-    return MIXING.met(dict(leaves(config.TRAIN, "TRAIN.")))
 
 
 def float_pixels(data: Mapping[str, Any]) -> bool:

@@ -5,10 +5,10 @@ operations and trackers.
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
 A component's keyword arguments are the keys that it reads. They stand beside the key that chooses
-it: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. A keyword with a default declares a key of the
-component's own, which its docstring describes; the others are config.py's. All of this is read from
-the sources. A component is imported only when it is used, so that a mistyped key is reported before
-Paddle is imported.
+it: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. Those of a task are in the section METHOD. A
+keyword with a default declares a key of the component's own, which its docstring describes; the
+others are config.py's. All of this is read from the sources. A component is imported only when it
+is used, so that a mistyped key is reported before Paddle is imported.
 """
 
 import ast
@@ -57,13 +57,17 @@ class Registry:
         key: the key that chooses one of them. The keys that they read stand beside it.
         room: the folder that contains their files.
         optional: whether the key may be None, which is its default then.
+        section: the section of the keys that they read; None: the one that ``key`` is in.
     """
 
-    def __init__(self, name: str, key: str, room: str, optional: bool = False) -> None:
+    def __init__(
+        self, name: str, key: str, room: str, optional: bool = False, section: str | None = None
+    ) -> None:
         self.name = name
         self.key = key
         self.room = room
         self.optional = optional
+        self.section = section or key.rpartition(".")[0]
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:
@@ -149,7 +153,7 @@ class Registry:
 
     def key_of(self, word: str) -> str:
         """Returns the dotted key of a keyword."""
-        return f"{self.key.rpartition('.')[0]}.{word.upper()}"
+        return f"{self.section}.{word.upper()}"
 
     def readers(self) -> dict[str, tuple[str, ...]]:
         """Returns the names of the components that read a key, by dotted key."""
@@ -166,7 +170,7 @@ operations = Registry("operations", "TRAIN.AUTO_AUGMENT", "loading")
 optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
 schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
-tasks = Registry("tasks", "TASK", "training")
+tasks = Registry("tasks", "TASK", "training", section="METHOD")
 adapters = Registry("adapters", "TRAIN.ADAPTER.NAME", "training", optional=True)
 trackers = Registry("trackers", "TRACKERS", "training", optional=True)
 # The kinds whose components read keys. Operations and trackers read none.

@@ -359,3 +359,67 @@ def test_a_sample_is_a_function_of_seed_epoch_index_and_copy():
     assert (sample[1, 5, 0][0] == sample[1, 5, 0][0]).all()
     assert (sample[1, 5, 0][0] != sample[2, 5, 0][0]).any()
     assert (sample[1, 5, 0][0] != sample[1, 5, 1][0]).any()
+
+
+# ----------------------------------------------------------------------- draws
+
+
+def draw_noise(rng):
+    return rng.random(4, np.float32)
+
+
+def noise_of(workers, ranks, mode, epoch):
+    """The column of a task's draws in a pass, by the label, which is the sample's index."""
+    sizes = ["DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE", 32 // ranks]
+    config = dataset_config("digits", "", *RECIPE[:8], *sizes)
+    whole = get_dataset(config, "train")
+    dataset = ArrayDataset(config, mode, whole.images[:64], np.arange(64), whole.classes)
+    dataset.draws["noise"] = draw_noise
+    dataset.epoch = epoch
+    assert dataset.columns == ("pixels", "labels", *["erased"] * (mode == "train"), "noise")
+    noise = {}
+    for rank in range(ranks):
+        loader = get_dataloader(config, dataset, mode, rank=rank, ranks=ranks)
+        if mode == "train":
+            loader.batch_sampler.set_epoch(epoch)
+        for batch in loader:
+            rows = batch["noise"].numpy().tolist()
+            noise |= dict(zip(batch["labels"].tolist(), rows, strict=True))
+        loader.close()
+    return noise
+
+
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_a_drawn_column_is_a_function_of_the_sample(mode):
+    base = noise_of(0, 1, mode, 2)
+    assert len({tuple(row) for row in base.values()}) == len(base) == 64
+    for workers, ranks in ((2, 1), (0, 2)):
+        assert noise_of(workers, ranks, mode, 2) == base
+    # An evaluation is the same at every epoch.
+    assert (noise_of(0, 1, mode, 3) == base) == (mode == "val")
+
+
+def test_draws_dont_change_the_other_columns():
+    config = dataset_config("digits", "", *RECIPE[:8])
+    dataset = get_dataset(config, "train")
+    pixels, _, erased = dataset[1, 5, 0]
+    dataset.draws["noise"] = draw_noise
+    sample = dict(zip(dataset.columns, dataset[1, 5, 0], strict=True))
+    np.testing.assert_array_equal(sample["pixels"], pixels)
+    np.testing.assert_array_equal(sample["erased"], erased)
+    rng = dataset.generator(1, 5, 0)
+    dataset.transform(dataset.picture(5), rng)
+    dataset.erasing.draw(rng)
+    np.testing.assert_array_equal(sample["noise"], draw_noise(rng))
+
+
+def test_an_evaluations_randomness_is_of_the_seed_and_the_index():
+    dataset = get_dataset(dataset_config("digits", ""), "val")
+    dataset.draws["noise"] = draw_noise
+    expected = draw_noise(np.random.default_rng([0, 0, 7]))
+    for epoch in (0, 1, 5):
+        dataset.epoch = epoch
+        assert (dataset[7][-1] == expected).all()
+        # DATA.CORRUPTION draws from this generator, too.
+        assert (draw_noise(dataset.generator(epoch, 7, 3)) == expected).all()
+    assert (dataset[8][-1] != expected).all()

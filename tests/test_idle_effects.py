@@ -22,8 +22,8 @@ from loading.label_spaces import check_evaluation
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
 from settings.architectures import all_keys
 from settings.configuration import leaves
-from settings.needs import mixes
 from settings.registry import datasets, losses, tasks
+from settings.tasks import mixes
 from training import parallel
 from training.losses import build_criterion
 from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients

@@ -33,11 +33,7 @@ from weights import load_weights
 
 @tasks.register("classification", metrics="acc1 acc5 mean_class_acc")
 class Classification(Task):
-    """The task of images of one class each.
-
-    Attributes:
-        best: the metric by which the best checkpoint is chosen if BEST_METRIC is auto.
-    """
+    """The task of images of one class each."""
 
     best = "acc1"
     lines: ClassVar[dict[str, str]] = {
@@ -59,6 +55,19 @@ class Classification(Task):
             self.note = (
                 f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
             )
+
+    def build_network(self) -> ImageModel:
+        """Returns the model, with the projection that a feature distillation needs.
+
+        Raises:
+            InputError: as of ``build_teacher``.
+        """
+        model = build_model(self.config)
+        if self.config.TRAIN.DISTILLATION_TYPE == FEATURE and not self.config.EVAL:
+            # The projection has the width of the teacher, which isn't built for this.
+            teacher = model_of(_teacher_config(self.config))
+            make_student(model, teacher.feature_info[-1]["num_chs"])
+        return model
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds the transform of batches, and the loss with its teacher.
@@ -139,10 +148,6 @@ class Classification(Task):
             "class_acc": dict(zip(names, class_acc, strict=False)),
         }
 
-    def score(self, metrics: Metrics) -> float:
-        key = self.best if self.config.BEST_METRIC == "auto" else self.config.BEST_METRIC
-        return -metrics[key] if key == "loss" else metrics[key]
-
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     """Returns which samples are right in the first guess ("acc1") and in the first five ("acc5").
@@ -206,19 +211,6 @@ def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
         right = paddle.take_along_axis(labels, predicted.unsqueeze(1), 1)[:, 0] > 0
         labels = paddle.where(right, predicted, labels.argmax(1))
     return {"label": labels, "predicted": predicted, "probability": probability}
-
-
-def add_projection(config: Configuration, model: ImageModel) -> None:
-    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``).
-
-    It has the width of the teacher, which isn't built for this.
-
-    Raises:
-        InputError: as ``build_teacher``.
-    """
-    if config.TRAIN.DISTILLATION_TYPE == FEATURE:
-        teacher = model_of(_teacher_config(config))
-        make_student(model, teacher.feature_info[-1]["num_chs"])
 
 
 def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | None:

@@ -21,12 +21,10 @@ from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
 from launch.progress import EVALUATING, beat
 from loading.workers import Loader
-from models.base import ImageModel
 from models.layers.batch_norm import hold_frozen_statistics
 from models.paddle_inference import inference_engine
 from ops.device import trim_buffers
 from settings.configuration import Configuration, plain
-from settings.registry import tasks
 from training import predictions
 from training.checkpoint import Progress, Saver, check_task, own_statistics
 from training.checkpoint.resume import resume, rewind_folder
@@ -51,24 +49,22 @@ from utils import num_gpus, rank, reduce_dict, seed_step, world_size
 
 
 def fit(
-    config: Configuration,
+    task: Task,
     network: nn.Layer,
     train: ImageDataset,
     val: ImageDataset,
     run: Run,
-    kind: type[Task] | None = None,
 ) -> None:
     """Trains ``network`` and writes checkpoints, metrics and the result into the run's folder.
 
     Args:
-        network: what ``parallel.wrap_model`` returned.
-        kind: the kind of training; None: the one that TASK names.
+        network: the task's, as ``parallel.wrap_model`` returned it.
 
     Raises:
         InputError: batch, accumulation, weights or checkpoint don't fit.
         RunError: on every rank, when the loss is not finite.
     """
-    task: Task = (kind or tasks.choose(config))(config, val.classes)
+    config = task.config
 
     # Everything is built, loaded and checked before anything on the disk changes. So a start that
     # fails leaves a run's folder as it was.
@@ -79,6 +75,7 @@ def fit(
         own = own_statistics(model) if checkpoint else ()
         broadcast_weights(model, without=own)
     free_unowned_weights(training.optimizer)
+    task.prepare_data(val, "val")
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     if isinstance(training.optimizer, ShardedOptimizer):
         check_visible(run.directory)
@@ -164,7 +161,15 @@ def _evaluate_models(
             metrics[split] = evaluate(training.task, model, loader, checkpointing.stop_if_asked)
             if kept := training.task.predictions:
                 training.predictions[split] = kept
+        _draw(training.task, training.model, loader.dataset, training.run)
     return metrics
+
+
+def _draw(task: Task, model: nn.Layer, dataset: ImageDataset, run: Run) -> None:
+    """Draws the task's pictures of an evaluation, on rank 0."""
+    if rank() == 0:
+        with run.logging_failure("the task's pictures"), paddle.no_grad():
+            task.draw(model, dataset, run.directory)
 
 
 def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
@@ -400,20 +405,20 @@ def _evaluated_batches(loader: Loader, after_batch: Callable[[], None]) -> Itera
 
 
 def evaluate_only(
-    config: Configuration,
-    model: ImageModel,
+    task: Task,
+    model: Any,
     val: ImageDataset,
     run: Run,
-    kind: type[Task] | None = None,
 ) -> None:
     """Runs ``-eval``: loads MODEL.PRETRAINED, evaluates it and writes result.json.
 
     Args:
-        kind: as in ``fit``.
+        model: the task's network, not wrapped.
 
     Raises:
         InputError: no weights are given, they don't fit, or they are of another task.
     """
+    config = task.config
     if not config.MODEL.PRETRAINED:
         # If another rank has weights, this call says so.
         load_pretrained(config, model, run, strict=True)
@@ -429,7 +434,7 @@ def evaluate_only(
         run.info(precision_text(config))
     if val.compared is not None:
         predictor = mask_logits(predictor, val.compared, config.MODEL.NUM_CLASSES)
-    task: Task = (kind or tasks.choose(config))(config, val.classes)
+    task.prepare_data(val, "val")
     loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
 
     run.begin()
@@ -443,6 +448,7 @@ def evaluate_only(
 
     metrics = evaluate(task, predictor, loader, stop_if_asked)
     predictions.write_tables(run, val, {"val": task.predictions} if task.predictions else {})
+    _draw(task, model, val, run)
     run.result(_result(task, metrics, config.MODEL.PRETRAINED), task.line("result", metrics))
 
 

@@ -16,7 +16,6 @@ from config import with_values
 from datasets import ImageDataset
 from errors import RunError
 from launch.files import removing_if_stopped
-from models import build_model
 from settings.configuration import Configuration
 from settings.registry import tasks
 from training import engine, parallel
@@ -108,10 +107,10 @@ def range_test(
         REPORT_FREQ=config.TRAIN.ACCUM_ITER,
     )
     seed_everything(config.SEED)
-    model = build_model(config)
+    task: Task = tasks.choose(config)(config, train.classes)
+    model = task.build_network()
     freeze(config, model)
     curve: Any = _Curve(updates)
-    task: Task = tasks.choose(config)(config, train.classes)
     training = prepare(task, parallel.wrap_model(config, model), train, curve)
     ratio = math.log(high / low) / max(1, updates - 1)
     training = dataclasses.replace(

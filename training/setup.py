@@ -92,6 +92,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
     check_scales(config, model)
+    task.prepare_data(train, "train")
     loader = get_dataloader(config, train, "train", rank=rank(), ranks=world_size())
 
     steps = len(loader)

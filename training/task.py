@@ -1,11 +1,19 @@
 """The base class of a task, which is a kind of training.
 
-A task defines a step's loss and an evaluation's metrics. The loop (``engine``) does the rest:
-updates, reports, evaluations, checkpoints. A task with a loss alone (pre-training) needs no more
-than ``step`` and ``evaluate``.
+A task builds its network, and defines a step's loss and an evaluation's metrics. The loop
+(``engine``) does the rest: updates, reports, evaluations, checkpoints. A task with a loss alone
+(pre-training) needs no more than ``step`` and ``evaluate``.
+
+A task is registered in a file below ``training/``. ``settings.tasks`` has what it declares there:
+
+    @tasks.register("mae", columns="")
+    class MaskedAutoencoding(Task):
+
+TASK then takes the name. The keyword arguments of the constructor are keys in the section METHOD.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +21,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
+from models import build_model
 from settings.configuration import Configuration
 from training.predictions import Predictions
 from training.run import Run
@@ -28,9 +37,10 @@ class Task:
     """A kind of training.
 
     Args:
-        classes: names of the validation set's classes; empty: none are known.
+        classes: the names of the model's outputs; empty: none are known.
 
     Attributes:
+        best: the metric by which the best checkpoint is chosen if BEST_METRIC is auto.
         lines: the formats in which metrics are shown: "train" in a report, "val" for an evaluation
             within a run, "best", and "result".
         curves: the metrics that curves.png draws over the steps, with the labels of their axes.
@@ -42,6 +52,7 @@ class Task:
         ("train", "val", "best", "result"), "loss: {loss:.4f}"
     )
     curves: ClassVar[dict[str, str]] = {"loss": "loss", "lr": "learning rate"}
+    best = "loss"
     note = ""
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
@@ -49,11 +60,32 @@ class Task:
         self.classes = classes
         self.predictions: Predictions | None = None
 
-    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
-        """Builds what a training needs besides the model. An evaluation does without.
+    def build_network(self) -> nn.Layer:
+        """Returns the network with fresh weights: the model of the configuration.
+
+        A task whose training needs further layers, such as a decoder, returns a
+        ``models.pretraining.PretrainingNetwork`` around the model.
+
+        Raises:
+            InputError: the architecture can't serve the task.
+        """
+        return build_model(self.config)
+
+    def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
+        """Prepares a dataset before its loader is made.
+
+        A task that draws random numbers for each sample, such as a mask, adds a function to
+        ``dataset.draws``.
 
         Args:
-            model: not wrapped.
+            mode: "train" or "val".
+        """
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        """Builds what a training needs besides the network. An evaluation does without.
+
+        Args:
+            model: the network, not wrapped.
             train: the training set.
             run: logs what was built.
         """
@@ -65,7 +97,7 @@ class Task:
         beside it. The method is called within autocast, and may not wait for the device.
 
         Args:
-            network: the wrapped model.
+            network: what ``build_network`` returned, wrapped for several processes.
             batch: the loader's columns by name.
             epoch: the epoch, from 1.
         """
@@ -77,15 +109,24 @@ class Task:
         Numbers are reported. Other values are for result.json alone.
 
         Args:
-            forward: calls the model within autocast.
+            forward: calls the network within autocast.
             batches: this rank's. Ranks may have different numbers of batches, so call a collective
                 only after all of them.
         """
         raise NotImplementedError
 
+    def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
+        """Draws pictures of an evaluation into the run's folder. Rank 0 calls it.
+
+        Args:
+            model: the network, not wrapped, in evaluation mode.
+            dataset: the validation set.
+        """
+
     def score(self, metrics: Metrics) -> float:
         """Returns how good metrics are: the best checkpoint has the highest score."""
-        return -metrics["loss"]
+        key = self.best if self.config.BEST_METRIC == "auto" else self.config.BEST_METRIC
+        return -metrics[key] if key == "loss" else metrics[key]
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:
         """Returns the results of an evaluation that are stored with the evaluated weights.

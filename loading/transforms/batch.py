@@ -10,8 +10,8 @@ from paddle.nn import functional as F
 import ops
 from loading.transforms.erase import RandomErasing, box_mask
 from settings.configuration import Configuration, pair
-from settings.needs import mixes
 from settings.registry import losses
+from settings.tasks import mixes
 
 # Part of the seeds, so that these draws differ from the samples'.
 _MIXUP_TAG = 0x6D69787570

@@ -18,7 +18,7 @@ from loading.transforms import (
     smooth_one_hot,
 )
 from loading.transforms.batch import areas, cutmix_boxes
-from settings.needs import mixes
+from settings.tasks import mixes
 
 GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "batch.npz")
 COUNT = 6

@@ -17,6 +17,7 @@ from errors import InputError
 from models import build_model
 from models.paddle_inference import Program, difference, export, inference_engine, num_threads
 from training import engine
+from training.classification import Classification
 from training.run import Run
 from weights import save_weights
 
@@ -69,7 +70,8 @@ def test_one_process_and_two_give_the_result_of_the_eager_engine(
         config, _, val = get_datasets(
             get_config(None, [*options, "EVAL_ENGINE", kind, "OUTPUT", str(tmp_path / kind)])
         )
-        engine.evaluate_only(config, build_model(config), val, Run(config, val.classes))
+        task = Classification(config, val.classes)
+        engine.evaluate_only(task, task.build_network(), val, Run(config, val.classes))
     assert calls == [4, *[7] * 52]  # the check, and the batches of one engine
     status, printed, errors = program(
         "main_multi_gpu.py", "-output=pair", "-o", *options, "EVAL_ENGINE", "inference"

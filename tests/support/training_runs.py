@@ -12,12 +12,11 @@ import utils
 from config import asked_config, default_values
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
-from models import build_model
 from settings.configuration import NAMED, Option
 from settings.parser import pairs
+from settings.registry import tasks
 from training import engine, parallel
 from training.checkpoint import storage
-from training.classification import add_projection
 from training.equal_ranks import check_same
 from training.optim import freeze
 from training.run import Run
@@ -66,12 +65,12 @@ def work(config, dataset, val, draws=False):
     config = share_batch(config, utils.world_size())
     run = Run(config, val.classes)
     utils.seed_everything(config.SEED)
-    model = build_model(config)
+    task = tasks.choose(config)(config, val.classes)
+    model = task.build_network()
     if config.EVAL:
-        engine.evaluate_only(config, model, val, run)
+        engine.evaluate_only(task, model, val, run)
         return model
     freeze(config, model)
-    add_projection(config, model)
     if config.DIST.ENGINE == "fleet":
         # Otherwise fleet would keep the first strategy of the process.
         topology._HYBRID_PARALLEL_GROUP = None
@@ -79,7 +78,7 @@ def work(config, dataset, val, draws=False):
     with pytest.MonkeyPatch.context() as patch:
         if not draws:
             patch.setattr(engine, "plot_curves", lambda metrics, picture, curves: picture.touch())
-        engine.fit(config, parallel.wrap_model(config, model), dataset, val, run)
+        engine.fit(task, parallel.wrap_model(config, model), dataset, val, run)
     return model
 
 

@@ -31,10 +31,7 @@ class Pixels(ArrayDataset):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.columns = ("pixels",)
-
-    def __getitem__(self, key):
-        return super().__getitem__(key)[:1]
+        self.own_columns = ["pixels"]
 
 
 class Narrow(nn.Layer):
@@ -96,7 +93,7 @@ def train(options, output):
     utils.seed_everything(0)
     network = parallel.wrap_model(config, Narrow())
     run = Run(config, [])
-    engine.fit(config, network, *data, run, kind=Reconstruction)
+    engine.fit(Reconstruction(config), network, *data, run)
     return [np.stack([own[i][0] for i in range(len(own))]) for own in data][1]
 
 
@@ -173,9 +170,12 @@ def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_p
     assert "acc" not in log.partition("run: ")[2]
 
 
-def test_the_best_of_a_task_is_of_the_lowest_loss_unless_it_scores_otherwise():
-    task = Task(get_config(None, ["BEST_METRIC", "acc1"]))
-    assert task.score({"loss": 1.0, "acc1": 0.0}) > task.score({"loss": 2.0, "acc1": 100.0})
+def test_the_best_of_a_task_is_of_the_lowest_loss_or_of_the_metric_that_is_asked_for():
+    low = {"loss": 1.0, "acc1": 0.0}
+    high = {"loss": 2.0, "acc1": 100.0}
+    for metric, best, worst in (("auto", low, high), ("loss", low, high), ("acc1", high, low)):
+        task = Task(get_config(None, ["BEST_METRIC", metric]))
+        assert task.score(best) > task.score(worst)
     for undefined in (lambda: task.step(None, {}, 1), lambda: task.evaluate(None, iter(()))):
         with pytest.raises(NotImplementedError):
             undefined()

@@ -1,6 +1,7 @@
 """Groups of parameters: which decay, which are frozen, and which learning rate each one has."""
 
 from fnmatch import fnmatchcase
+from typing import Any
 
 from paddle import nn
 
@@ -49,11 +50,11 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
                 " give -pretrained=FILE"
             )
         trained = adapters.choose(config)(model)
-        rest = {name for name, _ in model.named_parameters()} - trained
+        rest = own_parameters(model).keys() - trained
         frozen = {name for name in rest if not within(name, model.classifier_names())}
     else:
         frozen = _frozen_names(config, model)
-    parameters = dict(model.named_parameters())
+    parameters = own_parameters(model)
     for name in frozen:
         parameters[name].stop_gradient = True
     if all(parameter.stop_gradient for parameter in parameters.values()):
@@ -64,9 +65,21 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     return [name for name in parameters if name in frozen]
 
 
+def own_parameters(model: nn.Layer) -> dict[str, Any]:
+    """Returns a model's parameters by their structured names.
+
+    The projection of a feature distillation is no layer of the model's own, and isn't among them.
+    """
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not name.startswith(PROJECTION)
+    }
+
+
 def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
     """Returns the names of the parameters that match TRAIN.FREEZE."""
-    parameters = dict(model.named_parameters())
+    parameters = own_parameters(model)
     frozen: set[str] = set()
     for pattern in config.TRAIN.FREEZE or ():
         if pattern == BACKBONE:
@@ -110,10 +123,7 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
     if decay is not None:
         timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"
         groups = model.timm_layer_groups() if timm else model.layer_groups()
-        for name in scales:
-            # The projection of a feature distillation is no layer of the model's own.
-            if name.startswith(PROJECTION):
-                continue
+        for name in own_parameters(model):
             holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
             if len(holders) != 1:
                 raise ValueError(

@@ -1,0 +1,64 @@
+"""``PretrainingNetwork``, the base class of the networks that train an encoder without labels."""
+
+from types import ModuleType
+
+from paddle import nn
+
+from models.base import ImageModel
+
+ENCODER = "encoder"
+
+
+class PretrainingNetwork(nn.Layer):
+    """An encoder, and the layers that only its training needs (a decoder, heads, mask tokens).
+
+    The encoder's parameters are named ``encoder.`` and the model's own name. The training reads the
+    attributes and methods of an ``ImageModel`` here, with the encoder's names under that prefix.
+
+    Args:
+        encoder: a model without a classifier (NUM_CLASSES 0).
+
+    Attributes:
+        weight_names: the module of ``weights.names`` that maps other toolkits' names of this
+            network's tensors, if there is one.
+    """
+
+    weight_names: ModuleType | None = None
+    pos_embed_layout = "NLC"
+
+    def __init__(self, encoder: ImageModel) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.image_size = encoder.image_size
+        self.in_channels = encoder.in_channels
+        self.num_classes = encoder.num_classes
+        self.first_conv = _prefixed(encoder.first_conv)
+        self.beside_first_conv = tuple(_prefixed(name) for name in encoder.beside_first_conv)
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return tuple(_prefixed(name) for name in self.encoder.classifier_names())
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """Returns the encoder's groups (``ImageModel.layer_groups``), and all other parameters as
+        part of the last one.
+        """
+        return self._with_others(self.encoder.layer_groups())
+
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """Returns timm's groups of the encoder; the others as in ``layer_groups``."""
+        return self._with_others(self.encoder.timm_layer_groups())
+
+    def no_weight_decay(self) -> set[str]:
+        """Returns the names of the encoder's parameters without weight decay. A network with tokens
+        of its own adds these.
+        """
+        return {_prefixed(name) for name in self.encoder.no_weight_decay()}
+
+    def _with_others(self, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
+        others = [*self._sub_layers, *self._parameters]
+        return [*rest, (*last, *(name for name in others if name != ENCODER))]
+
+
+def _prefixed(name: str) -> str:
+    return f"{ENCODER}.{name}"

@@ -1,0 +1,51 @@
+"""What a task declares where it is registered: the columns that it needs, its classes, its keys.
+
+    @tasks.register("rotation", metrics="acc1", columns="", classes="0 90 180 270")
+    class Rotation(Task):
+
+- ``columns``: what a batch needs of the data besides pixels, such as "labels" (the default). "":
+  nothing. The task then trains on images without labels, and ignores those of others.
+- ``classes``: the names of the model's outputs. Without it they are the data's, if the task needs
+  labels, and otherwise there are none: the model has no classifier.
+- ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the
+  task reads though it needs no labels.
+- ``metrics``: the metrics that BEST_METRIC may name.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from settings.configuration import Configuration, leaves
+from settings.needs import MIXING
+from settings.registry import tasks
+
+
+def columns_of(task: str) -> tuple[str, ...]:
+    """Returns the names of the columns that a task needs of the data, besides pixels."""
+    return tuple(_declared(task).get("columns", "labels").split())
+
+
+def own_classes(task: str) -> list[str] | None:
+    """Returns the names of the outputs of a task; None: they are the data's classes."""
+    if "labels" in columns_of(task):
+        return None
+    return _declared(task).get("classes", "").split()
+
+
+def reads(task: str, key: str) -> bool:
+    """Returns whether a task reads a key that is declared with the need ``LABELS``."""
+    if "labels" in columns_of(task):
+        return True
+    patterns = _declared(task).get("reads", "").split()
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def mixes(config: Configuration) -> bool:
+    """Returns whether training mixes its images: mixup or CutMix is on, and the task reads them."""
+    values = dict(leaves(config.TRAIN, "TRAIN."))
+    return MIXING.met(values) and reads(config.TASK, "TRAIN.MIXUP_ALPHA")
+
+
+def _declared(task: str) -> Mapping[str, Any]:
+    return tasks.components[task].given
