@@ -25,6 +25,7 @@ from loading.transforms import EvalTransform, Normalize
 from models.paddle_inference import quiet, refusing
 from settings.configuration import Configuration, leaves
 from settings.registry import datasets
+from settings.tasks import columns_of
 from training.command_line import run_file
 
 # The keys of DATA that decide how a model's images are prepared.
@@ -98,7 +99,11 @@ def _reads_folder(dataset: str) -> bool:
 
 
 def training_images(
-    config: Configuration, data: Sequence[Any], count: int, seed: int = 0
+    config: Configuration,
+    data: Sequence[Any],
+    count: int,
+    seed: int = 0,
+    task: str = "classification",
 ) -> np.ndarray:
     """Returns some images of a training set, prepared as in an evaluation: [n, C, H, W] float32.
 
@@ -108,6 +113,7 @@ def training_images(
             folder of classes may be without training and validation folders.
         count: the number of images; all, if there are fewer.
         seed: decides which images are drawn.
+        task: the TASK of the model. If it reads no labels, the images need none.
 
     Raises:
         InputError: the training set can't be read.
@@ -117,12 +123,14 @@ def training_images(
         if key in _PREPARATION:
             preparation += [f"DATA.{key}", value]
     orientation = config.DATA.EXIF_ORIENTATION
-    config = get_config(None, [*data, *preparation, "MODEL.NUM_CLASSES", "auto"])
+    words = ["MODEL.NUM_CLASSES", "auto"] if "labels" in columns_of(task) else ["TASK", task]
+    config = get_config(None, [*data, *preparation, *words])
     config = with_values(config, DATA__EXIF_ORIENTATION=orientation)
     # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
     if config.DATA.VAL_SPLIT is not None and validation_files(config.DATA):
         config = with_values(config, DATA__VAL_SPLIT=None)
-    if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
+    own_task = datasets.components[config.DATA.DATASET].given.get("task")
+    if own_task == "multilabel" and "labels" in columns_of(task):
         config = with_values(config, TASK="multilabel")
     dataset = get_dataset(config, "train", alone=True)
     dataset.transform = EvalTransform(config)
