@@ -137,7 +137,8 @@ class Predictor:
     def _check_description(self) -> None:
         """Raises InputError if the task, the classes or the thresholds don't fit the model."""
         path = printable(str(self.path))
-        if "TASK" in explicit_sources(self.config) and self.task != self.config.TASK:
+        is_given = "TASK" in explicit_sources(self.config)
+        if self.reads_classifier and is_given and self.task != self.config.TASK:
             raise InputError(
                 f"{path}: weights of TASK {self.task}, found TASK {self.config.TASK};"
                 f" give -o TASK {self.task}"
@@ -256,15 +257,13 @@ class Predictor:
         """Raises InputError if the model's outputs are features, and no classes."""
         if not self.has_classes:
             path = printable(str(self.weights or self.path))
+            reason = "has no classifier: it gives features, and no classes"
             if not answers_of(self.task):
-                raise InputError(
-                    f"{path} was trained by TASK {self.task}, which gives no classes;"
-                    " tools/features.py computes its features, and -pretrained trains a classifier"
-                )
-            raise InputError(
-                f"{path} has no classifier: it gives features, and no classes;"
-                " tools/features.py computes them, or train a classifier (-pretrained)"
-            )
+                reason = f"was trained by TASK {self.task}, which gives no classes"
+            advice = "tools/features.py computes its features, or train a classifier (-pretrained)"
+            if self.weights is None:
+                advice = "an export of a classifier gives classes"
+            raise InputError(f"{path} {reason}; {advice}")
 
     def _outcome(
         self,

@@ -187,7 +187,7 @@ def test_weights_without_a_classifier_are_for_features(place, tool):
     command = [warm.python(), str(ROOT / "tools" / tool)]
     words = {"predict.py": [VAL], "serve.py": ["-port=0"]}[tool]
     status, _, err = predict(place, *words, command=command, weights="features.safetensors")
-    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes them"
+    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes its features"
     assert status
     assert told in err
     assert "Traceback" not in err
