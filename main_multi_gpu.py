@@ -222,11 +222,12 @@ def read_datasets(config, ranks=1):
     """
     import datasets
     from models.pretrained import with_preprocessing
-    from training.checkpoint import classes_of
+    from training.checkpoint import check_task, classes_of
     from training.setup import share_batch
 
     classes = None
     if config.EVAL and config.MODEL.PRETRAINED:
+        check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
         classes = classes_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
     config = share_batch(with_preprocessing(config), ranks)
     return datasets.get_datasets(config, classes)

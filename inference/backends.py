@@ -25,6 +25,8 @@ Runner = Callable[[np.ndarray], np.ndarray]
 def open_export(folder: str | Path) -> Runner:
     """Returns the runner of an export, after it has run the model on two blank images.
 
+    If the model has no classifier, the runner returns features [B, D].
+
     Raises:
         InputError: the folder is no export; a file is missing, damaged or can't be run; the library
             isn't installed; or the graph doesn't return a row of logits for each image. The runner
@@ -59,15 +61,23 @@ def _check_counts(inputs: int, outputs: int) -> None:
 
 
 def _check_logits(logits: Any, images: int, outputs: int) -> None:
-    """Raises Unreadable unless a graph's output is float32 [images, outputs]."""
-    expected = [images, outputs]
+    """Raises Unreadable unless a graph's output is float32 [images, outputs].
+
+    Args:
+        outputs: 0: features, of any number.
+    """
+    expected = [images, outputs or "features"]
     output = type(logits).__name__
     if isinstance(logits, np.ndarray):
-        if logits.dtype == np.float32 and list(logits.shape) == expected:
+        shape = list(logits.shape)
+        if outputs == 0 and logits.ndim == 2:
+            expected[1] = shape[1]
+        if logits.dtype == np.float32 and shape == expected:
             return
-        output = f"{logits.dtype} {list(logits.shape)}"
+        output = f"{logits.dtype} {shape}"
+    kind = f" of {outputs} classes" if outputs else ""
     raise Unreadable(
-        f"its graph gives {output} for {counted(images, 'image')} of {outputs} classes,"
+        f"its graph gives {output} for {counted(images, 'image')}{kind},"
         f" expected float32 {expected}"
     )
 

@@ -140,6 +140,8 @@ def write_export(
         )
         if for_client:
             fidelity = fidelity._replace(outputs="probabilities")
+        elif features:
+            fidelity = fidelity._replace(outputs="features")
         for file in temporary.iterdir():
             sync_directory(file)
     return fidelity

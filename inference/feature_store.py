@@ -103,6 +103,8 @@ class FeatureExtractor(Predictor):
         InputError: as ``Predictor``; or the model has no such layer, or no class token.
     """
 
+    reads_classifier = False
+
     def __init__(
         self,
         path: str | Path,

@@ -38,7 +38,7 @@ class Fidelity(NamedTuple):
         agreement: the share of images on which the most probable class is the model's.
         images: the number of images that were compared.
         kinds: a text that says which images they are.
-        outputs: what was compared: "logits" or "probabilities".
+        outputs: what was compared: "logits", "probabilities" or "features".
     """
 
     difference: float
@@ -48,9 +48,10 @@ class Fidelity(NamedTuple):
     outputs: str = "logits"
 
     def __str__(self) -> str:
+        best = "largest feature" if self.outputs == "features" else "best class"
         return (
             f"on {self.kinds}, {self.outputs} differ from the eager ones by {self.difference:.1e} of their range;"
-            f" the best class is the same on {round(self.agreement * self.images)} of {self.images}"
+            f" the {best} is the same on {round(self.agreement * self.images)} of {self.images}"
         )
 
 

@@ -21,6 +21,7 @@ from loading.transforms import pixel_mode
 from loading.transforms.image import before_crop
 from models.base import ImageModel
 from settings.configuration import Configuration, pair
+from settings.tasks import answers_of
 from training.checkpoint import Description
 
 FORMATS = ("paddlex", "paddleclas")
@@ -29,10 +30,10 @@ PADDLEX = "inference.yml"
 PADDLECLAS = "paddleclas.yml"
 NAMES = "class_id_map.txt"
 # PaddleX 3.7.2 has 84 names of classifiers and 8 of multi-label models. Each runs the same code;
-# these two are ViTs.
+# these two are ViTs, by what the task's outputs give (``settings.tasks.answers_of``).
 MODEL_NAMES = {
-    "classification": "CLIP_vit_base_patch16_224",
-    "multilabel": "CLIP_vit_base_patch16_448_ML",
+    "softmax": "CLIP_vit_base_patch16_224",
+    "sigmoid": "CLIP_vit_base_patch16_448_ML",
 }
 INPUTS = paddle.static.InputSpec([None, 3, None, None], "float32", "images")
 # The threshold of a multi-label model that has none of its own.
@@ -55,9 +56,9 @@ def check_paddlex(config: Configuration, kind: str, task: str) -> None:
         InputError: the client can't prepare the model's images, or doesn't know its task.
     """
     advice = "use -format paddle, onnx or openvino"
-    if task not in MODEL_NAMES:
+    if answers_of(task) not in MODEL_NAMES:
         raise InputError(
-            f"-format {kind} is for classification and multilabel, the model's task is {task}; {advice}"
+            f"-format {kind} is for models of classes, and TASK {task} gives none; {advice}"
         )
     data = config.DATA
     if pixel_mode(config) != "RGB":
@@ -84,14 +85,14 @@ class Probabilities(nn.Layer):
 
     Args:
         model: images [B, 3, h, w] -> logits [B, K].
-        task: "classification" (softmax) or "multilabel" (sigmoid).
+        task: the model's TASK, which says whether probabilities are a softmax or sigmoids.
         thresholds: of a multi-label model, by output; empty: 0.5 for each.
     """
 
     def __init__(self, model: ImageModel, task: str, thresholds: list[float]) -> None:
         super().__init__()
         self.model = model
-        self.task = task
+        self.is_softmax = answers_of(task) == "softmax"
         self.size = model.image_size
         self.applies_thresholds = len(set(thresholds)) > 1
         if self.applies_thresholds:
@@ -101,7 +102,7 @@ class Probabilities(nn.Layer):
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         logits = self.model(self._crop(images))
-        if self.task != "multilabel":
+        if self.is_softmax:
             return F.softmax(logits)
         probabilities = F.sigmoid(logits)
         if not self.applies_thresholds:
@@ -141,7 +142,7 @@ def write_settings(
     """
     if kind == "paddlex":
         file = folder / PADDLEX
-        usage = f"create_model({MODEL_NAMES[description.task]!r}, model_dir=...) of PaddleX"
+        usage = f"create_model({_model_name(description)!r}, model_dir=...) of PaddleX"
         settings = paddlex_config(config, description)
     else:
         file = folder / PADDLECLAS
@@ -160,7 +161,7 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
     """
     height, width = pair(config.DATA.IMAGE_SIZE)
     names = _names(config, description)
-    if description.task == "multilabel":
+    if answers_of(description.task) == "sigmoid":
         indicator = "MultiLabelThreshOutput"
         arguments: dict[str, Any] = {"threshold": file_threshold(description.thresholds)}
     else:
@@ -169,7 +170,7 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
     # The smallest, the usual and the largest shape.
     shapes = {"images": [[batch, 3, height, width] for batch in (1, 1, 8)]}
     return {
-        "Global": {"model_name": MODEL_NAMES[description.task]},
+        "Global": {"model_name": _model_name(description)},
         "Hpi": {"backend_configs": {"paddle_infer": {"trt_dynamic_shapes": shapes}}},
         "PreProcess": {"transform_ops": _operations(config)},
         "PostProcess": {indicator: {**arguments, "label_list": names}},
@@ -180,7 +181,7 @@ def paddleclas_config(config: Configuration, description: Description) -> dict[s
     """Returns the settings for ``paddleclas.deploy.python.predict_cls`` of PaddleClas 2.6.0, with
     every key that it reads.
     """
-    if description.task == "multilabel":
+    if answers_of(description.task) == "sigmoid":
         indicator = "MultiLabelThreshOutput"
         arguments: dict[str, Any] = {"threshold": file_threshold(description.thresholds)}
     else:
@@ -203,6 +204,11 @@ def paddleclas_config(config: Configuration, description: Description) -> dict[s
             indicator: {**arguments, "class_id_map_file": NAMES},
         },
     }
+
+
+def _model_name(description: Description) -> str:
+    """Returns the name by which PaddleX chooses the code for a model."""
+    return MODEL_NAMES[answers_of(description.task)]
 
 
 def _operations(config: Configuration) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from models.base import ImageModel
 from models.pretrained import build_described, with_preprocessing
 from ops.device import set_device_flags
 from settings.configuration import Configuration, explicit_sources, leaves
+from settings.tasks import answers_of
 from training.checkpoint import (
     Description,
     classes_of,
@@ -79,8 +80,8 @@ class Predictor:
     Attributes:
         config: the configuration of the model and of its images.
         model: the model for inference (``inference_model``); None for an export.
-        task: "classification" (the probabilities of an image sum up to 1) or "multilabel".
-        thresholds: for "multilabel", the least probability by output; empty: 0.5 for each.
+        task: the TASK that the weights were trained for.
+        thresholds: with ``has_several``, the least probability by output; empty: 0.5 for each.
         classes: names by output; empty: they aren't known.
         report: a line that says what was loaded.
         warning: a problem of weights that can still be used; "": none.
@@ -91,6 +92,9 @@ class Predictor:
     Raises:
         InputError: the weights can't be read, don't describe their model, or don't fit it.
     """
+
+    # Whether the weights have to hold the model's classifier.
+    reads_classifier = True
 
     def __init__(
         self,
@@ -114,16 +118,24 @@ class Predictor:
         self.warning = ""
         if export:
             self._run = open_export(path)
-            self.has_classes = not export.features
+            self.has_classes = not export.features and bool(answers_of(self.task))
             self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
         else:
             self._load(build_model(self.config) if cfg else build_described(self.config, path))
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
+    @property
+    def has_several(self) -> bool:
+        """Returns whether an image may have several classes (TASK multilabel). Otherwise its
+        probabilities sum up to 1.
+        """
+        return answers_of(self.task) == "sigmoid"
+
     def _check_description(self) -> None:
         """Raises InputError if the task, the classes or the thresholds don't fit the model."""
         path = printable(str(self.path))
-        if "TASK" in explicit_sources(self.config) and self.task != self.config.TASK:
+        is_given = "TASK" in explicit_sources(self.config)
+        if self.reads_classifier and is_given and self.task != self.config.TASK:
             raise InputError(
                 f"{path}: weights of TASK {self.task}, found TASK {self.config.TASK};"
                 f" give -o TASK {self.task}"
@@ -142,17 +154,21 @@ class Predictor:
     def _load(self, model: ImageModel) -> None:
         """Loads the weights into ``model``, and prepares it for inference."""
         settings = self.config.MODEL
+        allow = list(settings.PRETRAINED_ALLOW or ())
+        if not self.reads_classifier:
+            allow += [f"{layer}.*" for layer in model.classifier_names()]
         loaded = load_weights(
             model,
             self.path,
-            allow=settings.PRETRAINED_ALLOW,
+            allow=allow,
             classes=settings.PRETRAINED_CLASSES,
             adapter=settings.PRETRAINED_ADAPTER,
         )
         self.report = str(loaded)
         self.warning = loaded.warning
         self.weights = loaded.file
-        self.has_classes = bool(settings.NUM_CLASSES) and not is_projection(loaded.file)
+        has_outputs = bool(settings.NUM_CLASSES) and not is_projection(loaded.file)
+        self.has_classes = has_outputs and bool(answers_of(self.task))
         model.eval()
         self.model = model.inference_model()
 
@@ -235,13 +251,16 @@ class Predictor:
             yield outcomes
 
     def check_classifier(self) -> None:
-        """Raises InputError if the model has no classifier, and its outputs are features."""
+        """Raises InputError if the model's outputs are features, and no classes."""
         if not self.has_classes:
             path = printable(str(self.weights or self.path))
-            raise InputError(
-                f"{path} has no classifier: it gives features, and no classes;"
-                " tools/features.py computes them, or train a classifier (-pretrained)"
-            )
+            reason = "has no classifier: it gives features, and no classes"
+            if not answers_of(self.task):
+                reason = f"was trained by TASK {self.task}, which gives no classes"
+            advice = "tools/features.py computes its features, or train a classifier (-pretrained)"
+            if self.weights is None:
+                advice = "an export of a classifier gives classes"
+            raise InputError(f"{path} {reason}; {advice}")
 
     def _outcome(
         self,
@@ -293,7 +312,7 @@ class Predictor:
         logits = logits.astype(np.float64)
         # Logits that aren't finite warn here. ``_outcome`` reports them.
         with np.errstate(invalid="ignore"):
-            if self.task == "multilabel":
+            if self.has_several:
                 return sigmoid(logits)
             exponentials = np.exp(logits - logits.max(1, keepdims=True))
         return exponentials / exponentials.sum(1, keepdims=True)
@@ -313,7 +332,7 @@ class Predictor:
             top, threshold: see ``__call__``.
         """
         order = np.argsort(-probabilities, kind="stable")
-        if self.task == "multilabel":
+        if self.has_several:
             top = top or len(probabilities)
             least = self.thresholds or 0.5
             if threshold is not None:

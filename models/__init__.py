@@ -19,7 +19,7 @@ from utils import within_memory
 from weights import load_weights
 from weights.formats import open_weights
 from weights.hub import read_config
-from weights.names import has_switches, switches
+from weights.names import encoder_arrays, has_switches, switches
 
 
 def build_model(config: Configuration, **arguments: Any) -> ImageModel:
@@ -92,7 +92,8 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     default = default_values(config)
     explicit = explicit_sources(config)
     with open_weights(path) as stored, reading(stored.path, "weights of this model"):
-        values = switches(names, stored.arrays)
+        arrays, _ = encoder_arrays(stored.arrays)
+        values = switches(names, arrays)
     for key, value in values.items():
         dotted = f"MODEL.{key}"
         if dotted not in explicit and config.MODEL[key] == default[dotted] != value:

@@ -13,7 +13,7 @@ from errors import InputError
 from settings import registry
 from settings.configuration import Configuration, pair
 from settings.needs import float_pixels
-from settings.tasks import mixes
+from settings.tasks import answers_of, mixes
 from settings.values import quoted
 
 # A key, and what is expected of it instead of its value.
@@ -296,24 +296,24 @@ def _of_mixing(config: Configuration) -> Iterator[Conflict]:
 
 
 def _of_multilabel(config: Configuration) -> Iterator[Conflict]:
-    if config.TASK != "multilabel" or config.EVAL:
+    if answers_of(config.TASK) != "sigmoid" or config.EVAL:
         return
     losses = registry.losses.components.items()
     takers = [name for name, loss in losses if loss.given.get("takes") == "any"]
     if config.TRAIN.LOSS not in takers:
         yield (
             "TRAIN.LOSS",
-            f"one of {', '.join(takers)} with TASK multilabel: a yes or no for each class",
+            f"one of {', '.join(takers)} with TASK {config.TASK}: a yes or no for each class",
         )
     if config.TRAIN.DISTILLATION_TYPE is not None:
         yield (
             "TRAIN.DISTILLATION_TYPE",
-            "None with TASK multilabel: distillation is for one class per image",
+            f"None with TASK {config.TASK}: distillation is for one class per image",
         )
     if config.DATA.SAMPLER != "shuffle":
         yield (
             "DATA.SAMPLER",
-            "shuffle with TASK multilabel: an image may have several classes",
+            f"shuffle with TASK {config.TASK}: an image may have several classes",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a task declares where it is registered: the columns that it needs, its classes, its keys.
+"""What a task declares where it is registered: its columns, its classes and answers, its keys.
 
     @tasks.register("rotation", metrics="acc1", columns="", classes="0 90 180 270")
     class Rotation(Task):
@@ -7,6 +7,8 @@
   nothing. The task then trains on images without labels, and ignores those of others.
 - ``classes``: the names of the model's outputs. Without it they are the data's, if the task needs
   labels, and otherwise there are none: the model has no classifier.
+- ``answers``: what the outputs give of an image: "softmax" (the default where there are classes): one
+  of the classes; "sigmoid": any number of them; "": no classes. Tools then offer features alone.
 - ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the
   task reads though it needs no labels.
 - ``metrics``: the metrics that BEST_METRIC may name.
@@ -31,6 +33,13 @@ def own_classes(task: str) -> list[str] | None:
     if "labels" in columns_of(task):
         return None
     return _declared(task).get("classes", "").split()
+
+
+def answers_of(task: str) -> str:
+    """Returns what a task's outputs give of an image: "softmax", "sigmoid", or "" for no classes."""
+    if own_classes(task) == []:
+        return ""
+    return _declared(task).get("answers", "softmax")
 
 
 def reads(task: str, key: str) -> bool:

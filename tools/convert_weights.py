@@ -82,7 +82,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         thresholds = thresholds_of(source, adapter)
     metadata = {METADATA: describe(config, classes, task, thresholds).to_json()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
-    return f"{len(arrays)} tensors of {report.file} written to {target}"
+    written = f"{len(arrays)} tensors of {report.file} written to {target}"
+    return "; ".join([written, *report.notes])
 
 
 def _model_of(source: str) -> str:

@@ -222,7 +222,7 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
         predictor.check_classifier()
         if predictor.warning and utils.rank() == 0:
             print(f"warning: {predictor.warning}", file=sys.stderr)
-        several = predictor.task == "multilabel"
+        several = predictor.has_several
         if arguments.threshold is not None and not several:
             raise InputError(
                 "-threshold is for models of several labels per image; -top says how many classes"

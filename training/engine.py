@@ -26,7 +26,7 @@ from models.paddle_inference import inference_engine
 from ops.device import trim_buffers
 from settings.configuration import plain
 from training import predictions
-from training.checkpoint import Progress, Saver, check_task, own_statistics
+from training.checkpoint import Progress, Saver, own_statistics
 from training.checkpoint.resume import resume, rewind_folder
 from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
@@ -433,14 +433,13 @@ def evaluate_only(
         model: the task's network, not wrapped.
 
     Raises:
-        InputError: no weights are given, they don't fit, or they are of another task.
+        InputError: no weights are given, or they don't fit.
     """
     config = task.config
     if not config.MODEL.PRETRAINED:
         # If another rank has weights, this call says so.
         load_pretrained(config, model, run, strict=True)
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
-    check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
     load_pretrained(config, model, run, strict=True)
     broadcast_weights(model)
     trim_buffers()

@@ -52,7 +52,7 @@ class _ClassMetrics(NamedTuple):
     answers_at_half: Any
 
 
-@tasks.register("multilabel", metrics="mAP f1_micro f1_macro")
+@tasks.register("multilabel", metrics="mAP f1_micro f1_macro", answers="sigmoid")
 class MultiLabel(Classification):
     """The task of images of any number of classes each.
 

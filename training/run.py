@@ -40,6 +40,7 @@ FILES = (
     "result.json",
     "metrics.jsonl",
     "curves.png",
+    "reconstructions.png",
     "predictions.csv",
     "confusion.csv",
     "report.html",

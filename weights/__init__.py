@@ -10,7 +10,7 @@ is [out, in].
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from weights.imagenet22k import keep_imagenet1k
 from weights.layout import Target, file_name, linear_weights, numpy_dtype
 from weights.names import (
     differences,
+    encoder_arrays,
     repeated_names,
     switches,
     timm_names,
@@ -111,11 +112,12 @@ def load_weights(
 ) -> LoadReport:
     """Loads every parameter and buffer of ``model``; the model changes only if all of them fit.
 
-    What a training adds to a model (LoRA, projections) is not loaded. The file is read one tensor
-    at a time: once to check all tensors, and once more to set them. So little memory is needed
-    besides the model's. Position embeddings, tables of relative positions, the stem's channels and
-    the patch size are adapted to the model's (``weights.fit``). If the file doesn't say how large
-    its images are, they are taken to be squares.
+    What a training adds to a model (LoRA, projections) is not loaded. Of a network for pre-training
+    the encoder is loaded (``weights.names.encoder_arrays``). The file is read one tensor at a time:
+    once to check all tensors, and once more to set them. So little memory is needed besides the
+    model's. Position embeddings, tables of relative positions, the stem's channels and the patch
+    size are adapted to the model's (``weights.fit``). If the file doesn't say how large its images
+    are, they are taken to be squares.
 
     Args:
         path: what ``find_weights`` takes.
@@ -151,14 +153,15 @@ def _load(
     adapter_path: str | Path | None,
     checksums: bool,
 ) -> LoadReport:
-    report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
-    _check_activation(stored, model)
     if any(name.startswith(PREFIX) for name in stored.arrays):
         advice = f"give the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {stored.path}"
         raise InputError(f"{stored.path} is an adapter, no whole model; {advice}")
     state = {
         file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)
     }
+    stored = _encoder_of(stored, state)
+    report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
+    _check_activation(stored, model)
     adapter = read_adapter(model, adapter_path) if adapter_path else None
 
     # A damaged file may have shapes on which NumPy fails below. ``reading`` makes one line of it.
@@ -199,6 +202,16 @@ def _load(
     if strict:
         report.warning = blind_classifiers(model, stored.path)
     return report
+
+
+def _encoder_of(stored: WeightFile, state: dict[str, paddle.Tensor]) -> WeightFile:
+    """Returns the file with the arrays of its model alone, and a note of the others."""
+    try:
+        arrays, left_out = encoder_arrays(stored.arrays, state)
+    except InputError as error:
+        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
+    notes = [*stored.notes, left_out] if left_out else stored.notes
+    return replace(stored, arrays=arrays, notes=notes)
 
 
 def _without_fresh(

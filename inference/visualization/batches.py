@@ -11,6 +11,7 @@ from inference.visualization.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
 from settings.configuration import Configuration
 from settings.needs import float_pixels
+from settings.tasks import answers_of
 from training.pages.plotting import shorten
 
 # A class with a smaller share of an image isn't shown.
@@ -23,8 +24,9 @@ def training_panels(
     """Returns the first images of an epoch's first batch, as a single process trains on them.
 
     They are cropped, augmented, erased and mixed. Their titles are the labels with the shares that
-    mixing leaves them. A task that needs no labels gets the images as they are cropped and
-    augmented. If the dataset has fewer images than a batch, the batch has all of them.
+    mixing leaves them. A task that reads no labels gets the images without titles, and what it does
+    with them itself isn't shown. If the dataset has fewer images than a batch, the batch has all of
+    them.
 
     Args:
         epoch: the epoch, from 1.
@@ -36,8 +38,8 @@ def training_panels(
     batch = next(iter(loader))
     loader.close()
     if "labels" not in batch:
-        pixels = _normalize(config)(batch["pixels"])[:count]
-        return _panels(config, pixels, _no_shares(len(pixels)), ())
+        normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+        return _panels(config, normalize(batch["pixels"][:count]))
     images, targets = BatchTransform(config)(batch, epoch)
     targets = targets[:count].numpy()
     classes = config.MODEL.NUM_CLASSES
@@ -46,9 +48,9 @@ def training_panels(
     else:
         # Label smoothing is undone.
         smoothing = config.TRAIN.SMOOTHING
-        least = smoothing / (2 if config.TASK == "multilabel" else classes)
+        least = smoothing / (2 if answers_of(config.TASK) == "sigmoid" else classes)
         shares = (targets - least) / (1 - smoothing)
-    return _panels(config, images[:count], shares, dataset.classes)
+    return _panels(config, images[:count], _titles(shares, dataset.classes))
 
 
 def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) -> list[Panel]:
@@ -56,42 +58,34 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
     loader = get_dataloader(config, dataset, "val")
     indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int)
     loader.batch_sampler.indices = indices.tolist()
-    normalize = _normalize(config)
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     panels = []
     for batch in loader:
+        titles = ()
         if "labels" in batch:
             labels = batch["labels"].numpy()
             if labels.ndim == 1:
                 labels = _one_hot(labels, config.MODEL.NUM_CLASSES)
-            shares = labels.astype(np.float32)
-        else:
-            shares = _no_shares(len(batch["pixels"]))
-        panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
+            titles = _titles(labels.astype(np.float32), dataset.classes)
+        panels += _panels(config, normalize(batch["pixels"]), titles)
     loader.close()
     return panels
-
-
-def _normalize(config: Configuration) -> Normalize:
-    return Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-
-
-def _no_shares(count: int) -> np.ndarray:
-    """Returns the shares of ``count`` images of a task that needs no labels, whose titles are empty."""
-    return np.zeros((count, 0), np.float32)
 
 
 def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
     return (labels[:, None] == np.arange(classes)).astype(np.float32)
 
 
+def _titles(shares: np.ndarray, classes: Sequence[str]) -> list[str]:
+    return [label(row, classes) for row in shares]
+
+
 def _panels(
-    config: Configuration, images: paddle.Tensor, shares: np.ndarray, classes: Sequence[str]
+    config: Configuration, images: paddle.Tensor, titles: Sequence[str] = ()
 ) -> list[Panel]:
     pixels = unnormalize(config, images)
-    return [
-        Panel(label(row, classes), enlarge(image))
-        for image, row in zip(pixels, shares, strict=True)
-    ]
+    titles = titles or [""] * len(pixels)
+    return [Panel(title, enlarge(image)) for title, image in zip(titles, pixels, strict=True)]
 
 
 def unnormalize(config: Configuration, images: paddle.Tensor) -> np.ndarray:

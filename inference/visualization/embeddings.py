@@ -165,9 +165,10 @@ def predictions(
         most: the most images that are drawn.
 
     Raises:
-        InputError: the model doesn't know a class, or there is no mistake to draw.
+        InputError: the model gives no classes or doesn't know one, or there is no mistake to draw.
         RunError: an image can't be read.
     """
+    predictor.check_classifier()
     _check_classes(predictor, truth, mistakes)
     _, probabilities = pooled_features(predictor, files, workers)
     predicted = [

@@ -11,7 +11,7 @@ import ops
 from loading.transforms.erase import RandomErasing, box_mask
 from settings.configuration import Configuration, pair
 from settings.registry import losses
-from settings.tasks import mixes
+from settings.tasks import answers_of, mixes
 
 # Part of the seeds, so that these draws differ from the samples'.
 _MIXUP_TAG = 0x6D69787570
@@ -23,7 +23,8 @@ def gives_distributions(config: Configuration) -> bool:
     Such targets are distributions, or for each class the share to which it is true.
     """
     takes = losses.components[config.TRAIN.LOSS].given.get("takes")
-    return mixes(config) or config.TASK == "multilabel" or takes == "distributions"
+    several = answers_of(config.TASK) == "sigmoid"
+    return mixes(config) or several or takes == "distributions"
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
@@ -76,7 +77,7 @@ class BatchTransform:
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.mixup = Mixup(config) if mixes(config) else None
         self.distributions = gives_distributions(config)
-        self.is_multilabel = config.TASK == "multilabel"
+        self.is_multilabel = answers_of(config.TASK) == "sigmoid"
         self.num_classes = config.MODEL.NUM_CLASSES
         self.smoothing = config.TRAIN.SMOOTHING
 

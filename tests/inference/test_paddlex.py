@@ -22,6 +22,7 @@ from inference.fidelity import crops
 from inference.paddlex import Probabilities, check_paddlex, file_threshold
 from inference.preparation import crop_begin
 from models import build_model
+from settings.registry import Component, tasks
 from weights import save_weights
 
 CLASSES = ["cat", "dög", "3", "a b", "#"]
@@ -289,12 +290,15 @@ def test_one_threshold_serves_where_each_class_has_its_own():
         ),
         (
             [],
-            "segmentation",
-            "is for classification and multilabel, the model's task is segmentation; use -format",
+            "masked",
+            "is for models of classes, and TASK masked gives none; use -format",
         ),
     ],
 )
-def test_what_a_client_cant_do_is_refused(kind, words, task, line):
+def test_what_a_client_cant_do_is_refused(kind, words, task, line, monkeypatch):
+    monkeypatch.setitem(
+        tasks.components, "masked", Component("training.masked", {"columns": ""}, "", {})
+    )
     if "DATA.IMAGE_CHANNELS" in words:
         words = [*words, "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
     with pytest.raises(InputError, match=f"^-format {kind}.*{line}"):

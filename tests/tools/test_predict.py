@@ -181,22 +181,16 @@ def test_what_cant_be_is_refused_and_leaves_nothing(place, words, monkeypatch):
     assert sorted(os.listdir(place)) == before
 
 
-@pytest.mark.parametrize("tool", ["predict.py", "export_model.py", "serve.py"])
+@pytest.mark.parametrize("tool", ["predict.py", "serve.py"])
 def test_weights_without_a_classifier_are_for_features(place, tool):
     photographs.write_weights(place / "features.safetensors", classes=(), outputs=0)
     command = [warm.python(), str(ROOT / "tools" / tool)]
-    words = {"predict.py": [VAL], "export_model.py": ["-output=exported"], "serve.py": ["-port=0"]}[
-        tool
-    ]
-    weights = (
-        "-pretrained=features.safetensors" if tool == "export_model.py" else "features.safetensors"
-    )
-    status, _, err = predict(place, *words, command=command, weights=weights)
-    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes them"
+    words = {"predict.py": [VAL], "serve.py": ["-port=0"]}[tool]
+    status, _, err = predict(place, *words, command=command, weights="features.safetensors")
+    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes its features"
     assert status
     assert told in err
     assert "Traceback" not in err
-    assert not (place / "exported").exists()
 
 
 def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):

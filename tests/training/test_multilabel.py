@@ -24,6 +24,7 @@ from inference.exporting import write_export
 from inference.quantise import training_images
 from loading.label_sets import LabelSets
 from loading.transforms import BatchTransform, Mixup
+from main_multi_gpu import read_datasets
 from training import multilabel
 from training.checkpoint.description import METADATA, thresholds_of
 from training.multilabel import MultiLabel
@@ -459,7 +460,7 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
         InputError,
         match="weights of TASK classification, found TASK multilabel; give -o TASK classific",
     ):
-        evaluate(asked, tmp_path / "c")
+        read_datasets(get_config(None, [*asked, "EVAL", "True"]))
     adapted = [
         *options,
         "DATA.BATCH_SIZE",
@@ -481,7 +482,8 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     with pytest.raises(
         InputError, match="adapted.*: weights of TASK multilabel, found TASK classification"
     ):
-        evaluate([*asked, "MODEL.PRETRAINED_ADAPTER", own], tmp_path / "e")
+        words = [*asked, "MODEL.PRETRAINED_ADAPTER", own, "EVAL", "True"]
+        read_datasets(get_config(None, words))
 
 
 def test_thresholds_of_other_outputs_are_refused(monkeypatch):

@@ -191,7 +191,7 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     arrays = load_file(file)
     for extra, message in (
         (
-            {"base_encoder.norm.bias": arrays["norm.bias"]},
+            {"encoder.norm.bias": arrays["norm.bias"]},
             r"norm\.bias both mean norm\.bias; remove one",
         ),
         (

@@ -147,7 +147,6 @@ def test_the_image_tower_of_a_clip_and_a_pre_trainings_norm_are_taken():
         for name, array in ours.items()
         if "head" not in name
     }
-    pretrained |= {"mask_token": np.zeros(3), "lm_head.weight": np.zeros(3)}
     found = eva.timm_names(pretrained, "torch", model.state_dict().keys())
     assert found == {name: array for name, array in ours.items() if "head" not in name}
 

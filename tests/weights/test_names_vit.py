@@ -14,7 +14,7 @@ from errors import InputError
 from models.vit import VisionTransformer
 from weights import names
 from weights.layout import linear_weights
-from weights.names import timm_names, vit
+from weights.names import encoder_arrays, timm_names, vit
 from weights.names.vit import google_names
 
 CASES = {}
@@ -52,7 +52,8 @@ def test_weights_of_other_toolkits_give_their_logits(case):
     linear = linear_weights(model)
     arrays = stored(case)
     before = {name: value.copy() for name, value in arrays.items()}
-    named = timm_names(vit, arrays, golden["layout"], state.keys())
+    model_arrays, _ = encoder_arrays(arrays, state.keys())
+    named = timm_names(vit, model_arrays, golden["layout"], state.keys())
     assert named.keys() == state.keys()
     assert_same(arrays, before)
     for name, tensor in state.items():
@@ -150,39 +151,8 @@ def test_only_a_plain_vit_is_written_under_googles_names(options, name):
         google_names(plain(**options), num_heads=3)
 
 
-def test_what_serves_pre_training_is_dropped():
+def test_dinov2s_blocks_in_chunks_are_numbered_from_the_first_to_the_last():
     backbone = plain(num_classes=0)
-    others = (
-        "mask_token",
-        "decoder_pos_embed",
-        "decoder_embed.weight",
-        "decoder_blocks.0.norm1.bias",
-    )
-    others += ("decoder_norm.weight", "decoder_pred.bias", "reconstruction_layer.bias")
-    assert_same(
-        timm_names(vit, backbone | dict.fromkeys(others, np.ones(1)), "torch", backbone), backbone
-    )
-    teacher = {f"backbone.{name}": value for name, value in backbone.items()}
-    heads = (
-        "head.mlp.0.weight",
-        "head.last_layer.weight_g",
-        "dino_head.mlp.0.bias",
-        "ibot_head.mlp.0.bias",
-    )
-    teacher |= dict.fromkeys(heads, np.ones(1))
-    assert_same(timm_names(vit, teacher, "torch", backbone), backbone)
-    encoders = ("base_encoder", "momentum_encoder")  # MoCo v3's
-    moco = {
-        f"{encoder}.{name}": value + index
-        for index, encoder in enumerate(encoders)
-        for name, value in backbone.items()
-    }
-    moco |= {
-        f"{name}.{layer}": np.ones(1)
-        for name in ("predictor", "base_encoder.head")
-        for layer in ("0.weight", "1.bias")
-    }
-    assert_same(timm_names(vit, moco, "torch", backbone), backbone)
     chunked = {name.replace("blocks.1.", "blocks.0.1."): value for name, value in backbone.items()}
     assert_same(timm_names(vit, chunked, "torch", backbone), backbone)
 

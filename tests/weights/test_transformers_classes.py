@@ -445,7 +445,7 @@ def test_an_exported_projection_gives_features(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     exported = Predictor(tmp_path / "out")
     assert exported.logits(np.zeros((1, 16, 16, 3), np.uint8)).shape[0] == 1
-    told = f"{tmp_path}/out has no classifier: it gives features, and no classes; tools/features.py computes them, or"
+    told = f"{tmp_path}/out has no classifier: it gives features, and no classes; an export of a classifier"
     with pytest.raises(InputError, match=f"^{re.escape(told)}"):
         exported([np.zeros((16, 16, 3), np.uint8)])
     done = export(f"-output={tmp_path}/for-paddlex", "-format=paddlex")

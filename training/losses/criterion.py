@@ -8,6 +8,7 @@ from loading.label_sets import LabelSets
 from loading.transforms import gives_distributions
 from settings.configuration import Configuration
 from settings.registry import losses
+from settings.tasks import answers_of
 from training.losses.binary import bce
 from training.losses.distillation import TrainingLoss
 from training.losses.softmax import cross_entropy, soft_target
@@ -54,7 +55,7 @@ def build_criterion(
         smoothing=train.SMOOTHING,
         weight=class_weights(config, labels),
         pos_weight=pos_weights(config, labels),
-        several=config.TASK == "multilabel",
+        several=answers_of(config.TASK) == "sigmoid",
     )
     return TrainingLoss(
         losses.choose(config)(targets),

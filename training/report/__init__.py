@@ -8,11 +8,13 @@ import numpy as np
 
 from config import differences
 from datasets import ImageDataset
+from errors import Unreadable, reading
 from launch.files import obstacle
 from loading.tables import csv_line
+from settings.plain import whole_file
 from training.pages import page
 from training.report import mistakes, plots
-from training.report.run_files import SPEED, FinishedRun, PredictionTable, read_run
+from training.report.run_files import ADVICE, SPEED, FinishedRun, PredictionTable, read_run
 from training.report.statistics import BINS, Confusions, calibration, confusions, scores, wilson
 from training.results import METRIC_TITLES
 from utils import writing_whole
@@ -20,6 +22,10 @@ from utils import writing_whole
 PAGE = "report.html"
 TABLE = "confusion.csv"
 PICTURE = "confusion.png"
+# What a task of masked images draws (``Task.draw``).
+RECONSTRUCTIONS = "reconstructions.png"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LARGEST_PICTURE = 32 << 20
 # A picture of all confusions of more classes can't be read.
 _MOST_IN_PICTURE = 30
 # Pairs of classes that are listed, of those that are confused most often. The picture has the
@@ -59,6 +65,7 @@ def _sections(run: FinishedRun, dataset: ImageDataset | None) -> Iterator[str]:
     """Yields the parts of the page: the accuracy first, the speed last."""
     predictions = run.predictions.get("val")
     yield _summary(run)
+    yield _reconstructions(run.folder / RECONSTRUCTIONS)
     if predictions and not run.multilabel:
         yield _confusions(run, predictions)
     if run.multilabel:
@@ -157,6 +164,22 @@ def _curves(run: FinishedRun, title: str, labels: Mapping[str, str]) -> str:
         if data := plots.curve({"": run.curves}, key, label):
             pictures.append(page.picture(label, data))
     return page.section(title, page.grid(pictures))
+
+
+def _reconstructions(file: Path) -> str:
+    """Returns the section of the picture that the task drew; "" if there is none.
+
+    Raises:
+        InputError: the file is no PNG.
+    """
+    if not file.exists():
+        return ""
+    with reading(file, "a picture", ADVICE):
+        data = whole_file(file, _LARGEST_PICTURE)
+        # A link may lead to any file, which must not get into the page.
+        if not data.startswith(_PNG):
+            raise Unreadable("it is no PNG")
+    return page.section("Reconstructions", page.picture("Reconstructions", data))
 
 
 def _confusions(run: FinishedRun, predictions: PredictionTable) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from errors import InputError
 from settings.configuration import leaves
+from settings.tasks import answers_of
 from training.pages import page
 from training.pages.plotting import shorten
 from training.report import interval, number, plots
@@ -237,6 +238,9 @@ def _verdict_by_images(
         table = compared.runs[name].predictions.get("val")
         other_table = compared.runs[other_name].predictions.get("val")
         if table is None or other_table is None:
+            task = compared.runs[name].config.TASK
+            if not answers_of(task):
+                return f"{names}: not tested: TASK {task} gives no classes that are right or wrong"
             return (
                 f"{names}: not tested: a run without predictions.csv (REPORT) has no images to"
                 " compare"

@@ -19,6 +19,7 @@ from loading.tables import csv_rows
 from settings.configuration import Configuration
 from settings.plain import is_list, parsed_json, whole_file
 from settings.registry import tasks
+from settings.tasks import answers_of
 from training.curves import Points, points
 from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS, file_name
 from training.probing.records import CURVES
@@ -82,7 +83,7 @@ class FinishedRun(NamedTuple):
     @property
     def multilabel(self) -> bool:
         """Returns whether an image may have several classes."""
-        return self.config.TASK == "multilabel"
+        return answers_of(self.config.TASK) == "sigmoid"
 
     def name_of(self, label: int) -> str:
         """Returns the name of a class, or its number if the name isn't known."""

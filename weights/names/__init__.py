@@ -22,7 +22,20 @@ import paddle
 
 from weights.layout import Target
 from weights.names import mixer, transformers, vit
+from weights.names.pretraining import encoder_arrays
 from weights.names.rules import Arrays, rename
+
+__all__ = [
+    "differences",
+    "encoder_arrays",
+    "google_names",
+    "has_switches",
+    "repeated_names",
+    "switches",
+    "timm_names",
+    "unread_classifier",
+    "unstored_arrays",
+]
 
 # Paddle's names of batch norm's statistics become PyTorch's. PyTorch's count of batches is dropped:
 # only an average over all batches needs it.
@@ -39,8 +52,8 @@ def timm_names(
     """Returns a file's arrays under timm 1.0.31's names.
 
     Arrays that have timm's names, or names that the family doesn't know, stay as they are. Arrays
-    that only other programs need are dropped, such as a decoder or derived buffers; the family's
-    docstring says which.
+    that only other programs need are dropped, such as derived buffers; the family's docstring says
+    which. ``encoder_arrays`` has left out decoders before.
 
     Args:
         family: the model's ``weight_names``; None: only the names of batch norm and of transformers

@@ -5,11 +5,7 @@ from typing import Any
 
 from weights.names.rules import Arrays, drop_key_biases, rename
 
-_RULES = (
-    (r"(^|\.)relative_position_index$", None),
-    # the pre-training
-    (r"^(mask_token$|lm_head\.|cls_pt_layers\.)", None),
-)
+_RULES = ((r"(^|\.)relative_position_index$", None),)
 _TABLE = "relative_position_bias_table"
 
 
@@ -24,7 +20,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     - It has a ``norm`` where the model may have an ``fc_norm``. Here that starts from ``norm``; in
       the authors' fine-tuning it starts afresh.
 
-    Derived buffers and the head of the pre-training are dropped.
+    Derived buffers are dropped.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

@@ -11,8 +11,7 @@ import paddle
 from weights.names.rules import Arrays, dense_of, rename
 
 _RULES = (
-    # FCMAE: its encoder, by MinkowskiEngine's names. The decoder is dropped.
-    (r"^(decoder\.|mask_token$|proj\.|pred\.)", None),
+    # FCMAE: its encoder, by MinkowskiEngine's names
     (r"^encoder\.(?=downsample_layers|stages\.\d+\.\d+\.)", ""),
     (r"\.(ln|linear)\.(weight|bias)$", r".\2"),
     (r"\.kernel$", ".weight"),

@@ -15,8 +15,6 @@ _RULES = (
     (r"(^|\.)rope_embed\.periods$", None),
     # timm's traced programs
     (r"^rope\.(bands|periods|pos_embed)$", None),
-    # the pre-training
-    (r"^(mask_token|embeddings\.mask_token)$|^lm_head\.", None),
     # DINOv3's training on small crops
     (r"^local_cls_norm\.", None),
     # EVA-02
@@ -49,8 +47,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Eva``.
 
     Sources: EVA-02/ of baaivision/EVA, facebookresearch/dinov3, transformers' DINOv3, and the image
-    towers of EVA-CLIP. Mask tokens, the pre-training's head, tables of angles, the text tower of a
-    CLIP, and DINOv3's norm of small crops are dropped.
+    towers of EVA-CLIP. Tables of angles, the text tower of a CLIP, and DINOv3's norm of small crops
+    are dropped.
 
     DINOv3's biases of queries and values are 0 in most files. If the model has no such biases, the
     zeros are dropped. So is the bias of the keys, which DINOv3's authors mask. EVA-02's

@@ -5,8 +5,6 @@ from collections.abc import Collection
 from weights.names.rules import Arrays, rename
 
 _RULES = (
-    # masked pre-training
-    (r"^(decoder_|mask_token$|multi_scale_fusion_heads\.)", None),
     (r"^(encoder_norm|norm)\.", "head.norm."),
     (r"^head\.projection\.", "head.fc."),
     (r"^pos_embed_abs$", "pos_embed"),
@@ -16,7 +14,7 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Hiera``.
 
-    Source: facebookresearch/hiera, also its ``mae_hiera_*.pth``. Their decoder is dropped.
+    Source: facebookresearch/hiera, also its ``mae_hiera_*.pth``.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

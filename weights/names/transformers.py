@@ -113,8 +113,6 @@ _SWIN_V2 = (
 )
 _HIERA = (
     (r"^hiera\.", ""),
-    # masked pre-training
-    (r"^(decoder|multiscale_fusion)\.", None),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^encoder\.stages\.", "stages."),

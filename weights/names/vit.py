@@ -23,13 +23,6 @@ from weights.names.rules import (
 )
 
 _RULES = (
-    # MAE's pre-training, also PaddleViT's: the decoder, which reconstructs the image.
-    (r"^(decoder|mask_token$|linear_projection\.|reconstruction_layer\.)", None),
-    # DINO and DINOv2: the projection heads.
-    (r"^(head\.(mlp|last_layer)|dino_head|ibot_head)\.", None),
-    # MoCo v3: of its two encoders, the one that gradients train is kept, without its projection.
-    (r"^(momentum_encoder|predictor|base_encoder\.head)\.", None),
-    (r"^(backbone|base_encoder)\.", ""),
     # DINOv2: its blocks are in chunks, but are numbered from the first chunk to the last.
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
     # DeiT-III
@@ -93,8 +86,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     MAE, MoCo v3, DINO, DINOv2 and CLIP (``weights.names.clip``). Also those of older timm, and of
     PaddleViT's ViT, DeiT and MAE in all versions. PaddleClas uses timm's names.
 
-    MAE's decoder, MoCo's momentum encoder and predictor, projection heads and mask tokens are
-    dropped. So is ``pre_logits``, with the head that reads it, because timm has no such layer.
+    ``pre_logits`` is dropped, with the head that reads it, because timm has no such layer.
 
     MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. Here ``fc_norm``
     starts from ``norm``; in MAE's own fine-tuning it starts afresh.
