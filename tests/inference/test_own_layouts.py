@@ -95,9 +95,8 @@ def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, 
         words = data_keys(None, [("DATA.DATA_PATH", str(tmp_path / folder))], "it needs data")
         assert len(training_images(model, words, 100)) == count
         # Labels aren't needed.
-        words = data_keys(
-            None, [("DATA.DATA_PATH", str(tmp_path / folder)), ("DATA.DATASET", "images")]
-        )
+        flags = [("DATA.DATA_PATH", str(tmp_path / folder)), ("DATA.DATASET", "images")]
+        words = data_keys(None, flags, "it needs data")
         assert len(training_images(model, words, 100)) == count
 
 
