@@ -126,7 +126,6 @@ class SomeImages(paddle.io.Dataset):
     def __init__(self, dataset: ImageDataset, count: int | None, seed: int) -> None:
         super().__init__()
         self.dataset = dataset
-        self.columns = dataset.columns
         order = np.arange(len(dataset))
         if count is not None:
             order = np.sort(np.random.default_rng([seed]).permutation(len(dataset))[:count])
@@ -140,6 +139,10 @@ class SomeImages(paddle.io.Dataset):
 
     def __getitem__(self, index: int) -> tuple:
         return self.dataset[int(self.order[index])]
+
+    def __getattr__(self, name: str) -> Any:
+        # What else the loader reads, such as the columns, is the dataset's.
+        return getattr(self.__dict__["dataset"], name)
 
     def name(self, index: int) -> str:
         return self.dataset.name(int(self.order[index]))
