@@ -288,7 +288,7 @@ class ImageDataset(paddle.io.Dataset):
         return np.random.default_rng(seeds)
 
     def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
-        """Returns the same images, prepared as for an evaluation: nothing is drawn.
+        """Returns the same images with their labels alone, prepared as for an evaluation.
 
         With DATA.SKIP_BROKEN, unreadable images are still replaced.
         """
@@ -297,7 +297,8 @@ class ImageDataset(paddle.io.Dataset):
         dataset.transform = EvalTransform(config)
         dataset.erasing = None
         dataset.draws = {}
-        dataset.own_columns = [name for name in self.own_columns if name != "erased"]
+        kept = ("pixels", "labels", "skipped")
+        dataset.own_columns = [name for name in self.own_columns if name in kept]
         return dataset
 
     def image(self, index: int) -> Picture:

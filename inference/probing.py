@@ -17,6 +17,7 @@ from loading.label_sets import LabelSets
 from loading.label_spaces import some_of
 from ops.device import trim_buffers
 from settings.configuration import Configuration
+from settings.registry import datasets
 from training.probing import collapse, knn, linear
 from training.probing.features import Features, compute_features
 from training.probing.linear import Labelled
@@ -148,6 +149,10 @@ def read_sets(
     file = None if is_export(path) else path
     config = data_config(config, data_keys(file, data, "a probe needs labelled images"))
     config = with_values(config, DATA__BATCH_SIZE_EVAL=model.batch_size, DATA__NUM_WORKERS=workers)
+    if "labels" not in datasets.components[config.DATA.DATASET].given.get("columns", "labels"):
+        raise InputError(
+            f"the images of '{config.DATA.DATASET}' have no labels; a probe needs one each"
+        )
     if config.TASK != "classification":
         raise InputError(
             f"the images of '{config.DATA.DATASET}' have several labels each; a probe needs one"

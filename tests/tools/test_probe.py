@@ -19,6 +19,7 @@ from inference.exporting import write_export
 from inference.feature_store import FeatureExtractor
 from inference.predictor import Predictor
 from inference.probing import Model, Probes, measure, read_sets, table
+from settings.registry import datasets
 from training.probing import linear
 
 PROBE = str(ROOT / "tools" / "probe.py")
@@ -242,6 +243,12 @@ def test_data_that_a_probe_cannot_use(place, tmp_path):
     write_images(tmp_path / "f", {"train/a": 3, "train/b": 3, "val/a": 1, "val/c": 1})
     with pytest.raises(InputError, match="classes that train/ lacks: 'c'"):
         read_sets(model, [("DATA.DATA_PATH", str(tmp_path / "f"))], 0)
+
+
+def test_images_without_labels_are_refused(place, tmp_path, monkeypatch):
+    monkeypatch.setitem(datasets.components["folder"].given, "columns", "")
+    with pytest.raises(InputError, match="'folder' have no labels; a probe needs one each"):
+        read_sets(Model(str(place / "w.safetensors")), [("DATA.DATA_PATH", str(tmp_path))], 0)
 
 
 def test_an_unreadable_image_ends_a_probe_or_is_left_out(place, tmp_path):

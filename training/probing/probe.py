@@ -141,8 +141,8 @@ class SomeImages(paddle.io.Dataset):
         return self.dataset[int(self.order[index])]
 
     def __getattr__(self, name: str) -> Any:
-        # All else, such as the shapes of its columns, is the dataset's own.
-        return getattr(self.dataset, name)
+        # What else the loader reads, such as the columns, is the dataset's.
+        return getattr(self.__dict__["dataset"], name)
 
     def name(self, index: int) -> str:
         return self.dataset.name(int(self.order[index]))
