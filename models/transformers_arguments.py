@@ -90,6 +90,7 @@ _SWIN = {
 _CONVNEXT = {"depths": [3, 3, 9, 3], "hidden_sizes": [96, 192, 384, 768]}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "vit": _VIT_MLP,
+    "vit_mae": _VIT_MLP,
     "deit": _VIT_MLP,
     "beit": _VIT_MLP,
     "dinov2": _DINOV2 | {"patch_size": 14},
@@ -455,6 +456,7 @@ def _expect_all(config: dict[str, Any], **settings: Any) -> None:
 # By model_type: MODEL.TYPE, and the function that returns the keys of MODEL.
 _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "vit": ("ViT", _vit),
+    "vit_mae": ("ViT", _vit),
     "deit": ("DeiT", _deit),
     "beit": ("BEiT", _beit),
     "dinov2": ("ViT", _dinov2),

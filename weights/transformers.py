@@ -47,6 +47,7 @@ HEADS: dict[str, dict[str, str]] = {
         "ViTForMaskedImageModeling": ENCODER,
         "ViTModel": ENCODER,
     },
+    "vit_mae": {"ViTMAEForPreTraining": ENCODER, "ViTMAEModel": ENCODER},
     "deit": {
         "DeiTForImageClassification": LABELS,
         "DeiTForImageClassificationWithTeacher": LABELS,

@@ -52,6 +52,7 @@ CASES = {
         hf.ViTForImageClassification,
     ),
     "vit_model": (hf.ViTConfig(**WIDE), hf.ViTModel),
+    "vit_mae": (hf.ViTMAEConfig(**WIDE, mask_ratio=0.0), hf.ViTMAEForPreTraining),
     "vit_masked": (hf.ViTConfig(**WIDE, encoder_stride=4), hf.ViTForMaskedImageModeling),
     "deit": (hf.DeiTConfig(**WIDE, **CLASSES), hf.DeiTForImageClassificationWithTeacher),
     "deit_alone": (hf.DeiTConfig(**WIDE, **CLASSES), hf.DeiTForImageClassification),

@@ -31,6 +31,14 @@ WHOLE = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 # feature maps.
 NO_EFFECT = {
     *(
+        "decoder_num_attention_heads",
+        "decoder_hidden_size",
+        "decoder_num_hidden_layers",
+        "decoder_intermediate_size",
+        "mask_ratio",
+        "norm_pix_loss",
+    ),
+    *(
         "initializer_range",
         "initializer_factor",
         "layer_norm_init",
@@ -120,6 +128,8 @@ def test_each_class_that_is_read_has_its_answers_in_the_golden_file():
         for entry in GOLDEN.values()
     }
     tested |= {("hiera", "HieraForPreTraining")}  # tests/weights/test_names_transformers.py
+    # ViTMAEForPreTraining without its decoder
+    tested |= {("vit_mae", "ViTMAEModel")}
     # A tower's class may stand in a file of either kind.
     tested |= {
         (kind, name)
