@@ -201,7 +201,7 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
         ({"counts": index["counts"] * -1}, "its labels aren't as many as its counts"),
         ({"counts": index["counts"][:-1]}, "its arrays differ in length"),
         ({"labels": index["labels"] - 5}, "it holds a label below 0"),
-        ({"format": np.array(3)}, "it is of another format"),
+        ({"format": np.array(4)}, "it is of another format"),
     ):
         np.savez(packed / "train.index.npz", **{**index, **change})
         with pytest.raises(InputError, match=message):
@@ -209,7 +209,7 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
     own = packed / "own-0.tar"
 
     def written(labels):
-        return write_shard(own, [(0, str(packed.parent / "a.png"), labels)], None, 95, 1000)[1]
+        return write_shard(own, [(0, str(packed.parent / "a.png"), labels, {})], None, 95, 1000)[1]
 
     for labels, message in (
         ([1, 1], "expected different numbers from 0 to"),
