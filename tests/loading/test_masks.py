@@ -23,16 +23,17 @@ from loading.transforms.masks import mask_image
 from tools.make_shards import main
 from training.equal_ranks import _content
 
-CLASSES = 6
+# Indices that lie apart: a blend of two isn't one of them.
+INDICES = np.array([1, 3, 5], np.uint8)
 # A pixel of class c has c times this value.
 STEP = 40
 
 
 def blocks(width, height, side, seed=0):
-    """The indices of a picture of square blocks, each of a random class from 1 on."""
+    """The mask of a picture of square blocks, each of one index."""
     rng = np.random.default_rng(seed)
     rows, columns = -(-height // side), -(-width // side)
-    drawn = rng.integers(1, CLASSES, (rows, columns), np.uint8)
+    drawn = rng.choice(INDICES, (rows, columns))
     return drawn.repeat(side, 0).repeat(side, 1)[:height, :width]
 
 
@@ -65,6 +66,7 @@ def with_masks(config, mode, files):
 
 def assert_follows(pixels, mask):
     """Away from borders, which the filters blend, the mask says what the pixels are."""
+    assert np.isin(mask, [*INDICES, 255]).all()
     # What lies beyond the result's edges isn't known.
     how = {"size": 9, "mode": "constant", "cval": 254}
     inside = minimum_filter(mask, **how) == maximum_filter(mask, **how)
@@ -142,6 +144,21 @@ def test_several_sizes_and_photometric_steps(tmp_path):
     ):
         config = configured("TRAIN.AUTO_AUGMENT", "rand-m9")
         get_dataloader(config, with_masks(config, "train", files), "train")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_grey_images_and_floats_have_masks(tmp_path, dtype, mode):
+    files = write_pairs(tmp_path, [(192, 128)])
+    options = ["DATA.IMAGE_CHANNELS", 1, "DATA.IMAGE_DTYPE", dtype]
+    options += ["DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5", *MOVED]
+    Image.open(tmp_path / "0.png").convert("L").save(tmp_path / "0.png")
+    dataset = with_masks(configured(*options), mode, files)
+    (batch,) = get_dataloader(configured(*options, "DATA.BATCH_SIZE", 1), dataset, mode)
+    pixels = batch["pixels"].numpy()[0]
+    assert pixels.shape == (48, 64, 1)
+    scale = 1 if pixels.dtype == np.uint8 else 255
+    assert assert_follows(pixels * scale, batch["mask"].numpy()[0]) > 0.05
 
 
 def test_a_corruption_that_moves_pixels_is_refused(tmp_path, monkeypatch):
@@ -433,7 +450,7 @@ def folder(tmp_path, monkeypatch):
     for mode, count in (("train", 6), ("val", 3)):
         for number in range(2 * count):
             path = f"{mode}/{'ab'[number % 2]}/{number}.png"
-            indices = blocks(96, 64, 32, number)
+            indices = blocks(96, 64, 29, number)
             for place, pixels in (
                 ("", np.stack([indices * STEP] * 3, 2)),
                 ("masks/", indices),
@@ -539,10 +556,10 @@ def test_shards_hold_the_masks(folder, pack, mode):
 
 
 def test_reduced_shards_have_reduced_masks(folder, pack):
-    pack("-output=out", "-resize=32", "-workers=1", "-modes", "val")
+    pack("-output=out", "-resize=40", "-workers=1", "-modes", "val")
     dataset = from_folder("shards", "out", "val")
-    assert dataset.mask("mask", 0).size == dataset.image(0).size == (48, 32)
-    expected = Image.fromarray(blocks(96, 64, 32)).resize((48, 32), Image.Resampling.NEAREST)
+    assert dataset.mask("mask", 0).size == dataset.image(0).size == (60, 40)
+    expected = Image.fromarray(blocks(96, 64, 29)).resize((60, 40), Image.Resampling.NEAREST)
     np.testing.assert_array_equal(dataset.mask("mask", 0), expected)
 
 

@@ -209,7 +209,7 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
     own = packed / "own-0.tar"
 
     def written(labels):
-        return write_shard(own, [(0, str(packed.parent / "a.png"), labels)], None, 95, 1000)[1]
+        return write_shard(own, [(0, str(packed.parent / "a.png"), labels, {})], None, 95, 1000)[1]
 
     for labels, message in (
         ([1, 1], "expected different numbers from 0 to"),
