@@ -3,8 +3,8 @@ encoder learns to predict the tokens of masked patches.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import paddle
 from paddle import nn
@@ -22,9 +22,8 @@ from settings.keys import Blocks, FilePath, Size, above_zero, between
 from settings.registry import tasks
 from training.equal_ranks import load_equal
 from training.losses import Teacher
-from training.task import Batch, Metrics, Task, sum_of_each
+from training.task import Batch, Task
 from training.tokenizer import build_tokenizer, check_patch_drop, fitting, scales
-from utils import all_reduce_sum
 
 _MASK_RATIO = 0.4
 
@@ -115,17 +114,6 @@ class Beit(Task):
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images = self.normalize(batch["pixels"])
         return network(images, batch["mask"], self.tokenizer(images))
-
-    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
-        """Returns ``loss``, ``token_acc`` (percent) and ``num_samples``."""
-        totals = paddle.zeros([3], "float64")
-        for batch in batches:
-            images = self.normalize(batch["pixels"])
-            values = forward(images, batch["mask"], self.tokenizer(images))
-            values["count"] = paddle.ones_like(values["loss"])
-            totals += sum_of_each(values)
-        loss, token_acc, count = all_reduce_sum(totals).numpy().tolist()
-        return {"loss": loss / count, "token_acc": token_acc / count, "num_samples": int(count)}
 
     def _build_tokenizer(self) -> tuple[Tokenizer, Configuration]:
         """Returns the tokenizer with fresh weights, and its configuration."""

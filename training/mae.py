@@ -2,7 +2,7 @@
 reconstruction of the rest.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +18,7 @@ from settings.configuration import Configuration
 from settings.keys import Depth, Size, between
 from settings.registry import tasks
 from training.reconstructions import draw_reconstructions
-from training.task import Batch, Metrics, Task, sum_of_each
-from utils import all_reduce_sum
+from training.task import Batch, Task
 
 # The paper's values.
 MASK_RATIO = 0.75
@@ -85,15 +84,6 @@ class MaskedAutoencoding(Task):
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         return {"loss": network(self.normalize(batch["pixels"]), batch["order"])}
-
-    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
-        """Returns ``loss`` and ``num_samples``."""
-        total = paddle.zeros([2], "float64")
-        for batch in batches:
-            losses = forward(self.normalize(batch["pixels"]), batch["order"])
-            total += sum_of_each({"loss": losses, "count": paddle.ones_like(losses)})
-        loss, count = all_reduce_sum(total).numpy().tolist()
-        return {"loss": loss / count, "num_samples": int(count)}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, their visible patches, and these with the reconstructed ones."""

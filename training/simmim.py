@@ -4,9 +4,9 @@ squares of an image.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import paddle
@@ -23,8 +23,7 @@ from settings.configuration import Configuration, pair
 from settings.keys import Size, between
 from settings.registry import tasks
 from training.reconstructions import draw_reconstructions
-from training.task import Batch, Metrics, Task, sum_of_each
-from utils import all_reduce_sum
+from training.task import Batch, Task
 
 MASK_RATIO = 0.6
 # Images in reconstructions.png.
@@ -88,16 +87,6 @@ class MaskedImageModelling(Task):
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         return {"loss": network(self.normalize(batch["pixels"]), batch["masked"])}
-
-    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
-        """Returns ``loss`` and ``num_samples``."""
-        total = paddle.zeros([2], "float64")
-        for batch in batches:
-            losses = forward(self.normalize(batch["pixels"]), batch["masked"])
-            total += sum_of_each({"loss": losses, "count": paddle.ones_like(losses)})
-        sums: Any = all_reduce_sum(total)
-        loss, count = sums.tolist()
-        return {"loss": loss / count, "num_samples": int(count)}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, what the encoder sees of them, and these with the predicted pixels."""

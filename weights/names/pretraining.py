@@ -38,9 +38,12 @@ def encoder_arrays(arrays: Arrays, wanted: Collection[str] = ()) -> tuple[Arrays
 
     Args:
         arrays: by the file's names.
-        wanted: the names of the tensors to be loaded. They are never left out, so that the network
-            itself gets all of its tensors.
+        wanted: the names of the tensors to be loaded. They are never left out. If they have a
+            decoder or the like, they are a network's, and nothing is left out.
     """
+    # A network for pre-training reads such layers itself, under the names of several toolkits.
+    if any(_REST.search(name) for name in wanted):
+        return arrays, ""
     kept = {
         name: array for name, array in arrays.items() if name in wanted or not _REST.search(name)
     }
