@@ -355,7 +355,9 @@ def test_the_heads_commands_are_of_their_own_files(monkeypatch):
                 assert config.DATA.DATASET == "imagenet2012"
             assert (config.DATA.DATASET == "digits") == ("digits" in file.stem)
             named = find_config(words[2].removeprefix("-cfg=")).resolve()
-            assert file in made_from(named), (file, command)
+            # What a pre-trained encoder is for has a recipe of its own.
+            begins_with_it = file.parent.name == "pretrain" and "-pretrained=RUN" in command
+            assert begins_with_it or file in made_from(named), (file, command)
             checked += 1
     assert checked > 90
     assert {file for file in shipped_configs() if not SHOWN[file]} == set()

@@ -97,5 +97,5 @@ class MaskedAutoencoding(Task):
         )
         images = self.normalize(pixels)
         network: Any = model
-        columns = [images, *network.reconstruct(images, order)]
-        draw_reconstructions(self.config, columns, folder / "reconstructions.png")
+        rows = [images, *network.reconstruct(images, order)]
+        draw_reconstructions(self.config, rows, folder / "reconstructions.png")

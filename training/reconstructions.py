@@ -15,20 +15,18 @@ _SIDE = 96
 _GAP = 4
 
 
-def draw_reconstructions(
-    config: Configuration, columns: Sequence[paddle.Tensor], path: Path
-) -> None:
-    """Draws a row for each image, and writes the picture as a PNG.
+def draw_reconstructions(config: Configuration, rows: Sequence[paddle.Tensor], path: Path) -> None:
+    """Draws the images beside each other in each row, and writes the picture as a PNG.
 
     Images of one or three channels are drawn in their colours, of others only the first channel.
 
     Args:
-        columns: what stands side by side in a row, each normalised images [B, C, H, W].
+        rows: the rows from the top, each of normalised images [B, C, H, W].
         path: a file that is replaced.
     """
     mean = np.reshape(config.DATA.IMAGENET_MEAN, [-1, 1, 1])
     std = np.reshape(config.DATA.IMAGENET_STD, [-1, 1, 1])
-    images = np.stack([column.numpy() * std + mean for column in columns])
+    images = np.stack([row.numpy() * std + mean for row in rows])
     if images.shape[2] not in (1, 3):
         images = images[:, :, :1]
     # Values of images that aren't bytes have a range of their own.
@@ -36,13 +34,13 @@ def draw_reconstructions(
     high = max(1.0, images[0].max())
     levels = ((images.clip(low, high) - low) / (high - low) * 255).round().astype(np.uint8)
 
-    # [columns, B, C, H, W] -> [B, columns, H, W, C], then all in one picture with gaps.
-    levels = levels.transpose(1, 0, 3, 4, 2)
+    # [rows, B, C, H, W] -> [rows, B, H, W, C], then all in one picture with gaps.
+    levels = levels.transpose(0, 1, 3, 4, 2)
     scale = -(-_SIDE // max(levels.shape[2:4]))
     levels = levels.repeat(scale, axis=2).repeat(scale, axis=3)
     gaps = [(0, 0), (0, 0), (0, _GAP), (0, _GAP), (0, 0)]
     levels = np.pad(levels, gaps, constant_values=255)
-    rows, count, height, width, channels = levels.shape
-    picture = levels.swapaxes(1, 2).reshape(rows * height, count * width, channels)
+    lines, count, height, width, channels = levels.shape
+    picture = levels.swapaxes(1, 2).reshape(lines * height, count * width, channels)
     with writing_whole(path, "wb") as file:
         Image.fromarray(picture.squeeze(-1) if channels == 1 else picture).save(file, "PNG")

@@ -101,8 +101,8 @@ class MaskedImageModelling(Task):
         predicted = model.reconstruct(images, masked).astype("float32")
         hidden = model.mask_of_pixels(masked)
         seen = images * (1 - hidden)
-        columns = [images, seen, seen + predicted * hidden]
-        draw_reconstructions(self.config, columns, folder / "reconstructions.png")
+        rows = [images, seen, seen + predicted * hidden]
+        draw_reconstructions(self.config, rows, folder / "reconstructions.png")
 
 
 def masked_count(squares: int, ratio: float) -> int:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import paddle
 from paddle import nn
-from PIL import Image
 
 from config import get_config, with_values
 from datasets import ImageDataset
@@ -25,6 +24,7 @@ from settings.keys import Depth, Factor, FilePath, InTraining, Positive, Size, b
 from settings.registry import tasks
 from training.equal_ranks import load_equal
 from training.losses import Teacher
+from training.reconstructions import draw_reconstructions
 from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 
@@ -161,19 +161,15 @@ class TokenizerTraining(Task):
         return -score if chosen == "reconstruction" else score
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws reconstructions.png: images, and below each what its tokens become."""
-        if self.teacher is not None or len(self.config.DATA.IMAGENET_MEAN) not in (1, 3):
+        """Draws images, and below each what its tokens become."""
+        # A teacher's features are no picture.
+        if self.teacher is not None:
             return
         count = min(_SHOWN, len(dataset))
         pixels = np.stack([dataset.sample(index)["pixels"] for index in range(count)])
         images = self.normalize(paddle.to_tensor(pixels))
         decoded = model.pictures(model.decode(model.codes(model.tokens(images))))
-        rows = [self._bytes(each) for each in (images, decoded)]
-        picture = np.concatenate(rows)
-        side = max(1, 64 // picture.shape[0] * 2)
-        Image.fromarray(picture.repeat(side, 0).repeat(side, 1)).save(
-            folder / "reconstructions.png"
-        )
+        draw_reconstructions(self.config, [images, decoded], folder / "reconstructions.png")
 
     def _values(self, network: Callable[..., Any], batch: Batch, **options: Any) -> Batch:
         """Returns what the network does, with the loss."""
@@ -211,13 +207,6 @@ class TokenizerTraining(Task):
                 f" {columns} tokens; take models with equal patches"
             )
         return Teacher(features, *scales(self.config), *scales(config))
-
-    def _bytes(self, images: paddle.Tensor) -> np.ndarray:
-        """Returns normalised images side by side as bytes: [B, C, H, W] -> [H, B * W, 3]."""
-        mean, std = (np.asarray(each).reshape(-1, 1, 1) for each in scales(self.config))
-        pixels = np.clip((images.numpy() * std + mean) * 255, 0, 255).astype(np.uint8)
-        row = np.concatenate(list(pixels.transpose(0, 2, 3, 1)), axis=1)
-        return row if row.shape[2] == 3 else row[:, :, :1].repeat(3, 2)
 
 
 class _Features(nn.Layer):

@@ -41,7 +41,10 @@ def of_map(file):
 def of_list(file):
     config = get_config(None, ["EVAL", "True", "DATA.DATASET", "folder", "DATA.LABELS", str(file)])
     source = Files(
-        file.parent, ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"], [0, 0], ["a"]
+        file.parent,
+        ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"],
+        np.array([0, 0]),
+        ["a"],
     )
     found = relabel(source, config)
     assert len(found.paths) == len(found.labels) > 0

@@ -17,7 +17,8 @@ from datasets import get_datasets
 from errors import InputError, reporting_memory
 from settings.architectures import all_keys, architectures
 from settings.configuration import leaves
-from settings.registry import losses, optimizers, schedules
+from settings.registry import losses, optimizers, schedules, tasks
+from settings.tasks import columns_of
 from training import engine
 
 # all values; in the suite each key's extremes
@@ -66,6 +67,7 @@ PLACES = [
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", *FOLDER],
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "DATA.CORRUPTION", "fog", *RGB],
     ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],
+    *(["TASK", task] for task in tasks.names() if not columns_of(task)),
 ]
 INTEGERS = [
     "-1",
@@ -171,6 +173,7 @@ def base(key, place):
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
+    gone += ("MODEL.NUM_CLASSES",) * ("TASK" in place)
     # 1000 pixels are 15,625 tokens then
     small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]
     return [

@@ -329,7 +329,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     [
         (
             lambda d: d | {"task": "detection"},
-            "its task is 'detection', expected one of classification, multilabel",
+            "its task is 'detection', expected one of beit, classification, ",
         ),
         (lambda d: d | {"classes": "ab"}, "its classes is 'ab', expected a list of names"),
         (

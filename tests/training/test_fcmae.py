@@ -38,10 +38,10 @@ def test_a_run_is_resumed_in_the_same_bits_and_is_the_same_on_two_processes(tmp_
     losses = [records(tmp_path / name)[-1]["loss"] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
-    # A row of three pictures for each of eight images.
+    # A column of three pictures for each of eight images.
     with Image.open(tmp_path / "one" / "reconstructions.png") as picture:
-        rows = np.asarray(picture).reshape(8, 132, 3, 132)[:, :128:2, :, :128:2]
-    for image, seen, predicted in rows.swapaxes(1, 2):
+        rows = np.asarray(picture).reshape(3, 132, 8, 132)[:, :128:2, :, :128:2]
+    for image, seen, predicted in rows.transpose(2, 0, 1, 3):
         # Three of the four squares are masked: 0.6 of them, rounded up. 0 is the mean colour.
         assert (seen == 128).mean() >= 0.75
         assert (predicted == image).mean() < 0.75

@@ -143,12 +143,12 @@ def test_the_picture_has_each_image_its_visible_patches_and_the_reconstruction(t
     task.draw(network, val, tmp_path)
     with Image.open(tmp_path / "reconstructions.png") as file:
         picture = np.asarray(file)
-    # Eight rows of three images of 8 x 8, each enlarged to 96 x 96 and followed by a gap of 4.
-    assert picture.shape == (800, 300)
-    rows = picture.reshape(8, 100, 3, 100)[:, :96:12, :, :96:12].swapaxes(1, 2)
+    # Three rows of eight images of 8 x 8, each enlarged to 96 x 96 and followed by a gap of 4.
+    assert picture.shape == (300, 800)
+    columns = picture.reshape(3, 100, 8, 100)[:, :96:12, :, :96:12].transpose(2, 0, 1, 3)
     indices = np.linspace(0, len(val) - 1, 8).astype(int)
     mean = round(255 * task.config.DATA.IMAGENET_MEAN[0])
-    for index, (image, seen, reconstructed) in zip(indices.tolist(), rows, strict=True):
+    for index, (image, seen, reconstructed) in zip(indices.tolist(), columns, strict=True):
         sample = val.sample(index)
         np.testing.assert_array_equal(image, sample["pixels"][:, :, 0])
         hidden = np.zeros(16, bool)

@@ -122,9 +122,10 @@ def test_what_runs_out_on_a_cpu():
         paddle.empty([1 << 50])
     assert str(caught.value) == "out of memory: 4,194,304.00GB were asked for; lower it"
     assert (caught.value.exit_status, caught.value.shared) == (1, False)
-    big = SimpleNamespace(__getitem__=None)
-    for dataset in (type("Big", (), {"__getitem__": lambda self, key: np.empty(1 << 55)})(), big):
-        error = _load(dataset, [0], np.zeros(1))
+    big = SimpleNamespace(__getitem__=None, columns=())
+    kind = type("Big", (), {"__getitem__": lambda self, key: np.empty(1 << 55), "columns": ()})
+    for dataset in (kind(), big):
+        error = _load(dataset, [0], {})
         told = r"out of memory: Unable to allocate .* for an array with shape \(36028797018963968,\) .*"
         assert re.fullmatch(told if dataset is not big else "", out_of_memory(error))
     with pytest.raises(TypeError, match="so"), reporting_memory(lambda: ""):

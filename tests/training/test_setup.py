@@ -93,15 +93,17 @@ def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(
 
 @pytest.mark.parametrize("halved", [False, True])
 def test_a_training_with_amp_evaluates_without_unless_asked(monkeypatch, tmp_path, tiny, halved):
-    asked = []
+    asked = {False: set(), True: set()}
+
+    def asking(config, evaluation=False):
+        asked[evaluation].add(precision(config, evaluation))
+        return "float32"
+
     monkeypatch.setattr("training.setup.num_gpus", lambda: 1)
-    monkeypatch.setattr(
-        "training.engine.precision", lambda *a, **k: asked.append(precision(*a, **k)) or "float32"
-    )
+    monkeypatch.setattr("training.setup.precision", asking)
     monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
     train([*tiny, "DATA.BATCH_SIZE=16", "AMP=True", f"AMP_EVAL={halved}"], tmp_path, 16)
-    assert asked[0] == "bfloat16"  # the only step, then the evaluation
-    assert set(asked[1:]) == {"bfloat16" if halved else "float32"}
+    assert asked == {False: {"bfloat16"}, True: {"bfloat16" if halved else "float32"}}
 
 
 @pytest.mark.smoke

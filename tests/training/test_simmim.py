@@ -141,12 +141,12 @@ def test_the_picture_has_each_image_what_is_seen_of_it_and_its_prediction(tmp_pa
     task.draw(network, val, tmp_path)
     with Image.open(tmp_path / "reconstructions.png") as file:
         picture = np.asarray(file)
-    # Eight rows of three images of 8 x 8, each enlarged to 96 x 96 and followed by a gap of 4.
-    assert picture.shape == (800, 300)
-    rows = picture.reshape(8, 100, 3, 100)[:, :96:12, :, :96:12].swapaxes(1, 2)
+    # Three rows of eight images of 8 x 8, each enlarged to 96 x 96 and followed by a gap of 4.
+    assert picture.shape == (300, 800)
+    columns = picture.reshape(3, 100, 8, 100)[:, :96:12, :, :96:12].transpose(2, 0, 1, 3)
     # The images are spread over the 364 of the dataset.
     indices = [0, 51, 103, 155, 207, 259, 311, 363]
-    for index, (image, seen, predicted) in zip(indices, rows, strict=True):
+    for index, (image, seen, predicted) in zip(indices, columns, strict=True):
         sample = val.sample(index)
         np.testing.assert_array_equal(image, sample["pixels"][:, :, 0])
         hidden = np.kron(sample["masked"], np.ones((2, 2))) > 0
@@ -163,6 +163,6 @@ def test_pictures_of_any_number_of_channels(tmp_path, channels, mode):
     image = paddle.full([1, channels, 2, 4], 0.5)
     draw_reconstructions(config, [image, image * 4], tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as picture:
-        assert (picture.mode, picture.size) == (mode, (200, 52))
+        assert (picture.mode, picture.size) == (mode, (100, 104))
         values = np.asarray(picture.convert("L"))
-    assert (values[0, 0], values[0, 100], values[51, 0]) == (128, 255, 255)
+    assert (values[0, 0], values[52, 0], values[51, 0]) == (128, 255, 255)
