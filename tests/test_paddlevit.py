@@ -182,10 +182,6 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     ("text", "message"),
     [
         (
-            "MODEL: {TYPE: MAE, MAE_PRETRAIN: True}",
-            "MAE_PRETRAIN is True, but such a file isn't read here",
-        ),
-        (
             "MODEL: {TYPE: swin, APE: True}",
             "MODEL.APE is True, expected False, the only value that this toolkit has",
         ),
@@ -256,6 +252,22 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
 def test_what_cant_be_meant_is_one_line(text, message, read):
     with pytest.raises(InputError, match=message):
         read(text + "\n")
+
+
+def test_a_file_of_maes_pretraining_is_the_task_of_that_name(read):
+    decoder = "DECODER: {EMBED_DIM: 256, DEPTH: 1, NUM_HEADS: 4}"
+    text = f"MODEL: {{TYPE: MAE, MAE_PRETRAIN: True, TRANS: {{MASK_RATIO: 0.6, {decoder}}}}}\n"
+    config = read(text + "TRAIN: {NORMALIZE_TARGET: False}\n")
+    method = config.METHOD
+    decoder = (method.DECODER_WIDTH, method.DECODER_DEPTH, method.DECODER_HEADS)
+    assert (config.TASK, config.MODEL.TYPE, decoder) == ("mae", "ViT", (256, 1, 4))
+    assert (method.MASK_RATIO, method.NORM_TARGET) == (0.6, False)
+    assert "no effect" not in " ".join(config.notes)
+    # PaddleViT's defaults are those of a pre-training, too.
+    method = read("MODEL: {TYPE: MAE, MAE_PRETRAIN: True}\n").METHOD
+    decoder = (method.DECODER_WIDTH, method.DECODER_DEPTH, method.DECODER_HEADS)
+    assert (method.MASK_RATIO, method.NORM_TARGET, decoder) == (0.75, True, (512, 8, 8))
+    assert read("MODEL: {TYPE: MAE}\n").TASK == "classification"
 
 
 def test_sections_may_be_empty_as_paddlevits_are(read):

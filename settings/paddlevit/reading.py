@@ -40,6 +40,14 @@ _ALIASES = {
     "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
     "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY",
 }  # fmt: skip
+# The keys of TASK mae, by PaddleViT's of its pre-training.
+_MAE_KEYS = {
+    "MODEL.TRANS.MASK_RATIO": "METHOD.MASK_RATIO",
+    "MODEL.TRANS.DECODER.EMBED_DIM": "METHOD.DECODER_WIDTH",
+    "MODEL.TRANS.DECODER.DEPTH": "METHOD.DECODER_DEPTH",
+    "MODEL.TRANS.DECODER.NUM_HEADS": "METHOD.DECODER_HEADS",
+    "TRAIN.NORMALIZE_TARGET": "METHOD.NORM_TARGET",
+}
 # What an error says of a key that only PaddleViT has, in a file that isn't read as PaddleViT's.
 PLACE = (
     "it is PaddleViT's, for files with its keys alone and no BASE:"
@@ -248,11 +256,11 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
     }
     for key in own:
         _check_kind(key, settings[key], family.defaults[key], path)
-    if settings.get("MODEL.MAE_PRETRAIN") and "MODEL.MAE_PRETRAIN" in own:
-        raise InputError(
-            f"{path}: MAE_PRETRAIN is True, but such a file isn't read here;"
-            " -cfg=mae_vit_base_patch16_224 pre-trains by MAE"
-        )
+    of_task: dict[str, Any] = {}
+    # It is True in PaddleViT's defaults, which hold for files of fine-tunings, too.
+    if "MODEL.MAE_PRETRAIN" in own and settings["MODEL.MAE_PRETRAIN"]:
+        of_task = {key: settings[name] for name, key in _MAE_KEYS.items()}
+        of_task["TASK"] = "mae"
     idle = {key for key in settings if any(fnmatchcase(key, name) for name in family.ignored)}
     settings = {key: value for key, value in settings.items() if key not in idle}
     for key, only_value in family.only.items():
@@ -270,7 +278,9 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
     # Without a value, PaddleViT takes -batch_size.
     if values["DATA.BATCH_SIZE_EVAL"] is None:
         del values["DATA.BATCH_SIZE_EVAL"]
-    return values | family.here, sorted((idle | unused) & own.keys())
+    if of_task:
+        idle -= _MAE_KEYS.keys()
+    return values | family.here | of_task, sorted((idle | unused) & own.keys())
 
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
