@@ -154,7 +154,7 @@ class ImageDataset(paddle.io.Dataset):
         """Adds a source's further columns. A sample has those that TASK needs.
 
         Raises:
-            InputError: a column's name is taken, or it doesn't fit to the images.
+            InputError: a column's name is taken, or it has another number of entries than there are images.
         """
         for name, column in columns.items():
             if not _COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
@@ -288,7 +288,7 @@ class ImageDataset(paddle.io.Dataset):
         return np.random.default_rng(seeds)
 
     def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
-        """Returns the same images with their labels alone, prepared as for an evaluation.
+        """Returns the same images, prepared as for an evaluation, without masks and drawn columns.
 
         With DATA.SKIP_BROKEN, unreadable images are still replaced.
         """
@@ -578,7 +578,7 @@ def get_dataset(
     name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
     columns = () if pixels_alone else columns_of(config.TASK)
-    # Labels that nobody reads may be any.
+    # Labels that the task doesn't read aren't checked.
     limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
     if limit == 0:
         raise InputError(

@@ -80,6 +80,11 @@ def is_data_key(key: str) -> bool:
     return key.removeprefix("DATA.") in _SELECTION
 
 
+def is_preparation_key(key: str) -> bool:
+    """Returns whether a dotted key decides how a model's images are prepared."""
+    return key.removeprefix("DATA.") in (*_PREPARATION, "EXIF_ORIENTATION")
+
+
 def _reads_folder(dataset: str) -> bool:
     return "data_path" in datasets.components[dataset].reads
 

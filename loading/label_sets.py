@@ -89,7 +89,10 @@ def take_labels(
     """Returns the labels of the images at ``places`` [k]; None where there are none."""
     if labels is None:
         return None
-    return labels.at_places(places) if isinstance(labels, LabelSets) else labels[places]
+    if isinstance(labels, LabelSets):
+        return labels.at_places(places)
+    # A reader may return a list.
+    return np.asarray(labels)[places]
 
 
 def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:

@@ -51,7 +51,7 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
 
 
 def with_tasks(key: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    """Returns a key's needs, in which those of the tasks that read it stand for ``LABELS``."""
+    """Returns a key's needs, with the tasks that read it in place of ``LABELS``."""
     if LABELS not in needs:
         return needs
     readers = [task for task in tasks.names() if reads(task, key)]

@@ -3,8 +3,8 @@
     @tasks.register("rotation", metrics="acc1", columns="", classes="0 90 180 270")
     class Rotation(Task):
 
-- ``columns``: what a batch needs of the data besides pixels, such as "labels" (the default). "":
-  nothing. The task then trains on images without labels, and ignores those of others.
+- ``columns``: the columns that a batch needs besides pixels, such as "labels", the default. With ""
+  the task trains on images without labels, and ignores the labels of others.
 - ``classes``: the names of the model's outputs. Without it they are the data's, if the task needs
   labels, and otherwise there are none: the model has no classifier.
 - ``answers``: what the outputs give of an image: "softmax" (the default where there are classes): one

@@ -98,13 +98,13 @@ def _probe(text: str) -> str:
 
 
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    return lambda text: [kind(part) for part in text.split(",")]
+    return lambda text: list(dict.fromkeys(kind(part) for part in text.split(",")))
 
 
 def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     """Returns (model, probes, configuration, training set, validation set), all checked."""
     from inference.probing import Model, Probes, read_sets
-    from inference.run_data import is_data_key
+    from inference.run_data import is_data_key, is_preparation_key
     from loading.label_sets import every_label
 
     flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
@@ -113,6 +113,8 @@ def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     for key, value in pairs(arguments.o, default_values()):
         if is_data_key(key):
             data.append((key, value))
+        elif key.startswith("DATA.") and not is_preparation_key(key):
+            raise InputError(f"command line: {key} has no effect on a probe; leave it out")
         else:
             options += [key, value]
     model = Model(

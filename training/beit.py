@@ -29,7 +29,7 @@ _MASK_RATIO = 0.4
 
 
 @tasks.register("beit", metrics="token_acc", columns="")
-class Beit(Task):
+class BeitTraining(Task):
     """Trains an encoder to predict tokens. ``models.pretraining.beit`` has the networks.
 
     Args:
@@ -101,7 +101,10 @@ class Beit(Task):
             "METHOD.TOKENIZER_PATH",
             self.config.METHOD.TOKENIZER_PATH,
         )
-        self.note = f"tokenizer {config.MODEL.NAME}: {report}; {count} of {grid[0] * grid[1]} patches are masked"
+        patches = grid[0] * grid[1]
+        self.note = (
+            f"tokenizer {config.MODEL.NAME}: {report}; {count} of {patches} patches are masked"
+        )
         self.tokenizer = Teacher(_Tokens(tokenizer), *scales(self.config), *scales(config))
         self.draw_mask = functools.partial(
             block_mask, grid=tokenizer.grid, count=count, min_block=self.min_block

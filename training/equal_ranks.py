@@ -49,6 +49,10 @@ _MAY_DIFFER = (
     "MODEL.PRETRAINED_ADAPTER",
     "TRAIN.TEACHER_MODEL",
     "TRAIN.TEACHER_PATH",
+    "METHOD.TOKENIZER",
+    "METHOD.TOKENIZER_PATH",
+    "METHOD.TEACHER",
+    "METHOD.TEACHER_PATH",
 )
 # Settings that may follow from the data. They are compared after the data, because a difference of
 # the data says more.

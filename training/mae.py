@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import paddle
 from paddle import nn
 
 from datasets import ImageDataset
@@ -17,7 +15,7 @@ from models.pretraining.mae import MaskedAutoencoder, patch_order
 from settings.configuration import Configuration
 from settings.keys import Depth, Size, between
 from settings.registry import tasks
-from training.reconstructions import draw_reconstructions
+from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
 
 # The paper's values.
@@ -25,8 +23,6 @@ MASK_RATIO = 0.75
 DECODER_WIDTH = 512
 DECODER_DEPTH = 8
 DECODER_HEADS = 16
-# Images in reconstructions.png.
-_SHOWN = 8
 
 
 @tasks.register("mae", columns="")
@@ -87,14 +83,7 @@ class MaskedAutoencoding(Task):
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, their visible patches, and these with the reconstructed ones."""
-        # They are spread over the dataset, which may be sorted by classes.
-        count = min(_SHOWN, len(dataset))
-        indices = np.linspace(0, len(dataset) - 1, count).astype(int).tolist()
-        samples = [dataset.sample(index) for index in indices]
-        pixels, order = (
-            paddle.to_tensor(np.stack([sample[name] for sample in samples]))
-            for name in ("pixels", "order")
-        )
+        pixels, order = shown_columns(dataset, "pixels", "order")
         images = self.normalize(pixels)
         network: Any = model
         rows = [images, *network.reconstruct(images, order)]

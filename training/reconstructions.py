@@ -7,12 +7,26 @@ import numpy as np
 import paddle
 from PIL import Image
 
+from datasets import ImageDataset
 from settings.configuration import Configuration
 from utils import writing_whole
 
+# Images in a picture.
+_SHOWN = 8
 # Images whose sides are shorter are enlarged.
 _SIDE = 96
 _GAP = 4
+
+
+def shown_columns(dataset: ImageDataset, *names: str) -> list[paddle.Tensor]:
+    """Returns columns of up to eight samples, by the names of the columns.
+
+    The samples are spread over the dataset, which may be sorted by classes.
+    """
+    count = min(_SHOWN, len(dataset))
+    indices = np.linspace(0, len(dataset) - 1, count).astype(int).tolist()
+    samples = [dataset.sample(index) for index in indices]
+    return [paddle.to_tensor(np.stack([sample[name] for sample in samples])) for name in names]
 
 
 def draw_reconstructions(config: Configuration, rows: Sequence[paddle.Tensor], path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import paddle
 from paddle import nn
 
 from datasets import ImageDataset
@@ -22,12 +21,10 @@ from models.pretraining.simmim import SimMIM
 from settings.configuration import Configuration, pair
 from settings.keys import Size, between
 from settings.registry import tasks
-from training.reconstructions import draw_reconstructions
+from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
 
 MASK_RATIO = 0.6
-# Images in reconstructions.png.
-_SHOWN = 8
 
 
 @tasks.register("simmim", columns="")
@@ -90,13 +87,7 @@ class MaskedImageModelling(Task):
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, what the encoder sees of them, and these with the predicted pixels."""
-        # They are spread over the dataset, which may be sorted by classes.
-        indices = np.linspace(0, len(dataset) - 1, min(_SHOWN, len(dataset))).astype(int).tolist()
-        samples = [dataset.sample(index) for index in indices]
-        pixels, masked = (
-            paddle.to_tensor(np.stack([sample[name] for sample in samples]))
-            for name in ("pixels", "masked")
-        )
+        pixels, masked = shown_columns(dataset, "pixels", "masked")
         images = self.normalize(pixels)
         predicted = model.reconstruct(images, masked).astype("float32")
         hidden = model.mask_of_pixels(masked)

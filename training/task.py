@@ -67,7 +67,7 @@ class Task:
         """Returns the network with fresh weights: the model of the configuration.
 
         A task whose training needs further layers, such as a decoder, returns a
-        ``models.pretraining.PretrainingNetwork`` around the model.
+        ``models.pretraining.network.PretrainingNetwork`` around the model.
 
         Raises:
             InputError: the architecture can't serve the task.

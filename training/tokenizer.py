@@ -24,14 +24,12 @@ from settings.keys import Depth, Factor, FilePath, InTraining, Positive, Size, b
 from settings.registry import tasks
 from training.equal_ranks import load_equal
 from training.losses import Teacher
-from training.reconstructions import draw_reconstructions
+from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 
-# The numbers that ``gumbel_noise`` takes as seeds are below.
+# Seeds of ``gumbel_noise`` are below this number.
 _SEEDS = 2**31 - 1
-# Pictures in reconstructions.png.
-_SHOWN = 8
 # Of the decoder, unless METHOD says otherwise.
 DECODER_WIDTH = 768
 DECODER_DEPTH = 1
@@ -165,9 +163,8 @@ class TokenizerTraining(Task):
         # A teacher's features are no picture.
         if self.teacher is not None:
             return
-        count = min(_SHOWN, len(dataset))
-        pixels = np.stack([dataset.sample(index)["pixels"] for index in range(count)])
-        images = self.normalize(paddle.to_tensor(pixels))
+        [pixels] = shown_columns(dataset, "pixels")
+        images = self.normalize(pixels)
         decoded = model.pictures(model.decode(model.codes(model.tokens(images))))
         draw_reconstructions(self.config, [images, decoded], folder / "reconstructions.png")
 

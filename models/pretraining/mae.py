@@ -1,7 +1,7 @@
 """The masked autoencoder MAE (He et al. 2021, arXiv:2111.06377).
 
 An encoder sees a quarter of an image's patches. A small decoder reconstructs the pixels of the
-others, at which the loss looks. Afterwards the decoder isn't needed.
+others, and the loss is computed on these alone. After the training the decoder isn't needed.
 
 Names of the decoder's parameters are those of the authors.
 """
@@ -66,7 +66,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         if decoder_width % decoder_heads:
             raise InputError(
                 f"METHOD.DECODER_WIDTH {decoder_width} is not a multiple of METHOD.DECODER_HEADS"
-                f" {decoder_heads}"
+                f" {decoder_heads}; choose one that is"
             )
         patches: Any = encoder.patch_embed
         self.norm_target = norm_target
@@ -245,6 +245,7 @@ def visible_patches(patches: int, mask_ratio: float) -> int:
     Raises:
         InputError: all or none are.
     """
+    # As transformers computes it: in floats, 0.9 of 100 patches leave 9 visible.
     visible = int(patches * (1 - mask_ratio))
     if not 0 < visible < patches:
         raise InputError(

@@ -12,8 +12,8 @@ ENCODER = "encoder"
 class PretrainingNetwork(nn.Layer):
     """An encoder, and the layers that only its training needs (a decoder, heads, mask tokens).
 
-    The encoder's parameters are named ``encoder.`` and the model's own name. The training reads the
-    attributes and methods of an ``ImageModel`` here, with the encoder's names under that prefix.
+    The encoder's parameters have the prefix ``encoder.``. The training loop uses the network like an
+    ``ImageModel``, so it has the attributes and methods that the loop reads, with prefixed names.
 
     Args:
         encoder: a model without a classifier (NUM_CLASSES 0).

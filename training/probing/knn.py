@@ -42,7 +42,7 @@ def knn_accuracies(
         labels = train.labels[neighbours]
         weights = np.exp(similarities / temperature)
         truth = val.labels[queried]
-        for k in ks:
+        for k in correct:
             chosen = elected(labels[:, :k], weights[:, :k])
             correct[k] += int((chosen == truth).sum())
     return {k: 100 * count / len(val.labels) for k, count in correct.items()}

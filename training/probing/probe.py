@@ -60,8 +60,8 @@ class Probe:
         self.is_labelled = all(map(_has_labels, (train, val_loader.dataset)))
         if not self.is_labelled:
             self.note = (
-                "PROBE: the images don't have one label each, so k-NN isn't measured, RankMe and the"
-                " deviation of features alone"
+                "PROBE: the images don't have one label each, so only RankMe and the deviation of the"
+                " features are measured, and no k-NN"
             )
             if config.BEST_METRIC == "knn":
                 raise InputError(
@@ -72,8 +72,12 @@ class Probe:
                 f"PROBE.K is {config.PROBE.K}, but {len(images)} training images are compared;"
                 " lower it, or raise PROBE.IMAGES"
             )
-        self.loader = get_dataloader(config, images, "val", rank=rank(), ranks=world_size())  # pyright: ignore[reportArgumentType]: it has what the loader reads
-        self.images = len(images) + self.is_labelled * len(val_loader.dataset)
+        # It has what the loader reads.
+        part: Any = images
+        self.loader = get_dataloader(config, part, "val", rank=rank(), ranks=world_size())
+        self.images = len(images)
+        if self.is_labelled:
+            self.images += len(val_loader.dataset)
 
     def is_due(self, epoch: int, last: float) -> bool:
         """Returns whether an epoch's evaluation is followed by a probe.
@@ -141,8 +145,14 @@ class SomeImages(paddle.io.Dataset):
         return self.dataset[int(self.order[index])]
 
     def __getattr__(self, name: str) -> Any:
-        # What else the loader reads, such as the columns, is the dataset's.
-        return getattr(self.__dict__["dataset"], name)
+        # What else the loader reads, such as the columns, is the dataset's. A copy has no dataset yet
+        # when it is asked for other attributes.
+        if name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def sample(self, key: int) -> dict[str, Any]:
+        return self.dataset.sample(int(self.order[key]))
 
     def name(self, index: int) -> str:
         return self.dataset.name(int(self.order[index]))
