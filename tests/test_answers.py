@@ -169,7 +169,7 @@ def test_an_export_of_a_model_without_classes_gives_its_features(copy, tmp_path)
     )
     done = run(copy, "-c", code, tmp_path / "x")
     assert done.stdout == "(3, 16)\n", done.stderr
-    with pytest.raises(Exception, match="task is 'masked', expected one of classification, "):
+    with pytest.raises(Exception, match="task is 'masked', expected one of .*classification, "):
         open_export(tmp_path / "x")
     done = run(copy, "tools/predict.py", tmp_path / "x", copy / "images")
     assert (done.returncode, "an export of a classifier gives classes" in done.stderr) == (2, True)

@@ -71,10 +71,12 @@ def main() -> None:
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     assert trained.model is not None
-    # CLIP's projection of images isn't a classifier. It can be exported, but not as probabilities.
-    if not trained.config.MODEL.NUM_CLASSES or arguments.format in ("paddlex", "paddleclas"):
+    # These formats return probabilities. The others export a model without classes, too.
+    if arguments.format in ("paddlex", "paddleclas"):
         trained.check_classifier()
     print(trained.report)
+    if not trained.has_classes:
+        print("the outputs are features: the model gives no classes")
     if trained.warning:
         print(f"warning: {trained.warning}", file=sys.stderr)
     images = None
