@@ -80,7 +80,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         mean, deviation = _statistics(squares)
         errors = self._predict(images, masked) - (squares - mean) / deviation
         of_squares = (errors * errors).mean(axis=-1)
-        masked = masked.flatten(1).astype("float32")
+        masked = masked.astype("float32").flatten(1)
         return (of_squares * masked).sum(axis=1) / masked.sum(axis=1)
 
     def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:

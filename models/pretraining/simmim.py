@@ -91,7 +91,9 @@ class SimMIM(PretrainingNetwork):
 
     def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the prediction of all pixels, [B, C, H, W]; for the arguments of ``forward``."""
-        by_patch = _enlarged(masked, self.unit_side).flatten(1).unsqueeze(-1)
+        # Paddle 2.6 flattens no bool on a CPU.
+        units = masked.astype("uint8")
+        by_patch = _enlarged(units, self.unit_side).flatten(1).unsqueeze(-1)
 
         def replace_masked(_: Any, __: Any, patches: paddle.Tensor) -> paddle.Tensor:
             is_masked = by_patch.astype(patches.dtype)
