@@ -117,8 +117,9 @@ class ImageDataset(paddle.io.Dataset):
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
-        self.keeps_sizes = False
         self.erasing = RandomErasing(config) if train and erases else None
+        # Whether an evaluation has each image at its own size (``keep_sizes``).
+        self.keeps_sizes = False
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)

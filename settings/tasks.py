@@ -5,8 +5,8 @@
 
 - ``columns``: the columns that a batch needs besides pixels, such as "labels", the default. With ""
   the task trains on images without labels, and ignores the labels of others.
-- ``classes``: the names of the model's outputs. Without it they are the data's, if the task needs
-  labels, and otherwise there are none: the model has no classifier.
+- ``classes``: the names of the model's outputs, for a task that needs no labels. Without it the
+  model has no classifier. The outputs of a task that needs labels are the data's classes.
 - ``answers``: what the outputs give of an image: "softmax" (the default where there are classes): one
   of the classes; "sigmoid": any number of them; "": no classes. Tools then offer features alone.
 - ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the

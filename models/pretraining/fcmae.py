@@ -15,7 +15,7 @@ from models.base import ImageModel
 from models.convnext import Block, ConvNeXt
 from models.layers.conv import Conv2D
 from models.layers.layout import channels_first, channels_last
-from models.pretraining.network import PretrainingNetwork
+from models.pretraining.network import PretrainingNetwork, patch_statistics
 
 DECODER_WIDTH = 512
 
@@ -77,7 +77,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
             masked: [B, rows, columns] of ``units``, 1 where a square is masked, else 0.
         """
         squares = self._cut(images)
-        mean, deviation = _statistics(squares)
+        mean, deviation = patch_statistics(squares)
         errors = self._predict(images, masked) - (squares - mean) / deviation
         of_squares = (errors * errors).mean(axis=-1)
         masked = masked.astype("float32").flatten(1)
@@ -87,7 +87,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         """Returns the prediction of all pixels, [B, C, H, W], with the mean and the deviation of
         the true squares, which the decoder doesn't predict; for the arguments of ``forward``.
         """
-        mean, deviation = _statistics(self._cut(images))
+        mean, deviation = patch_statistics(self._cut(images))
         squares = self._predict(images, masked) * deviation + mean
         rows, columns = self.units
         side = self.mask_patch
@@ -133,13 +133,3 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         masked = masked.astype("float32").reshape([batch, 1, rows, 1, columns, 1])
         masked = masked.expand([-1, -1, -1, side, -1, side])
         return masked.reshape([batch, 1, rows * side, columns * side])
-
-
-def _statistics(squares: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns the mean and the deviation of each square's pixels: [B, N, pixels] -> two of [B, N,
-    1]. The variance is unbiased, as MAE's (arXiv:2111.06377).
-    """
-    mean = squares.mean(axis=-1, keepdim=True)
-    centred = squares - mean
-    variance = (centred * centred).sum(axis=-1, keepdim=True) / (squares.shape[-1] - 1)
-    return mean, (variance + 1e-6).sqrt()

@@ -22,7 +22,7 @@ from models.layers.init import init_as_mae
 from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.positions import sincos_2d
-from models.pretraining.network import PretrainingNetwork
+from models.pretraining.network import PretrainingNetwork, patch_statistics
 from models.vit import VisionTransformer
 from weights.names import mae as names
 
@@ -123,7 +123,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         patches = self.encoder.patch_embed.cut(images)
         predicted = self._predict(patches, order)
         if self.norm_target:
-            mean, deviation = _statistics(_take(patches, order[:, self.num_visible :]))
+            mean, deviation = patch_statistics(_take(patches, order[:, self.num_visible :]))
             predicted = predicted * deviation + mean
         visible = _take(patches, order[:, : self.num_visible])
         predicted = self._channels_first(predicted)
@@ -205,7 +205,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         Shape: [B, masked, C * patch_size^2], as ``PatchEmbed.cut`` returns them -> the same.
         """
         if self.norm_target:
-            mean, deviation = _statistics(patches)
+            mean, deviation = patch_statistics(patches)
             patches = (patches - mean) / deviation
         batch, masked, _ = patches.shape
         patches = patches.reshape([batch, masked, self.in_channels, -1])
@@ -287,17 +287,6 @@ def _check_options(encoder: VisionTransformer) -> None:
             "MAE doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg without"
             " CLASS_TOKEN"
         )
-
-
-def _statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns the mean of each patch's pixels and their deviation, by which targets are normalised:
-    [B, N, pixels] -> two of [B, N, 1].
-    """
-    mean = patches.mean(axis=-1, keepdim=True)
-    centred = patches - mean
-    # The variance is unbiased, as torch's.
-    variance = (centred * centred).sum(axis=-1, keepdim=True) / (patches.shape[-1] - 1)
-    return mean, (variance + 1e-6).sqrt()
 
 
 def _take(x: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:

@@ -2,6 +2,7 @@
 
 from types import ModuleType
 
+import paddle
 from paddle import nn
 
 from models.base import ImageModel
@@ -65,6 +66,18 @@ class PretrainingNetwork(nn.Layer):
         *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
         others = [*self._sub_layers, *self._parameters]
         return [*rest, (*last, *(name for name in others if name != ENCODER))]
+
+
+def patch_statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns the mean of each patch's pixels and their deviation, by which targets are normalised:
+    [B, N, pixels] -> two of [B, N, 1].
+
+    The variance is unbiased, as torch's.
+    """
+    mean = patches.mean(axis=-1, keepdim=True)
+    centred = patches - mean
+    variance = (centred * centred).sum(axis=-1, keepdim=True) / (patches.shape[-1] - 1)
+    return mean, (variance + 1e-6).sqrt()
 
 
 def _prefixed(name: str) -> str:
