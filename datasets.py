@@ -58,7 +58,7 @@ from loading.workers import Loader, ProcessLoader, Shapes, Size
 from settings.configuration import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
 from settings.registry import datasets, tasks
-from settings.tasks import columns_of, mixes, own_classes, reads
+from settings.tasks import columns_of, dataset_columns, is_read_by, mixes, own_classes
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
@@ -116,7 +116,9 @@ class ImageDataset(paddle.io.Dataset):
         self.seed = config.SEED
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
-        erases = config.TRAIN.RANDOM_ERASE_PROB and reads(config.TASK, "TRAIN.RANDOM_ERASE_PROB")
+        erases = config.TRAIN.RANDOM_ERASE_PROB and is_read_by(
+            config.TASK, "TRAIN.RANDOM_ERASE_PROB"
+        )
         self.erasing = RandomErasing(config) if train and erases else None
         # Whether an evaluation has each image at its own size (``keep_sizes``).
         self.keeps_sizes = False
@@ -625,9 +627,8 @@ def get_dataset(
 
 def _check_task(config: Configuration, name: str) -> None:
     """Raises InputError if a dataset is for another task, or lacks a column that TASK needs."""
-    declared = datasets.components[name].given
-    task = declared.get("task", "classification")
-    columns = declared.get("columns", "labels").split()
+    task = datasets.components[name].given.get("task", "classification")
+    columns = dataset_columns(name)
     needed = columns_of(config.TASK)
     # The other tasks take images with any number of labels.
     is_other = {task, config.TASK} == {"classification", "multilabel"}

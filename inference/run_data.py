@@ -65,7 +65,7 @@ def data_keys(
             raise InputError(f"{purpose}: give its -data_path (and -dataset)")
     of_run: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:
-        arguments = datasets.components[dataset].reads
+        arguments = datasets.components[dataset].keys
         keys = [*map(datasets.key_of, arguments), *(f"DATA.{name}" for name in _SELECTION)]
         run_values = dict(leaves(run))
         defaults = default_values()
@@ -86,7 +86,7 @@ def is_preparation_key(key: str) -> bool:
 
 
 def _reads_folder(dataset: str) -> bool:
-    return "data_path" in datasets.components[dataset].reads
+    return "data_path" in datasets.components[dataset].keys
 
 
 def data_config(config: Configuration, data: Sequence[Any]) -> Configuration:

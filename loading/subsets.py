@@ -40,7 +40,7 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
             set and the data has a validation set.
     """
     component = datasets.components[data.DATASET]
-    if "data_path" in component.reads:
+    if "data_path" in component.keys:
         check_data_path(
             data.DATA_PATH, default_values()["DATA.DATA_PATH"], component.returns == "Files"
         )

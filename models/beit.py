@@ -21,7 +21,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import drop_path_rates, feature_info
-from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import beit as names
 
 
@@ -186,8 +186,8 @@ class Beit(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 0.001,
-        head_batch_norm: bool = False,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 0.001,
+        head_batch_norm: OfClassifier[bool] = False,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -21,7 +21,7 @@ from models.layers.linear import matmul
 from models.layers.mlp import hidden_width
 from models.layers.scale import add_branch, add_to_all, scale_channels
 from models.layers.stages import feature_info
-from settings.keys import Count, Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import cait as names
 
 
@@ -177,7 +177,7 @@ class Cait(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -29,7 +29,17 @@ from models.layers.mlp import hidden_width
 from models.layers.resize import resize_evenly
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_stages, feature_info
-from settings.keys import Blocks, Depth, Factor, InTraining, Kernel, Positive, Rate, Size
+from settings.keys import (
+    Blocks,
+    Depth,
+    Factor,
+    InTraining,
+    Kernel,
+    OfClassifier,
+    Positive,
+    Rate,
+    Size,
+)
 from weights.names import coat as names
 
 
@@ -206,7 +216,7 @@ class CoaT(ImageModel):
         qkv_bias: bool = True,
         dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

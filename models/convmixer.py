@@ -18,7 +18,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import mean_of_places
 from models.layers.scale import add_branch
 from models.layers.stages import feature_info
-from settings.keys import Depth, Factor, InTraining, Kernel, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Kernel, OfClassifier, Rate, Size
 from weights.names import convmixer as names
 
 ACTIVATIONS = {"gelu": GELU, "relu": ReLU}
@@ -67,8 +67,8 @@ class ConvMixer(ImageModel):
         kernel_size: Kernel = 9,
         patch_size: Size = 7,
         act: Literal["gelu", "relu"] = "gelu",
-        dropout: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         # ImageModel's constructor compares image_size with it.

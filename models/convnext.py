@@ -18,7 +18,7 @@ from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import ChannelNorm, in_float32, set_norm_eps
 from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
-from settings.keys import Depth, Epsilon, Factor, InTraining, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, OfClassifier, Rate, Size
 from weights.names import convnext as names
 
 
@@ -153,10 +153,10 @@ class ConvNeXt(ImageModel):
         norm_eps: Epsilon = 1e-6,
         head_norm_eps: Epsilon = 1e-6,
         head_norm_first: bool = False,
-        head_hidden_size: Size | None = None,
-        dropout: InTraining[Rate] = 0.0,
+        head_hidden_size: OfClassifier[Size | None] = None,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -24,7 +24,7 @@ from models.layers.layout import concat, split, swap_axes
 from models.layers.scale import add_to_all
 from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import crossvit as names
 
 
@@ -184,7 +184,7 @@ class CrossViT(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -24,7 +24,17 @@ from models.layers.rotary import RotaryEmbedding
 from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
-from settings.keys import Count, Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.keys import (
+    Count,
+    Depth,
+    Epsilon,
+    Factor,
+    InTraining,
+    OfClassifier,
+    Positive,
+    Rate,
+    Size,
+)
 from weights.names import eva as names
 
 
@@ -238,7 +248,7 @@ class Eva(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 0.001,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 0.001,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

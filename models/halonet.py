@@ -29,7 +29,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import matmul
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
-from settings.keys import Count, Depth, Factor, InTraining, Kernel, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, Kernel, OfClassifier, Rate, Size
 from weights.names import halonet as names
 
 _ACTIVATIONS = {"relu": relu, "silu": silu}
@@ -335,9 +335,9 @@ class HaloNet(ImageModel):
         block_size: Kernel = 8,
         halo_size: Count = 2,
         act: Literal["relu", "silu"] = "relu",
-        dropout: InTraining[Rate] = 0.0,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         zero_init_last: InTraining[bool] = True,
     ) -> None:

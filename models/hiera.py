@@ -38,7 +38,7 @@ from models.layers.units import (
     to_units,
     unit_maps,
 )
-from settings.keys import Count, Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import hiera as names
 from weights.resize import bicubic_matrix
 
@@ -165,11 +165,11 @@ class Hiera(ImageModel):
         use_expand_proj: bool = True,
         init_values: Positive | None = None,
         global_pos_size: Sequence[Size] | None = None,
-        dropout: InTraining[Rate] = 0.0,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         patch_drop: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
         weight_init: Literal["timm", "jax"] = "timm",
-        head_init_scale: InTraining[Factor] = 0.001,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 0.001,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

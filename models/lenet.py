@@ -14,7 +14,7 @@ from models.base import ImageModel, register
 from models.layers.activations import ReLU
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.stages import feature_info
-from settings.keys import Factor, InTraining
+from settings.keys import Factor, InTraining, OfClassifier
 
 
 @register("lenet")
@@ -38,7 +38,7 @@ class LeNet(ImageModel):
         image_size: int | Sequence[int] = 28,
         in_channels: int = 1,
         num_classes: int = 10,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale)
         height, width = ((side // 2 - 4) // 2 for side in self.image_size)

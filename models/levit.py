@@ -25,7 +25,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns
 from models.layers.sizes import check_multiples
 from models.layers.stages import feature_info, groups_by_block
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import levit as names
 
 # Each convolution of a stem has stride 2. Its channels are embed_dims[0] divided by these numbers.
@@ -257,10 +257,10 @@ class LeViT(ImageModel):
         mlp_ratio: Positive = 2.0,
         stem_type: Literal["s16", "s8"] = "s16",
         act: Literal["hardswish", "silu"] = "hardswish",
-        distilled: bool = True,
-        dropout: InTraining[Rate] = 0.0,
+        distilled: OfClassifier[bool] = True,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -31,7 +31,7 @@ from models.layers.stages import (
     groups_of_twelve,
 )
 from models.poolformer import Pooling
-from settings.keys import Blocks, Depth, Epsilon, Factor, InTraining, Rate, Size
+from settings.keys import Blocks, Depth, Epsilon, Factor, InTraining, OfClassifier, Rate, Size
 from weights.names import metaformer as names
 
 # Channels of an attention head.
@@ -234,12 +234,12 @@ class MetaFormer(ImageModel):
         attention_stages: Blocks = 2,
         token_mixer: Literal["conv", "pool"] = "conv",
         res_scale_stages: Blocks = 2,
-        mlp_head: bool = True,
-        head_norm_eps: Epsilon = 1e-6,
-        dropout: InTraining[Rate] = 0.0,
+        mlp_head: OfClassifier[bool] = True,
+        head_norm_eps: OfClassifier[Epsilon] = 1e-6,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

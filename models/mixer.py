@@ -20,7 +20,7 @@ from models.layers.layout import swap_axes
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.stages import drop_path_rates, feature_info
-from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from settings.needs import above_zero
 from weights.names import mixer as names
 
@@ -110,13 +110,13 @@ class MlpMixer(ImageModel):
         mlp_ratio: Positive | Sequence[Positive] | None = None,
         dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         norm_eps: Epsilon | None = None,
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "constant",
-        head_init_bias: InTraining[float] = 0.0,
+        head_init_bias: InTraining[OfClassifier[float]] = 0.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dim

@@ -23,7 +23,7 @@ from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
 from models.layers.scale import add_branch
 from models.layers.stages import check_stages, drop_path_rates, feature_info
-from settings.keys import Depth, Factor, InTraining, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Rate, Size
 from weights.names import mobileone as names
 
 
@@ -169,9 +169,9 @@ class MobileOne(ImageModel):
         embed_dims: Sequence[Size] = (96, 192, 512, 1280),
         num_branches: Size = 1,
         use_se: bool = False,
-        dropout: InTraining[Rate] = 0.0,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         deploy: bool = False,
     ) -> None:

@@ -25,7 +25,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.resize import interpolate
 from models.layers.stages import check_counts, drop_path_rates, feature_info
-from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import mobilevit as names
 
 # Places along a patch's side.
@@ -196,9 +196,9 @@ class MobileViT(ImageModel):
         hidden_norm: bool = False,
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
-        head_dropout: Rate = 0.0,
+        head_dropout: OfClassifier[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -26,7 +26,7 @@ from models.layers.stages import (
     groups_by_block,
     groups_of_twelve,
 )
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import poolformer as names
 
 
@@ -148,7 +148,7 @@ class PoolFormer(ImageModel):
         fc_norm: bool = False,
         dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

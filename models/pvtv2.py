@@ -20,7 +20,7 @@ from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.mlp import hidden_width
 from models.layers.stages import check_stages, drop_path_rates, feature_info
-from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import pvtv2 as names
 
 
@@ -220,7 +220,7 @@ class PyramidVisionTransformerV2(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         norm_eps: Epsilon | None = None,
     ) -> None:

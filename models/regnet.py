@@ -20,7 +20,7 @@ from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
 from models.layers.stages import check_stages, drop_path_rates, feature_info
-from settings.keys import Depth, Factor, InTraining, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Rate, Size
 from weights.names import regnet as names
 
 STEM_DIM = 32
@@ -102,9 +102,9 @@ class RegNet(ImageModel):
         embed_dims: Sequence[Size] = (224, 448, 1232, 3024),
         group_width: Size = 112,
         se_ratio: Factor = 0.25,
-        dropout: InTraining[Rate] = 0.0,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         zero_init_last: InTraining[bool] = True,
     ) -> None:

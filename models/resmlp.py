@@ -19,7 +19,7 @@ from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
 from models.layers.scale import scale_channels
 from models.mixer import MlpMixer
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from settings.needs import above_zero
 
 
@@ -100,7 +100,7 @@ class ResMlp(MlpMixer):
         init_values: Positive = 1e-4,
         dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")

@@ -29,7 +29,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.scale import scale_planes
 from models.layers.stages import drop_path_rates, feature_info
-from settings.keys import Factor, InTraining, Rate, Size
+from settings.keys import Factor, InTraining, OfClassifier, Rate, Size
 from settings.needs import above_zero
 
 
@@ -279,7 +279,7 @@ class ResNet(ImageModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         depth: Size = 50,
-        dropout: InTraining[Rate] = 0.0,
+        dropout: InTraining[OfClassifier[Rate]] = 0.0,
         small_stem: bool = False,
         stem_type: Literal["plain", "deep", "deep_tiered"] = "plain",
         stem_width: Size = 32,
@@ -290,7 +290,7 @@ class ResNet(ImageModel):
         anti_alias: Literal["avg", "blur"] | None = None,
         se_ratio: Factor = 0.0,
         eca: bool = False,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
         droppath: InTraining[Rate] = 0.0,
         droppath_shape: Annotated[

@@ -21,7 +21,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows, pad_maps
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import swin as names
 
 
@@ -259,7 +259,7 @@ class SwinTransformer(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -22,7 +22,7 @@ from models.layers.activations import ReLU
 from models.layers.folding import fold
 from models.layers.linear import in_float32
 from models.swin import SwinTransformer, neighbours
-from settings.keys import Count, Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import swinv2 as names
 
 
@@ -210,7 +210,7 @@ class SwinTransformerV2(SwinTransformer):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         pretrained_sides = pretrained_window_sizes or [0] * len(stage_depths)

@@ -25,7 +25,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns, offset_index
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import tinyvit as names
 
 
@@ -230,7 +230,7 @@ class TinyViT(ImageModel):
         mlp_ratio: Positive = 4.0,
         dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

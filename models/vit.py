@@ -35,7 +35,17 @@ from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
 from models.layers.scale import add_to_all
 from models.layers.stages import drop_path_rates, feature_info
-from settings.keys import Count, Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.keys import (
+    Count,
+    Depth,
+    Epsilon,
+    Factor,
+    InTraining,
+    OfClassifier,
+    Positive,
+    Rate,
+    Size,
+)
 from settings.needs import above_zero
 from weights.names import vit as names
 
@@ -147,9 +157,9 @@ class VisionTransformer(ImageModel):
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "linear",
-        head_init_scale: InTraining[Factor] = 1.0,
-        head_init_bias: InTraining[float] = 0.0,
-        head_batch_norm: bool = False,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
+        head_init_bias: InTraining[OfClassifier[float]] = 0.0,
+        head_batch_norm: OfClassifier[bool] = False,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -27,7 +27,7 @@ from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import volo as names
 
 
@@ -258,7 +258,7 @@ class VOLO(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

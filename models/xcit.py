@@ -29,7 +29,7 @@ from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.scale import scale_channels
 from models.layers.stages import feature_info
-from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import xcit as names
 
 # Number of convolutions in the stem by patch size. Each of them halves the image.
@@ -314,7 +314,7 @@ class XCiT(ImageModel):
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
         # ImageModel's constructor compares image_size with it.

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from errors import InputError
 from settings.configuration import COMMAND_LINE, Given
 from settings.keys import Key
-from settings.needs import LABELS, TRAINING, Need, Values, is_, is_not
+from settings.needs import CLASSIFIER, LABELS, TRAINING, Need, Values, is_, is_not
 from settings.registry import KINDS, Registry, datasets, losses, tasks
-from settings.tasks import reads
+from settings.tasks import is_read_by
 
 
 def _component(kind: Registry, names: Collection[str]) -> tuple[Need, ...]:
@@ -51,12 +51,15 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
 
 
 def with_tasks(key: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    """Returns a key's needs, with the tasks that read it in place of ``LABELS``."""
-    if LABELS not in needs:
-        return needs
-    readers = [task for task in tasks.names() if reads(task, key)]
-    place = needs.index(LABELS)
-    return (*needs[:place], *_component(tasks, readers), *needs[place + 1 :])
+    """Returns a key's needs, with the tasks that read it in place of ``LABELS`` or ``CLASSIFIER``."""
+    replaced: tuple[Need, ...] = ()
+    for need in needs:
+        if need in (LABELS, CLASSIFIER):
+            readers = [task for task in tasks.names() if is_read_by(task, key, need)]
+            replaced += _component(tasks, readers)
+        else:
+            replaced += (need,)
+    return replaced
 
 
 def unmet(needs: tuple[Need, ...], values: Values) -> Need | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from errors import InputError
-from settings.needs import TRAINING, Need, above_zero, is_, is_not, is_set, is_unset
+from settings.needs import CLASSIFIER, TRAINING, Need, above_zero, is_, is_not, is_set, is_unset
 from settings.suggestions import nearest
 from settings.values import LARGEST_INT, coerce, quoted
 
@@ -143,6 +143,8 @@ Part = Annotated[float, Range("0 < value < 1", lambda value: 0 < value < 1)]
 KeyType = TypeVar("KeyType")
 # InTraining[bool]: a key that has an effect in training alone
 InTraining = Annotated[KeyType, TRAINING]
+# OfClassifier[bool]: a key that has an effect in a model with a classifier alone
+OfClassifier = Annotated[KeyType, CLASSIFIER]
 # Those of config.py alone.
 Batch = Annotated[int, between(1, 10_000_000)]
 Few = Annotated[int, between(1, 1000)]

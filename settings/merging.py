@@ -33,6 +33,7 @@ from settings.needs import Need
 from settings.paddlevit import programs, reading
 from settings.paddlevit.absent import absent_task
 from settings.suggestions import nearest_key
+from settings.tasks import check_tasks
 from settings.values import quoted
 
 # The source that a run's file names for a value that nobody set.
@@ -168,7 +169,8 @@ class Keys:
         for kind in registry.KINDS:
             chooser = self.shared[kind.key]
             self.shared[kind.key] = chooser._replace(choices=kind.names())
-        registry.check_reads(self.shared)
+        registry.check_keys(self.shared)
+        check_tasks(self.shared)
         self.shared |= registry.component_keys()
         self._architectures: dict[str, Key] = {}
         self._defaults: dict[str, Any] = {}

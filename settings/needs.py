@@ -88,6 +88,8 @@ def _cuts(values: Values) -> bool:
 # Only tasks that train on the data's labels read a key with this need, and those that list the key
 # (``settings.tasks``). ``settings.idle`` replaces it by a need that names these tasks.
 LABELS = Need("without a TASK that reads it", ("TASK",), lambda _: True)
+# Only tasks whose model has a classifier read a key with this need. It is replaced in the same way.
+CLASSIFIER = Need("without a TASK whose model has a classifier", ("TASK",), lambda _: True)
 TRAINING = Need("under EVAL", ("EVAL",), lambda values: not values["EVAL"], files_wait=True)
 EVALUATION = is_("EVAL", True)
 WEIGHTS = is_set("MODEL.PRETRAINED")._replace(files_wait=True)

@@ -40,13 +40,13 @@ class Component(NamedTuple):
         module: the dotted module that defines it.
         given: the keywords of its registration whose values are literals.
         returns: the annotation of its result.
-        reads: the keys that it reads, by keyword. None: a key of config.py.
+        keys: the keys that it reads, by keyword. None: a key of config.py.
     """
 
     module: str
     given: dict[str, Any]
     returns: str
-    reads: dict[str, Key | None]
+    keys: dict[str, Key | None]
 
 
 class Registry:
@@ -93,12 +93,12 @@ class Registry:
         components: dict[str, Component] = {}
         for file, node, names, given in find_decorated(ROOT / self.room, f"{self.name}.register"):
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-            returns, reads = self._signature(file, node)
+            returns, keys = self._signature(file, node)
             for name in names:
                 if name in components:
                     other = components[name].module
                     raise InputError(f"{file}, line {node.lineno}: {other} registers {name}, too")
-                components[name] = Component(module, given, returns, reads)
+                components[name] = Component(module, given, returns, keys)
         # Messages list them. In the order of files, a new file would change what others say.
         return dict(sorted(components.items(), key=lambda item: item[0].lower()))
 
@@ -111,12 +111,12 @@ class Registry:
                 for item in node.body
                 if isinstance(item, ast.FunctionDef) and item.name == "__init__"
             ]
-        reads: dict[str, Key | None] = {}
+        keys: dict[str, Key | None] = {}
         for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
             where = f"{file}, line {word.lineno}: {word.arg}"
             key = self.key_of(word.arg)
-            reads[word.arg] = default and argument(key, word, default, meanings, where)
-        return ast.unparse(node.returns) if node.returns else "", reads
+            keys[word.arg] = default and argument(key, word, default, meanings, where)
+        return ast.unparse(node.returns) if node.returns else "", keys
 
     def names(self, returns: Collection[str] | None = None) -> tuple[str, ...]:
         """Returns the names of the components.
@@ -148,7 +148,7 @@ class Registry:
         """Returns the component that ``key`` names, with the values of the keys that it reads."""
         name = _value(config, self.key)
         component, _ = self.load(name)
-        values = {word: _value(config, self.key_of(word)) for word in self.components[name].reads}
+        values = {word: _value(config, self.key_of(word)) for word in self.components[name].keys}
         return functools.partial(component, **values)
 
     def key_of(self, word: str) -> str:
@@ -159,7 +159,7 @@ class Registry:
         """Returns the names of the components that read a key, by dotted key."""
         readers: dict[str, tuple[str, ...]] = {}
         for name, component in self.components.items():
-            for word in component.reads:
+            for word in component.keys:
                 key = self.key_of(word)
                 readers[key] = (*readers.get(key, ()), name)
         return readers
@@ -187,7 +187,7 @@ def component_keys() -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for kind in KINDS:
         for name, component in kind.components.items():
-            for word, key in component.reads.items():
+            for word, key in component.keys.items():
                 dotted = kind.key_of(word)
                 if key and keys.setdefault(dotted, key) != key:
                     raise InputError(
@@ -201,7 +201,7 @@ def choices_of(key: str) -> tuple[str, ...]:
     return next((kind.names() for kind in KINDS if kind.key == key), ())
 
 
-def check_reads(shared: Mapping[str, Key]) -> None:
+def check_keys(shared: Mapping[str, Key]) -> None:
     """Checks that each key that a component reads is declared once: by it, or in config.py.
 
     Args:
@@ -212,7 +212,7 @@ def check_reads(shared: Mapping[str, Key]) -> None:
     """
     for kind in KINDS:
         for name, component in kind.components.items():
-            for word in component.reads:
+            for word in component.keys:
                 key = kind.key_of(word)
                 if key in shared and key in component_keys():
                     raise InputError(f"{component.module}: {name}'s {key} is config.py's, too")

@@ -12,15 +12,23 @@
 - ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the
   task reads though it needs no labels.
 - ``metrics``: the metrics that BEST_METRIC may name.
+
+All of these are literal texts, with spaces between words. ``check_tasks`` refuses others.
 """
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from errors import InputError
 from settings.configuration import Configuration, leaves
-from settings.needs import MIXING
-from settings.registry import tasks
+from settings.keys import Key
+from settings.needs import CLASSIFIER, LABELS, MIXING, Need
+from settings.registry import datasets, losses, refuse_other, tasks
+from settings.suggestions import nearest
+from settings.values import quoted
+
+_KEYWORDS = ("columns", "classes", "answers", "reads", "metrics")
 
 
 def columns_of(task: str) -> tuple[str, ...]:
@@ -42,18 +50,67 @@ def answers_of(task: str) -> str:
     return _declared(task).get("answers", "softmax")
 
 
-def reads(task: str, key: str) -> bool:
-    """Returns whether a task reads a key that is declared with the need ``LABELS``."""
+def is_read_by(task: str, key: str, need: Need = LABELS) -> bool:
+    """Returns whether a task reads a key that is declared with the need ``LABELS`` or ``CLASSIFIER``."""
+    if need == CLASSIFIER:
+        return own_classes(task) != []
     if "labels" in columns_of(task):
         return True
     patterns = _declared(task).get("reads", "").split()
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
+def dataset_columns(dataset: str) -> tuple[str, ...]:
+    """Returns the names of the columns that a dataset declares, besides pixels.
+
+    Shards have the columns that were written into them, whatever their dataset declares.
+    """
+    return tuple(datasets.components[dataset].given.get("columns", "labels").split())
+
+
+def check_tasks(shared: Mapping[str, Key]) -> None:
+    """Checks what tasks declare where they are registered.
+
+    Args:
+        shared: config.py's keys.
+
+    Raises:
+        InputError: a keyword or a value isn't one that is described at the top of this file, or has
+            no effect beside the others.
+    """
+    keys = [name for name, key in shared.items() if LABELS in key.needs]
+    keys += losses.readers()
+    for task, component in tasks.components.items():
+        where = f"{component.module}: TASK {task}: "
+        declared = component.given
+        for word, value in declared.items():
+            refuse_other(f"{where}a keyword", word, _KEYWORDS)
+            if not isinstance(value, str):
+                raise InputError(f"{where}{word} is {quoted(value)}, expected a text")
+        if declared.get("answers", "") not in ("softmax", "sigmoid", ""):
+            raise InputError(
+                f"{where}answers is {quoted(declared['answers'])}, expected softmax, sigmoid or ''"
+            )
+        has_labels = "labels" in columns_of(task)
+        for word in ("classes", "reads"):
+            if has_labels and word in declared:
+                raise InputError(
+                    f"{where}{word} has no effect, because columns has labels; leave one out"
+                )
+        if declared.get("answers") and own_classes(task) == []:
+            raise InputError(f"{where}answers has no effect without classes; leave it out")
+        for pattern in declared.get("reads", "").split():
+            if not any(fnmatchcase(key, pattern) for key in keys):
+                raise InputError(
+                    f"{where}reads has {quoted(pattern)}, which is no key with the need LABELS"
+                    f"{nearest(pattern, keys)}"
+                )
+
+
 def mixes(config: Configuration) -> bool:
     """Returns whether training mixes its images: mixup or CutMix is on, and the task reads them."""
     values = dict(leaves(config.TRAIN, "TRAIN."))
-    return MIXING.met(values) and reads(config.TASK, "TRAIN.MIXUP_ALPHA")
+    return MIXING.met(values) and is_read_by(config.TASK, "TRAIN.MIXUP_ALPHA")
 
 
 def _declared(task: str) -> Mapping[str, Any]:

@@ -22,20 +22,22 @@ from support.document_commands import snippets
 from support.programs import wait_for
 from support.training_runs import assert_close, assert_same_run
 
-from config import default_values, get_config
+from config import _KEYS, default_values, get_config
 from datasets import get_dataset
 from errors import InputError
 from settings.keys import Key, Positive, Share
 from settings.registry import (
     KINDS,
     Registry,
-    check_reads,
+    check_keys,
     component_keys,
     datasets,
     losses,
     operations,
     schedules,
+    tasks,
 )
+from settings.tasks import check_tasks, is_read_by
 
 # ------------------------------------------------------------- what is here
 
@@ -47,8 +49,8 @@ def test_what_the_sources_say_is_what_is_registered(kind):
         component, given = kind.load(name)
         parameters = inspect.signature(component).parameters.values()
         words = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert words.keys() == said.reads.keys()
-        own = {word: key.default for word, key in said.reads.items() if key}
+        assert words.keys() == said.keys.keys()
+        own = {word: key.default for word, key in said.keys.items() if key}
         assert own == {
             word: list(default) if isinstance(default, tuple) else default
             for word, default in words.items()
@@ -58,7 +60,7 @@ def test_what_the_sources_say_is_what_is_registered(kind):
             word: value for word, value in given.items() if isinstance(value, str | bool)
         }
         assert component.__module__ == said.module
-        assert all(key.text for key in said.reads.values() if key)
+        assert all(key.text for key in said.keys.values() if key)
 
 
 def test_the_keys_of_components_are_in_the_configuration():
@@ -128,7 +130,7 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
     assert found.names(returns=("Kind",)) == ("a", "b", "c")
     assert found.components["b"].given == {"takes": "labels"}
     assert found.components["a"].module == "room.one"
-    assert found.components["a"].reads == {
+    assert found.components["a"].keys == {
         "plain": None,
         "whole": key("WHOLE", int, False, None, 3, "a number"),
         "share": key("SHARE", float, False, Share.__metadata__[0], 1.0, "one of two lines"),
@@ -137,7 +139,7 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
         "word": key("WORD", str, True, None, "x"),
     }
     assert found.readers()["TRAIN.OTHER"] == ("d",)
-    assert type(found.components["a"].reads["share"].default) is float
+    assert type(found.components["a"].keys["share"].default) is float
 
 
 def test_names_are_in_one_order_whatever_file_has_them(tmp_path, monkeypatch):
@@ -152,7 +154,7 @@ def test_a_components_key_may_have_a_range_of_its_own(tmp_path, monkeypatch):
     text = (
         '@losses.register("a")\ndef a(of, *, power: Annotated[float, between(0.5, 1)] = 1): ...\n'
     )
-    declared = registry(tmp_path, monkeypatch, one=text).components["a"].reads["power"]
+    declared = registry(tmp_path, monkeypatch, one=text).components["a"].keys["power"]
     assert declared.problem(0.4) == "0.5 to 1"
     assert declared.problem(0.5) == ""
 
@@ -190,8 +192,8 @@ def test_a_key_has_one_default(monkeypatch):
     """A file that is added to a room may have the name of a key that another has."""
     assert component_keys()["TRAIN.LR_SCHEDULER.POWER"].range.text == "1e-12 to 1000000"
     component_keys.cache_clear()
-    key = schedules.components["poly"].reads["power"]
-    monkeypatch.setitem(schedules.components["linear"].reads, "power", key._replace(default=3.0))
+    key = schedules.components["poly"].keys["power"]
+    monkeypatch.setitem(schedules.components["linear"].keys, "power", key._replace(default=3.0))
     try:
         with pytest.raises(InputError, match=r"POWER has another default elsewhere$"):
             component_keys()
@@ -208,16 +210,51 @@ def test_a_key_has_one_default(monkeypatch):
 )
 def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, found):
     shared = {key: None for key in default_values() if key not in component_keys()}
-    key = schedules.components["poly"].reads["power"] if has_default else None
-    monkeypatch.setitem(schedules.components["linear"].reads, word, key)
+    key = schedules.components["poly"].keys["power"] if has_default else None
+    monkeypatch.setitem(schedules.components["linear"].keys, word, key)
     component_keys.cache_clear()
     try:
         with pytest.raises(
             InputError, match=f"^training.optim.schedule: linear's TRAIN.LR_SCHEDULER.{found}$"
         ):
-            check_reads(shared)
+            check_keys(shared)
     finally:
         component_keys.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"answers": "logits"}, "answers is 'logits', expected softmax, sigmoid or ''"),
+        ({"columns": "", "answers": "sigmoid"}, "answers has no effect without classes; leave it"),
+        ({"classes": "0 90"}, "classes has no effect, because columns has labels; leave one out"),
+        ({"reads": "TRAIN.LOSS"}, "reads has no effect, because columns has labels"),
+        (
+            {"columns": "", "reads": "TRAIN.MIXUP_ALFA"},
+            "reads has 'TRAIN.MIXUP_ALFA', which is no key with the need LABELS; did you mean TRAIN.MIXUP_ALPHA?",
+        ),
+        ({"colums": ""}, "a keyword is 'colums', expected one of columns, classes, "),
+        ({"columns": 3}, "columns is 3, expected a text"),
+    ],
+)
+def test_what_a_task_declares_is_checked(monkeypatch, given, message):
+    shared = {key: declared for key, declared in _KEYS.shared.items() if not key.startswith("METHOD")}
+    check_tasks(shared)
+    new = tasks.components["mae"]._replace(module="training.new", given=given)
+    monkeypatch.setitem(tasks.components, "new", new)
+    with pytest.raises(InputError) as caught:
+        check_tasks(shared)
+    assert str(caught.value).startswith(f"training.new: TASK new: {message}")
+
+
+def test_what_a_task_may_declare(monkeypatch):
+    given = {"columns": "", "classes": "0 90", "answers": "sigmoid"}
+    given["reads"] = "TRAIN.MIXUP_* TRAIN.FOCAL_GAMMA"
+    new = tasks.components["mae"]._replace(given=given)
+    monkeypatch.setitem(tasks.components, "new", new)
+    check_tasks(_KEYS.shared)
+    assert is_read_by("new", "TRAIN.MIXUP_PROB")
+    assert not is_read_by("new", "TRAIN.SMOOTHING")
 
 
 # ------------------------------------------------- CONTRIBUTING's steps, taken

@@ -148,7 +148,7 @@ CUTMIX = ("TRAIN.CUTMIX_ALPHA", 1.0)
 MINMAX = ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5])
 SIZES = ("DATA.MULTI_SCALE", [8, 12, 16])
 # Losses that have keys. token_label needs a model's patches: tests/training/test_losses.py.
-LOSSES = [name for name, loss in losses.components.items() if loss.reads and name != "token_label"]
+LOSSES = [name for name, loss in losses.components.items() if loss.keys and name != "token_label"]
 LARGE = [("DATA.DATASET", "folder"), ("DATA.IMAGE_SIZE", 32)]
 # what shows an effect, the keys with a value that isn't the default, and where to try each of them
 TRIED = [

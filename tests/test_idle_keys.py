@@ -2,6 +2,7 @@
 
 import copy
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from config import _KEYS, get_config, resolved_yaml, with_values
 from errors import InputError
 from settings.architectures import all_keys, architectures
 from settings.configuration import value_sources
+from settings.registry import tasks
 from training.command_line import config_from_arguments
 
 # ------------------------------------------------------------ the declarations
@@ -38,6 +40,76 @@ def test_what_is_of_training_does_nothing_under_eval():
     assert all(
         met(key, evaluating) for key in [*kept, "AMP", "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"]
     )
+
+
+# What a task without labels and classes reads of the shared keys, as patterns. A new key has to be
+# declared with LABELS or CLASSIFIER, or to be listed here.
+WITHOUT_LABELS = """
+    BASE TASK SAVE OUTPUT TRACKERS TAG SAVE_* KEEP_LAST BEST_METRIC REPORT REPORT_FREQ VALIDATE_FREQ
+    SEED EVAL AMP AMP_EVAL NGPUS DETERMINISTIC CUDNN_BENCHMARK TF32 TUNE_CPU TO_STATIC PROBE.* DIST.*
+    DATA.BATCH_SIZE DATA.BATCH_SIZE_EVAL DATA.GLOBAL_BATCH DATA.DATA_PATH DATA.DATASET DATA.IMAGE*
+    DATA.CROP_PCT DATA.CROP_MODE DATA.INTERPOLATION DATA.EXIF_ORIENTATION DATA.FAST_EVAL
+    DATA.NUM_WORKERS DATA.PREFETCH DATA.LOADER DATA.DROP_LAST DATA.SHUFFLE_MODE DATA.MULTI_SCALE
+    DATA.SCALE_* DATA.SHARD_SHUFFLE DATA.CACHE DATA.MAX_PIXELS DATA.VAL_SPLIT DATA.FOLD DATA.FOLDS
+    DATA.SPLIT_* DATA.CORRUPTION DATA.SEVERITY DATA.SKIP_BROKEN DATA.SYNTHETIC_SIZE
+    MODEL.TYPE MODEL.NAME MODEL.RESUME MODEL.PRETRAINED MODEL.PRETRAINED_ALLOW
+    MODEL.PRETRAINED_ADAPTER TRAIN.LAST_EPOCH TRAIN.NUM_EPOCHS TRAIN.MAX_MINUTES TRAIN.EARLY_STOP*
+    TRAIN.*_EPOCHS TRAIN.BASE_LR TRAIN.WARMUP_START_LR TRAIN.END_LR TRAIN.LINEAR_SCALED_LR TRAIN.WEIGHT_DECAY TRAIN.DECAY_ALL TRAIN.LR_SCALING TRAIN.LR_SCALED
+    TRAIN.RECIPE_BATCH TRAIN.LAYER_DECAY* TRAIN.FREEZE TRAIN.ADAPTER.* TRAIN.GRAD_CLIP* TRAIN.SYNC_BN
+    TRAIN.ACCUM_ITER TRAIN.LR_SCHEDULER.* TRAIN.OPTIMIZER.* TRAIN.MODEL_EMA* TRAIN.CROP*
+    TRAIN.INTERPOLATION TRAIN.HFLIP TRAIN.VFLIP TRAIN.AFFINE TRAIN.AUTO_AUGMENT TRAIN.COLOR_JITTER
+    TRAIN.REPEATED_AUGMENT
+""".split()
+# What decides where an encoder's features are read, though no classifier is there.
+READ_BY_ENCODERS = {"MODEL.GLOBAL_POOL", "MODEL.HEAD_NORM_EPS", "MODEL.HEAD_NORM_FIRST"}
+
+
+def is_refused(key, value, *options):
+    """Returns whether a key does nothing under a configuration's TASK."""
+    try:
+        get_config(None, [*options, key, str(value)])
+    except InputError as error:
+        line = f"command line: {key} does nothing without TASK "
+        return str(error).startswith(line) and "\n" not in str(error)
+    return False
+
+
+@pytest.mark.parametrize("task", ["mae", "simmim", "beit", "fcmae", "tokenizer"])
+def test_a_task_without_labels_refuses_each_key_that_needs_them(task):
+    """A key is refused at its default, too, and one whose default is None is shown by its needs."""
+    task_needs = {
+        key: [need for need in needs if need.keys == ("TASK",) and not need.met({"TASK": task})]
+        for key, needs in _KEYS.needs.items()
+        if key in _KEYS.shared and not key.startswith("METHOD.")
+    }
+    for key, unmet in task_needs.items():
+        reads = any(fnmatchcase(key, pattern) for pattern in WITHOUT_LABELS)
+        assert reads != bool(unmet), key
+        if DEFAULTS[key] is not None and met(key, DEFAULTS) and key not in ("TASK", "BASE"):
+            assert is_refused(key, DEFAULTS[key], "TASK", task) == bool(unmet), key
+    assert len([key for key, unmet in task_needs.items() if unmet]) > 30
+
+
+def test_what_is_of_a_classifier_is_refused_where_there_is_none(monkeypatch):
+    """A task of its own classes has a classifier, though it reads no labels."""
+    own = tasks.components["mae"]._replace(given={"columns": "", "classes": "0 90"})
+    monkeypatch.setitem(tasks.components, "turns", own)
+    counted = 0
+    for name, one in architectures().items():
+        for key, argument in one.arguments.items():
+            needs = dict(_KEYS.needs_of(get_config(None, ["MODEL.TYPE", name])))[key]
+            classes = "classifier" in argument.text and "classifiers read" not in argument.text
+            if not (classes or key.startswith("MODEL.HEAD_")) or key in READ_BY_ENCODERS:
+                continue
+            if name == "metaformer" or key != "MODEL.HEAD_NORM_EPS":
+                [need] = [need for need in needs if need.keys == ("TASK",)]
+                met_by = [task for task in tasks.names() if need.met({"TASK": task})]
+                assert met_by == ["classification", "multilabel", "turns"], (name, key)
+                counted += 1
+    assert counted > 40
+    for key, value in (("MODEL.HEAD_BATCH_NORM", True), ("MODEL.HEAD_INIT_SCALE", 0.1)):
+        assert is_refused(key, value, "TASK", "mae")
+        assert not is_refused(key, value)
 
 
 @pytest.mark.parametrize("evaluating", [False, True])

@@ -111,7 +111,7 @@ def check_images(
         noun = "remark" if remarks == 1 else "remarks"
         verdict = f"usable, {remarks} {noun}"
     title = data.DATASET
-    if "data_path" in datasets.components[data.DATASET].reads:
+    if "data_path" in datasets.components[data.DATASET].keys:
         title = f"{data.DATASET}: {printable(data.DATA_PATH)}"
     return DatasetReport(
         title,

@@ -19,7 +19,7 @@ from datasets import ArrayDataset, ImageDataset, ShardDataset
 from errors import InputError, printable
 from loading.cache import MappedImages
 from loading.files import Paths
-from loading.label_sets import LabelSets
+from loading.label_sets import UNKNOWN, LabelSets
 from settings.configuration import Configuration, leaves
 from training.versions import versions
 from utils import all_gather, world_size
@@ -337,18 +337,26 @@ def _further_columns(dataset: ImageDataset, first: int, last: int) -> Iterator[A
 
 
 def _shown(dataset: ImageDataset, names: Names, index: int) -> str:
-    """Returns an image in a message: its name or a checksum of its pixels, and its label."""
+    """Returns an image in a message: its name or a checksum of its pixels, and its label if it has
+    one.
+    """
     labels = dataset.labels
     label = labels.of(index).tolist() if isinstance(labels, LabelSets) else labels[index]
+    has_label = isinstance(labels, LabelSets) or label != UNKNOWN
+    parts = []
     if names is not None:
-        line = f"{_quoted(os.fsdecode(names[index]))} of label {label}"
-        if isinstance(dataset, ShardDataset):
-            line += f" and {dataset.shards.lengths[index]} bytes"
-        return line
-    if (pixels := _pixels(dataset)) is not None:
+        parts.append(_quoted(os.fsdecode(names[index])))
+    elif not has_label:
+        parts.append("an image")
+    if has_label:
+        parts.append(f"of label {label}")
+    if names is not None and isinstance(dataset, ShardDataset):
+        before = "and" if has_label else "of"
+        parts.append(f"{before} {dataset.shards.lengths[index]} bytes")
+    if names is None and (pixels := _pixels(dataset)) is not None:
         crc = zlib.crc32(np.ascontiguousarray(pixels[index]).data)
-        return f"of label {label} (CRC-32 of its pixels {crc:08x})"
-    return f"of label {label}"
+        parts.append(f"(CRC-32 of its pixels {crc:08x})")
+    return " ".join(parts)
 
 
 def _pixels(dataset: ImageDataset) -> np.ndarray | MappedImages | None:

@@ -71,7 +71,7 @@ OPTIMIZER_CASES = [
     *(
         f"{name} nesterov"
         for name, component in optimizers.components.items()
-        if "nesterov" in component.reads
+        if "nesterov" in component.keys
     ),
 ]
 # Keys of all optimizers of the golden file: not each optimizer reads each of them.

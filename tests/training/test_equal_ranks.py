@@ -8,6 +8,7 @@ import shutil
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -18,6 +19,7 @@ from support.ranks import run_ranks
 from support.starts import SMALL_YAML, start_error
 
 from config import get_config
+from datasets import ArrayDataset
 from errors import InputError
 from loading.files import Paths
 from main_multi_gpu import read_datasets
@@ -46,6 +48,13 @@ TEACHER = [
 ]
 ADAPTER = [*PRETRAINED, "-o", "MODEL.PRETRAINED_ADAPTER=lora/checkpoints/last"]
 FLEET = ["-o", "DIST.ENGINE=fleet"]
+WITHOUT_LABELS = [
+    "-dataset=images",
+    "-o",
+    "TASK=mae",
+    "METHOD.DECODER_WIDTH=16",
+    "METHOD.DECODER_HEADS=2",
+]
 RESUMED = ["-resume=run/checkpoints/epoch_0001"]
 
 
@@ -226,6 +235,11 @@ DATA = {
         CACHED,
         renamed("b/1.png", "b/9.png", "val"),
         f"the validation images {WHO}number 3 is 'val/b/9.png' of",
+    ),
+    "without labels": (
+        WITHOUT_LABELS,
+        removed("data/val/c/1.png"),
+        "rank 1 has 5, rank 0 has 6; number 5 is missing on rank 1, 'val/c/1.png' on rank 0; give",
     ),
     "groups of a fold": (
         [*FOLD, "DATA.FOLD=0", "DATA.SPLIT_GROUPS=groups.txt"],
@@ -576,3 +590,14 @@ def test_absolute_paths_lose_the_datas_folder_alone(tmp_path, monkeypatch):
     relative = Paths(["a.png", ""])
     assert relative.below("data") is relative
     assert len(Paths([]).below("data")) == 0
+
+
+def test_an_image_without_a_label_is_shown_without_one():
+    labels = np.array([-1, 3])
+    named = SimpleNamespace(labels=labels)
+    shown = [equal_ranks._shown(named, [b"a.png", b"b.png"], index) for index in (0, 1)]
+    assert shown == ["'a.png'", "'b.png' of label 3"]
+    pixels = ArrayDataset(get_config(), "val", np.zeros((2, 4, 4, 3), np.uint8), labels, [])
+    shown = [equal_ranks._shown(pixels, None, index) for index in (0, 1)]
+    crc = f"(CRC-32 of its pixels {zlib.crc32(bytes(48)):08x})"
+    assert shown == [f"an image {crc}", f"of label 3 {crc}"]
