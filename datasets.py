@@ -45,6 +45,7 @@ from loading.transforms import (
     Mixup,
     Picture,
     RandomErasing,
+    Size,
     TrainTransform,
     encoded_image,
     image_of,
@@ -54,7 +55,7 @@ from loading.transforms import (
     pixel_mode,
     readable,
 )
-from loading.workers import Loader, ProcessLoader, Shapes, Size
+from loading.workers import Loader, ProcessLoader, Shapes
 from settings.configuration import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
 from settings.registry import datasets, tasks

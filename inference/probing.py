@@ -11,22 +11,18 @@ from errors import InputError, printable
 from inference.export_manifest import is_export, read_export
 from inference.feature_store import FeatureExtractor, Pool
 from inference.predictor import Predictor, config_of
+from inference.probes import Probes
 from inference.run_data import data_config, data_keys
 from launch.progress import EVALUATING, beat
-from loading.label_sets import LabelSets
-from loading.label_spaces import some_of
 from ops.device import trim_buffers
 from settings.configuration import Configuration
-from settings.registry import datasets
+from settings.tasks import dataset_columns
 from training.probing import collapse, knn, linear
 from training.probing.features import Features, compute_features
 from training.probing.linear import Labelled
 from training.task import Batch
 from utils import rank, world_size
 from weights.hub import best_of_run
-
-PROBES = ("knn", "logistic", "sgd", "few_shot")
-SHOTS = (1, 5, 10)
 
 
 class Model(NamedTuple):
@@ -72,63 +68,6 @@ class Model(NamedTuple):
         )
 
 
-class Probes(NamedTuple):
-    """What is measured.
-
-    Attributes:
-        names: some of PROBES.
-        ks: the numbers of neighbours.
-        shots: the numbers of labels a class; empty: those of SHOTS that each class has.
-        draws: how often the few labels are drawn anew.
-        seed: of what is held out, of the order of SGD's batches, and of the first draw.
-    """
-
-    names: Sequence[str] = PROBES
-    ks: Sequence[int] = knn.KS
-    shots: Sequence[int] = ()
-    draws: int = 5
-    seed: int = 0
-
-    def checked(self, labels: np.ndarray, classes: Sequence[str]) -> "Probes":
-        """Returns the probes with their ``shots``, which the training set allows.
-
-        Args:
-            labels: of the training images.
-            classes: names, or empty.
-
-        Raises:
-            InputError: there are too few training images.
-        """
-        count = len(labels)
-        images = np.bincount(labels, minlength=len(classes))
-        names = [*classes]
-        if not names:
-            # Numbers that no image has needn't be classes.
-            names = [str(label) for label in np.flatnonzero(images)]
-            images = images[images > 0]
-        if count < len(names):
-            raise InputError(
-                f"the training set has {count} labels for {len(names)} classes; a probe needs one of"
-                " each at least"
-            )
-        if absent := [name for name, number in zip(names, images, strict=True) if not number]:
-            raise InputError(
-                f"no training image has the class {some_of(absent)}; a probe needs one of each at"
-                " least"
-            )
-        if "knn" in self.names and max(self.ks) > count:
-            raise InputError(f"-k is {max(self.ks)}, the training set has {count} images; lower -k")
-        fewest = int(images.min())
-        for shots in self.shots:
-            if shots > fewest and "few_shot" in self.names:
-                name = printable(names[int(images.argmin())])
-                raise InputError(
-                    f"-shots is {shots}, class '{name}' has {fewest} training images; lower -shots"
-                )
-        shots = self.shots or tuple(number for number in SHOTS if number <= fewest)
-        return self._replace(shots=shots)
-
-
 def read_sets(
     model: Model, data: Sequence[tuple[str, Any]], workers: int
 ) -> tuple[Configuration, ImageDataset, ImageDataset]:
@@ -149,7 +88,7 @@ def read_sets(
     file = None if is_export(path) else path
     config = data_config(config, data_keys(file, data, "a probe needs labelled images"))
     config = with_values(config, DATA__BATCH_SIZE_EVAL=model.batch_size, DATA__NUM_WORKERS=workers)
-    if "labels" not in datasets.components[config.DATA.DATASET].given.get("columns", "labels"):
+    if "labels" not in dataset_columns(config.DATA.DATASET):
         raise InputError(
             f"the images of '{config.DATA.DATASET}' have no labels; a probe needs one each"
         )
@@ -159,11 +98,6 @@ def read_sets(
         )
     config, train, val = get_datasets(config)
     assert train is not None
-    for dataset in (train, val):
-        if isinstance(dataset.labels, LabelSets):
-            raise InputError(
-                f"the images of '{config.DATA.DATASET}' have several labels each; a probe needs one"
-            )
     for dataset in (train, val):
         # A probe isn't a training, so its errors give no advice for one.
         dataset.advice = ""

@@ -14,9 +14,9 @@ import paddle
 from errors import InputError
 from inference.pictures import Batch, Picture, Pictures
 from loading.files import Paths
-from loading.transforms import EvalTransform
+from loading.transforms import EvalTransform, Size
 from loading.transforms import Picture as Opened
-from loading.workers import Shapes, Size
+from loading.workers import Shapes
 from settings.configuration import Configuration
 
 Views = Literal["", "flip", "five", "ten"]

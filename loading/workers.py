@@ -29,13 +29,12 @@ from launch import progress, stall
 from launch.signals import die_with_parent, ignore_signals
 from launch.verdict import trouble
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
+from loading.transforms import Size
 from settings.configuration import Configuration, pair
 from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler
 Draw = Callable[[int, int, int], np.ndarray]
-# (height, width) in pixels
-Size = tuple[int, int]
 # The shape and type of a sample's items, by column.
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 # The columns of a slot begin at multiples of so many bytes.

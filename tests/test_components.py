@@ -238,7 +238,9 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
     ],
 )
 def test_what_a_task_declares_is_checked(monkeypatch, given, message):
-    shared = {key: declared for key, declared in _KEYS.shared.items() if not key.startswith("METHOD")}
+    shared = {
+        key: declared for key, declared in _KEYS.shared.items() if not key.startswith("METHOD")
+    }
     check_tasks(shared)
     new = tasks.components["mae"]._replace(module="training.new", given=given)
     monkeypatch.setitem(tasks.components, "new", new)

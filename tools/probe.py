@@ -37,11 +37,12 @@ from launch.files import writing_whole  # noqa: E402
 
 # isort: split
 from config import default_values, get_config  # noqa: E402
+from inference.probes import PROBES, Probes  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from settings.configuration import Configuration  # noqa: E402
 from settings.parser import Parser, pairs  # noqa: E402
 
-PROBES = ("knn", "logistic", "sgd", "few_shot")
+DEFAULTS = Probes()
 
 
 def parsed_arguments() -> argparse.Namespace:
@@ -57,12 +58,15 @@ def parsed_arguments() -> argparse.Namespace:
     option("layer", type=int, metavar="N", help="an intermediate; negative: from the end")
     text = "of a layer: the mean of its positions, its class token, or both; default: as the classifier"
     option("pool", choices=("avg", "token", "both"), help=text)
-    option("probes", type=_listed(_probe), default=PROBES, metavar="LIST", help="default: all")
-    option("k", type=_listed(_number(1)), default=(10, 20), metavar="LIST", help="default: 10,20")
+    text = "default: all"
+    option("probes", type=_listed(_probe), default=DEFAULTS.names, metavar="LIST", help=text)
+    text = f"default: {','.join(map(str, DEFAULTS.ks))}"
+    option("k", type=_listed(_number(1)), metavar="LIST", help=text)
     text = "labels a class; default: those of 1,5,10 that each class has"
-    option("shots", type=_listed(_number(1)), default=(), metavar="LIST", help=text)
-    option("draws", type=_number(1), default=5, metavar="N", help="of few labels; default: 5")
-    option("seed", type=_number(0), default=0, metavar="N", help="default: 0")
+    option("shots", type=_listed(_number(1)), metavar="LIST", help=text)
+    text = f"of few labels; default: {DEFAULTS.draws}"
+    option("draws", type=_number(1), metavar="N", help=text)
+    option("seed", type=_number(0), default=DEFAULTS.seed, metavar="N", help="default: 0")
     option("batch_size", type=_number(1), default=32, metavar="N", help="default: 32")
     option(
         "workers", type=_number(0), default=2, metavar="N", help="processes that load; default: 2"
@@ -72,6 +76,12 @@ def parsed_arguments() -> argparse.Namespace:
     option("output", type=Path, default=Path("probe.json"), metavar="FILE", help="a new file")
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
+    for flag, probe in (("k", "knn"), ("shots", "few_shot"), ("draws", "few_shot")):
+        if getattr(arguments, flag) is not None and probe not in arguments.probes:
+            raise InputError(
+                f"-{flag} does nothing without the probe {probe}; leave it out, or add {probe} to"
+                " -probes"
+            )
     if os.path.lexists(arguments.output):
         raise InputError(f"{arguments.output} exists; choose another -output, or remove it")
     folder = arguments.output.parent
@@ -103,7 +113,7 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     """Returns (model, probes, configuration, training set, validation set), all checked."""
-    from inference.probing import Model, Probes, read_sets
+    from inference.probing import Model, read_sets
     from inference.run_data import is_data_key, is_preparation_key
     from loading.label_sets import every_label
 
@@ -126,7 +136,13 @@ def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
         arguments.pool,
     )
     config, train, val = read_sets(model, data, arguments.workers)
-    probes = Probes(arguments.probes, arguments.k, arguments.shots, arguments.draws, arguments.seed)
+    probes = Probes(
+        names=arguments.probes,
+        ks=arguments.k or DEFAULTS.ks,
+        shots=arguments.shots or DEFAULTS.shots,
+        draws=arguments.draws or DEFAULTS.draws,
+        seed=arguments.seed,
+    )
     checked = probes.checked(every_label(train.labels), train.classes)
     return model, checked, config, train, val
 

@@ -16,7 +16,7 @@ from loading.transforms.batch import (
 from loading.transforms.decode import Broken, EncodedImage, convert, readable, scaling_problem
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
-from loading.transforms.image import EvalTransform, Picture, TrainTransform
+from loading.transforms.image import EvalTransform, Picture, Size, TrainTransform
 from loading.transforms.masks import Mask, mask_image
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Normalize",
     "Picture",
     "RandomErasing",
+    "Size",
     "TrainTransform",
     "bands_of",
     "convert",

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import warm
 from conftest import write_images
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from support.programs import ROOT
@@ -18,8 +20,10 @@ from errors import InputError
 from inference.exporting import write_export
 from inference.feature_store import FeatureExtractor
 from inference.predictor import Predictor
-from inference.probing import Model, Probes, measure, read_sets, table
+from inference.probes import Probes
+from inference.probing import Model, measure, read_sets, table
 from settings.registry import datasets
+from tools.make_shards import main as make_shards
 from training.probing import linear
 
 PROBE = str(ROOT / "tools" / "probe.py")
@@ -197,6 +201,14 @@ def test_few_labels_are_those_that_each_class_has():
             "ab",
             "-shots is 3, class 'a' has 2 training",
         ),
+        (
+            Probes(("few_shot",), shots=(5,)),
+            [0, 0, 0, 0, 0, 1],
+            "ab",
+            "-shots is 5, class 'b' has 1 training image; lower -shots",
+        ),
+        (Probes(("sgd",)), [0, 0, 1, 1], "ab", "the 4 training images are too few to hold a part"),
+        (Probes(("logistic",)), [0, 1], "ab", "the 2 training images are too few to hold a part"),
     ],
 )
 def test_too_few_images_are_one_line(probes, labels, classes, message):
@@ -211,6 +223,9 @@ REFUSED = {
     ("-shots=500",): "-shots is 500, class ",
     ("-probes=knn,svm",): "'svm' is none of knn, logistic, sgd, few_shot",
     ("-k=0",): "'0' is no number from 1 on",
+    ("-probes=sgd", "-k=3"): "-k does nothing without the probe knn; leave it out, or add knn to",
+    ("-probes=knn", "-shots=5"): "-shots does nothing without the probe few_shot; leave it out",
+    ("-probes=knn,sgd", "-draws=2"): "-draws does nothing without the probe few_shot; leave it",
     ("-ngpus=99",): "NGPUS asks for 99 processes, found ",
     ("-output=w.safetensors",): "w.safetensors exists; choose another -output, or remove it",
     (
@@ -243,6 +258,39 @@ def test_data_that_a_probe_cannot_use(place, tmp_path):
     write_images(tmp_path / "f", {"train/a": 3, "train/b": 3, "val/a": 1, "val/c": 1})
     with pytest.raises(InputError, match="classes that train/ lacks: 'c'"):
         read_sets(model, [("DATA.DATA_PATH", str(tmp_path / "f"))], 0)
+
+
+def test_shards_of_several_labels_or_of_none_are_refused(place, tmp_path, monkeypatch):
+    write_images(tmp_path / "plain", {"train": 4, "val": 2})
+    (tmp_path / "several").mkdir()
+    for split in ("train", "val"):
+        rows = "".join(f"../plain/{split}/{number}.png,1,1\n" for number in range(2))
+        (tmp_path / f"several/{split}.csv").write_text(f"file,x,y\n{rows}")
+    for dataset, folder, message in (
+        ("images", "plain", "has no labels, TASK classification needs them"),
+        ("multilabel_csv", "several", "the images of 'shards' have several labels each"),
+    ):
+        shards = tmp_path / f"{folder}-shards"
+        words = [f"-dataset={dataset}", f"-data_path={tmp_path / folder}", f"-output={shards}"]
+        monkeypatch.setattr(sys, "argv", ["make_shards.py", *words])
+        make_shards()
+        data = [("DATA.DATASET", "shards"), ("DATA.DATA_PATH", str(shards))]
+        with pytest.raises(InputError, match=message):
+            read_sets(Model(str(place / "w.safetensors")), data, 0)
+
+
+def test_features_that_are_not_finite_are_one_line(place, tmp_path):
+    arrays = load_file(place / "w.safetensors")
+    with safe_open(place / "w.safetensors", "np") as file:
+        metadata = file.metadata()
+    # Its product with any value above 4 is infinite in float32.
+    arrays["norm.weight"][:] = 3e38
+    save_file(arrays, tmp_path / "infinite.safetensors", metadata)
+    status, out, err = probe(tmp_path, "infinite.safetensors", "-dataset=digits", "-ngpus=2")
+    assert (status, out) == (1, ""), err
+    assert "the weights give no finite features for " in err
+    assert err.count("error: ") == 1
+    assert not (tmp_path / "probe.json").exists()
 
 
 def test_images_without_labels_are_refused(place, tmp_path, monkeypatch):

@@ -14,8 +14,7 @@ import paddle
 from training.probing.features import Features, normalised
 from utils import all_gather
 
-# The values of k that are reported, and the temperature: those of DINO's paper.
-KS = (10, 20)
+# As in DINO's paper.
 TEMPERATURE = 0.07
 # The training images that are compared at once.
 _BLOCK = 16_384
@@ -26,7 +25,7 @@ _PLACES = 1 << 32
 
 
 def knn_accuracies(
-    train: Features, val: Features, ks: Sequence[int] = KS, temperature: float = TEMPERATURE
+    train: Features, val: Features, ks: Sequence[int], temperature: float = TEMPERATURE
 ) -> dict[int, float]:
     """Returns the accuracy on ``val`` in percent, for each k.
 
