@@ -27,7 +27,14 @@ from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_
 from weights.formats import METADATA, WeightFile, open_weights, read_metadata, write_weights
 from weights.hub import SIDE, find_weights
 from weights.imagenet22k import keep_imagenet1k
-from weights.layout import Target, file_name, linear_weights, numpy_dtype
+from weights.layout import (
+    ENCODER,
+    Target,
+    encoder_of,
+    file_name,
+    linear_weights,
+    numpy_dtype,
+)
 from weights.names import (
     differences,
     encoder_arrays,
@@ -113,7 +120,8 @@ def load_weights(
     """Loads every parameter and buffer of ``model``; the model changes only if all of them fit.
 
     What a training adds to a model (LoRA, projections) is not loaded. Of a network for pre-training
-    the encoder is loaded (``weights.names.encoder_arrays``). The file is read one tensor at a time:
+    the encoder is loaded (``weights.names.encoder_arrays``). If ``model`` is such a network, and the
+    file a model's or another method's, the encoder alone is loaded, unless ``strict``. The file is read one tensor at a time:
     once to check all tensors, and once more to set them. So little memory is needed besides the
     model's. Position embeddings, tables of relative positions, the stem's channels and the patch
     size are adapted to the model's (``weights.fit``). If the file doesn't say how large its images
@@ -159,6 +167,10 @@ def _load(
     state = {
         file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)
     }
+    encoder = encoder_of(model)
+    if encoder is not None and not strict and _is_of_model(model, stored, state):
+        report = _load(encoder, stored, strict, allow, classes, adapter_path, checksums)
+        return _as_encoders(report, encoder, state)
     stored = _encoder_of(stored, state)
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     _check_activation(stored, model)
@@ -177,9 +189,12 @@ def _load(
             arrays |= adapter.tensors
         if not strict:
             state = _without_fresh(model, stored, state, arrays, report)
-        if report.fresh:
-            for name in classifiers_of(model, list(arrays)):
-                del arrays[name]
+        heads = classifiers_of(model, list(arrays))
+        if heads and not strict and not model.num_classes:
+            report.notes.append(f"left out, as there are no classes: {_shortened(heads)}")
+        elif not report.fresh:
+            heads = []
+        arrays = {name: array for name, array in arrays.items() if name not in heads}
         if checksums:
             kept = {name: arrays[name] for name in state if name in arrays}
             report.checksums = _checksums(model, kept, adapter)
@@ -202,6 +217,40 @@ def _load(
     if strict:
         report.warning = blind_classifiers(model, stored.path)
     return report
+
+
+def _is_of_model(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> bool:
+    """Returns whether a file has nothing of what a network for pre-training has beside its encoder.
+
+    Such a file is a model's, or another method's. A mask token alone counts as nothing: DINOv2's
+    models have one, too.
+    """
+    own = {name for name in state if not name.startswith(f"{ENCODER}.")} - {"mask_token"}
+    try:
+        named = timm_names(model.weight_names, stored.arrays, stored.layout, state)
+    except InputError:
+        # What doesn't go together is reported where the file is loaded.
+        return True
+    return own.isdisjoint(named)
+
+
+def _as_encoders(
+    report: LoadReport, encoder: Target, state: dict[str, paddle.Tensor]
+) -> LoadReport:
+    """Returns the report of an encoder's weights as one of the whole network's.
+
+    Args:
+        state: the network's tensors.
+    """
+    for names in (report.loaded, report.missing):
+        names[:] = [f"{ENCODER}.{name}" for name in names]
+    sums = {f"{ENCODER}.{name}": value for name, value in report.checksums.items()}
+    fixed = [name for name, values in encoder.named_parameters() if values.stop_gradient]
+    fresh = [name.partition(".")[0] for name in state if not name.startswith(f"{ENCODER}.")]
+    note = f"they are the encoder's; {', '.join(dict.fromkeys(fresh))} start at random"
+    if fixed:
+        note += f"; not trained: {_shortened(fixed)}"
+    return replace(report, checksums=sums, notes=[note, *report.notes])
 
 
 def _encoder_of(stored: WeightFile, state: dict[str, paddle.Tensor]) -> WeightFile:

@@ -165,15 +165,31 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
 
 
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
+    """Resizes a model's position embeddings, or those of the models within a network."""
+    lines = []
+    for part, layer in model.named_children():
+        if hasattr(layer, "pos_embed_layout"):
+            inside = _inside(part, arrays)
+            for line in _fit_pos_embed(layer, _inside(part, state), inside, shape):
+                lines.append(f"{part}.{line}")
+            arrays |= {f"{part}.{name}": array for name, array in inside.items()}
     names = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
     if names and model.pos_embed_layout != "NLC":
         channels_first = model.pos_embed_layout == "NCHW"
         return _fit_pos_map(channels_first, tuple(state["pos_embed"].shape), arrays)
-    return [
-        line
-        for name in names
-        for line in _fit_positions(model, name, tuple(state[name].shape), arrays, shape)
-    ]
+    for name in names:
+        lines += _fit_positions(model, name, tuple(state[name].shape), arrays, shape)
+    return lines
+
+
+def _inside(part: str, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tensors of a model within a network, by their names in the model."""
+    prefix = f"{part}."
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _fit_positions(

@@ -7,6 +7,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
+# The name of the model within a network for pre-training.
+ENCODER = "encoder"
+
 
 class Target(Protocol):
     """A model that weights can be loaded into. ``models.base.ImageModel`` documents its attributes."""
@@ -30,6 +33,11 @@ def sublayer(model: Any, name: str) -> Any:
     for part in filter(None, name.split(".")):
         model = getattr(model, part)
     return model
+
+
+def encoder_of(model: Any) -> Any:
+    """Returns the model within a network for pre-training, its layer ``encoder``; of a model: None."""
+    return model._sub_layers.get(ENCODER)
 
 
 def linear_weights(model: Any) -> set[str]:

@@ -6,8 +6,7 @@ import paddle
 from paddle import nn
 
 from models.base import ImageModel
-
-ENCODER = "encoder"
+from weights.layout import ENCODER
 
 
 class PretrainingNetwork(nn.Layer):
