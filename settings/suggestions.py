@@ -9,7 +9,6 @@ from collections.abc import Iterable
 # What timm, PaddleClas, PaddleViT and others call a key, as a flag or as a key's last part: by our
 # key, or by the words to write. A key's own last part (--num-classes, Global.seed) needs no line.
 _FOREIGN = {
-    "-cfg=mae_vit_base_patch16_224, which pre-trains by MAE": "mae_pretrain",
     "-cfg={}": "arch arch.name c config m model",
     "AMP": "use_amp",
     "BEST_METRIC": "eval_metric",

@@ -91,6 +91,7 @@ OURS = {
     "beit_digits",
     "tokenizer_digits",
     "tokenizer_convmixer_patch16_224",
+    "mae_vit_base_patch16_224_dec1",
 }
 
 

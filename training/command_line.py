@@ -14,7 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import FromFile, asked_config, default_values, explain, get_config
+from config import (
+    FromFile,
+    asked_config,
+    default_values,
+    explain,
+    get_config,
+    shipped_configs,
+)
 from errors import InputError
 from settings.configuration import (
     CONFIG_DIR,
@@ -34,6 +41,8 @@ from settings.suggestions import equivalent_key
 # The name of a run's configuration within its folder.
 FILE = "config.yaml"
 AUTO = "auto"
+# What -mae_pretrain trains if nothing else names a model, as in PaddleViT.
+MAE = "mae_vit_base_patch16_224"
 # The origin of MODEL.PRETRAINED in a run that is resumed: the file it began with may be gone.
 CHECKPOINT = "the checkpoint, which has the weights"
 
@@ -109,7 +118,10 @@ def config_from_arguments(
     named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
     asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
-    choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
+    if arguments.mae_pretrain:
+        choice = _choose_mae(arguments.cfg, asked)
+    else:
+        choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
     if choice.of_run and "OUTPUT" not in asked:
         # Another user may have written the file: it doesn't say where this command writes.
         where = "this command"
@@ -119,6 +131,12 @@ def config_from_arguments(
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
     config = asked_config(choice.file, [*flags, *named], read)
+    if arguments.mae_pretrain and config.TASK != "mae":
+        raise InputError(
+            f"{FLAG}mae_pretrain is for files of MAE's pre-training, but TASK is {config.TASK}"
+            f" in {choice.file}; give -cfg={MAE}, or PaddleViT's file with"
+            " MODEL.MAE_PRETRAIN: True"
+        )
     before = len(flags)
     other_base = (
         asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"}
@@ -247,6 +265,26 @@ def choose(
     return Choice(default, f"configuration: {default}, because neither -cfg nor a run is given")
 
 
+def _choose_mae(cfg: str | None, asked: Mapping[str, str]) -> Choice:
+    """Returns the configuration to read with PaddleViT's flag -mae_pretrain.
+
+    The name of a model means MAE's pre-training of this model. Other files are read as they are.
+
+    Args:
+        cfg, asked: see ``choose``.
+
+    Raises:
+        InputError: as ``choose``.
+    """
+    choice = choose(cfg, None, None, asked)
+    if choice.of_run:
+        return choice
+    name = MAE if cfg is None else f"mae_{Path(cfg).stem}"
+    if os.path.isfile(cfg or "") or not shipped_configs(name):
+        return choice
+    return Choice(name, f"configuration: {name}, because of {FLAG}mae_pretrain")
+
+
 def run_file(path: str | os.PathLike) -> Path | None:
     """Returns the file with a run's configuration; None if ``path`` doesn't belong to a run.
 
@@ -344,6 +382,12 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         if flag.kind is bool:
             takes = {"nargs": "?", "const": "True", "metavar": "BOOL"}
         parser.add_argument(f"-{name}", f"--{name}", help=flag.help, **takes)
+    parser.add_argument(
+        "-mae_pretrain",
+        "--mae_pretrain",
+        action="store_true",
+        help="PaddleViT's: pre-train by MAE (TASK mae) the model that -cfg names",
+    )
     parser.add_argument(
         "-o",
         "--o",

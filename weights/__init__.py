@@ -121,11 +121,12 @@ def load_weights(
 
     What a training adds to a model (LoRA, projections) is not loaded. Of a network for pre-training
     the encoder is loaded (``weights.names.encoder_arrays``). If ``model`` is such a network, and the
-    file a model's or another method's, the encoder alone is loaded, unless ``strict``. The file is read one tensor at a time:
-    once to check all tensors, and once more to set them. So little memory is needed besides the
-    model's. Position embeddings, tables of relative positions, the stem's channels and the patch
-    size are adapted to the model's (``weights.fit``). If the file doesn't say how large its images
-    are, they are taken to be squares.
+    file a model's or another method's, the encoder alone is loaded, unless ``strict``.
+
+    The file is read one tensor at a time: once to check all tensors, and once more to set them. So
+    little memory is needed besides the model's. Position embeddings, tables of relative positions,
+    the stem's channels and the patch size are adapted to the model's (``weights.fit``). If the file
+    doesn't say how large its images are, they are taken to be squares.
 
     Args:
         path: what ``find_weights`` takes.

@@ -122,6 +122,8 @@ def options_of(arguments: Any, evaluates: bool) -> Iterator[Option]:
     if evaluates or flags["eval"]:
         flags["batch_size_eval"] = flags["batch_size_eval"] or flags["batch_size"]
         flags["amp"] = None
+    if getattr(arguments, "mae_pretrain", None):
+        yield Option("TASK", "mae", "flag -mae_pretrain")
     for name, value in flags.items():
         if value:
             yield Option(_ARGUMENTS[name], value, f"flag -{name}")

@@ -136,12 +136,86 @@ def test_a_flag_of_another_toolkit_is_answered_by_what_to_write(words, instead):
 
 
 def test_all_unknown_flags_are_in_the_one_line():
-    told = refused("--epochs", "10", "-mae_pretrain", "-batchsize=3", "-no_such_flag", "-amp")
+    told = refused("--epochs", "10", "-batchsize=3", "-no_such_flag", "-amp")
     assert told == (
-        "unknown flag --epochs; write -o TRAIN.NUM_EPOCHS 10; unknown flag -mae_pretrain; write"
-        " -cfg=mae_vit_base_patch16_224, which pre-trains by MAE;"
+        "unknown flag --epochs; write -o TRAIN.NUM_EPOCHS 10;"
         " unknown flag -batchsize; did you mean -batch_size?; unknown flag -no_such_flag; -h lists the flags,"
         " config.py the keys of -o"
+    )
+
+
+# What PaddleViT's three scripts of MAE's pre-training pass on, and what they mean in another folder.
+PRETRAINING = "-dataset='imagenet2012' -batch_size=8 -data_path='/dataset/imagenet' -mae_pretrain"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "depth"),
+    [
+        (
+            f"-cfg='./configs/vit_base_patch16_224_pretrain.yaml' {PRETRAINING}",
+            "base_patch16_224",
+            8,
+        ),
+        (
+            f"-cfg='./configs/vit_base_patch16_224_pretrain_dec1.yaml' {PRETRAINING} -amp",
+            "base_patch16_224_dec1",
+            1,
+        ),
+        (
+            f"-cfg='./configs/vit_base_patch16_224_pretrain.yaml' {PRETRAINING} -last_epoch=12"
+            " -resume='./output/train-20211210-08-41-14/MAE-Epoch-12-Loss-0.9377176860235059'",
+            "base_patch16_224",
+            8,
+        ),
+        (
+            f"-cfg=./configs/vit_large_patch16_224_pretrain.yaml {PRETRAINING}",
+            "large_patch16_224",
+            8,
+        ),
+        (PRETRAINING.replace("-mae_pretrain", "--mae-pretrain"), "base_patch16_224", 8),
+        ("-cfg=vit_huge_patch14_224 -mae_pretrain", "huge_patch14_224", 8),
+        ("-cfg=mae_vit_digits -mae_pretrain", "digits", 2),
+    ],
+)
+def test_mae_pretrain_means_maes_recipe_of_a_model(tmp_path, monkeypatch, words, name, depth):
+    monkeypatch.chdir(tmp_path)
+    config = config_from_arguments("main_multi_gpu.py", shlex.split(words))
+    assert ("mae", f"mae_vit_{name}") == (config.TASK, config.MODEL.NAME)
+    assert depth == config.METHOD.DECODER_DEPTH
+    assert config.TRAIN.OPTIMIZER.BETAS == [0.9, 0.95]
+
+
+def test_mae_pretrain_leaves_a_file_of_maes_pretraining_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    file = tmp_path / "configs/vit_base_patch16_224_pretrain.yaml"
+    model = "MODEL: {TYPE: MAE, NAME: vit_base_patch16_224, MAE_PRETRAIN: True}"
+    file.write_text(f"{model}\nTRAIN: {{ACCUM_ITER: 2, BASE_LR: 1.5e-4}}\n")
+    words = shlex.split(f"-cfg='./configs/{file.name}' {PRETRAINING}")
+    config = config_from_arguments("main_single_gpu.py", words)
+    assert "is read as PaddleViT's" in config.notes[0]
+    assert (config.TASK, config.MODEL.NAME) == ("mae", "vit_base_patch16_224")
+    assert (config.METHOD.DECODER_HEADS, config.TRAIN.ACCUM_ITER) == (8, 2)
+    assert config_from_arguments("main_single_gpu.py", words[:-1]) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("-cfg=swin_tiny_patch4_window7_224", "classification in swin_tiny_patch4_window7_224"),
+        ("-cfg=simmim_digits", "simmim in simmim_digits"),
+        ("-cfg=finetune.yaml", "classification in finetune.yaml"),
+        ("-o TASK simmim", "simmim in mae_vit_base_patch16_224"),
+    ],
+)
+def test_mae_pretrain_of_another_task_is_one_line(tmp_path, monkeypatch, words, found):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "finetune.yaml").write_text("MODEL: {TYPE: MAE}\n")
+    with pytest.raises(InputError) as caught:
+        config_from_arguments("main_multi_gpu.py", ["-mae_pretrain", *words.split()])
+    assert str(caught.value) == (
+        f"flag -mae_pretrain is for files of MAE's pre-training, but TASK is {found};"
+        " give -cfg=mae_vit_base_patch16_224, or PaddleViT's file with MODEL.MAE_PRETRAIN: True"
     )
 
 
