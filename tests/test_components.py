@@ -233,7 +233,7 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
             {"columns": "", "reads": "TRAIN.MIXUP_ALFA"},
             "reads has 'TRAIN.MIXUP_ALFA', which is no key with the need LABELS; did you mean TRAIN.MIXUP_ALPHA?",
         ),
-        ({"colums": ""}, "a keyword is 'colums', expected one of columns, classes, "),
+        ({"column": ""}, "a keyword is 'column', expected one of columns, classes, "),
         ({"columns": 3}, "columns is 3, expected a text"),
     ],
 )

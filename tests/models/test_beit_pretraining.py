@@ -8,12 +8,13 @@ from golden.beit_pretraining import EARLY_LAYERS, V2, VOCABULARY, batch
 from golden.formula import array
 from safetensors.numpy import load_file, save_file
 from support.small_models import SMALL_MODELS
+from support.transformers_names import transformers_names
 
 from errors import InputError
 from models.beit import Beit
 from models.pretraining.beit import BeitPretraining, masked_places
 from models.vit import VisionTransformer
-from weights import load_weights, save_weights
+from weights import file_arrays, load_weights, save_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
 
@@ -190,3 +191,15 @@ def test_weights_are_written_under_the_authors_names_behind_a_prefix(tmp_path):
     assert load_weights(again, tmp_path / "ours.safetensors").unexpected == []
     for key, value in again.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), model.state_dict()[key].numpy())
+
+
+@pytest.mark.parametrize("name", ["beit_pretraining", "beit_pretraining_absolute"])
+def test_transformers_names_load_and_come_back(tmp_path, name):
+    """No tensor is lost or changed on the way, so its file can be written of ours."""
+    model = network(name)
+    from_file(name, tmp_path, model)
+    expected = load_file(tmp_path / "reference.safetensors")
+    back = transformers_names(file_arrays(model), "beit")
+    assert back.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_array_equal(back[key], values, err_msg=key)

@@ -5,8 +5,9 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.simmim import DEPTHS, PATCH, SHARED_BIAS, SIZES, SWIN, VIT, array, images_of, masked
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from support.small_models import SMALL_MODELS, small_swin, small_vit
+from support.transformers_names import transformers_names
 
 from errors import InputError
 from models.beit import Beit
@@ -14,7 +15,7 @@ from models.pretraining.simmim import SimMIM
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.vit import VisionTransformer
-from weights import load_weights, save_weights
+from weights import file_arrays, load_weights, save_weights
 from weights.layout import linear_weights
 from weights.names import simmim, timm_names
 
@@ -201,3 +202,14 @@ def test_the_encoder_of_transformers_files_is_a_model(tmp_path, case):
     for name, tensor in model.state_dict().items():
         expected = network.state_dict()[f"encoder.{name}"].numpy()
         np.testing.assert_array_equal(tensor.numpy(), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("case", ["simmim_vit", "simmim_swin", "simmim_swinv2"])
+def test_transformers_names_load_and_come_back(tmp_path, case):
+    """No tensor is lost or changed on the way, so its file can be written of ours."""
+    network = with_reference(case, tmp_path)
+    expected = load_file(tmp_path / "model.safetensors")
+    back = transformers_names(file_arrays(network), case.removeprefix("simmim_"))
+    assert back.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)

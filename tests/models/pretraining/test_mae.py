@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 from golden.make_names_vit import positive, values
 from support.small_models import small_beit, small_eva, small_vit
+from support.transformers_names import mae_authors_names, mae_transformers_names
 
 from errors import InputError
 from models.pretraining.mae import MaskedAutoencoder, patch_order, visible_patches
@@ -16,7 +17,6 @@ from weights import file_arrays, load_weights
 from weights.formats import write_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
-from weights.names.mae import authors_names, transformers_names
 
 GOLDEN = np.load(ROOT / "tests" / "golden" / "mae.npz")
 # CASES of make_mae.py: image size, channels, MASK_RATIO, NORM_TARGET
@@ -152,7 +152,7 @@ def test_all_names_of_transformers_load_and_come_back(tmp_path):
         np.testing.assert_array_equal(again(images_of(again), order).numpy(), losses)
     for options in ({}, {"global_pool": "avg"}):
         ours = file_arrays(loaded(case, tmp_path, **options))
-        back = transformers_names(ours, model.decoder_pos_embed.numpy())
+        back = mae_transformers_names(ours, model.decoder_pos_embed.numpy())
         assert back.keys() == old.keys()
         for name, array in old.items():
             np.testing.assert_allclose(back[name], array, atol=1e-6, rtol=0, err_msg=name)
@@ -160,7 +160,7 @@ def test_all_names_of_transformers_load_and_come_back(tmp_path):
 
 def test_the_authors_names_load_and_come_back(tmp_path):
     model = of_case("normalised")
-    arrays = authors_names(file_arrays(model), model.decoder_pos_embed.numpy())
+    arrays = mae_authors_names(file_arrays(model), model.decoder_pos_embed.numpy())
     assert {name.partition(".")[0] for name in arrays} == {
         "blocks",
         "cls_token",
@@ -187,9 +187,9 @@ def test_an_encoder_comes_out_of_the_files_of_both(pool, tmp_path):
     positions = model.decoder_pos_embed.numpy()
     ours = file_arrays(model)
     files = {
-        "authors": authors_names(ours, positions),
+        "authors": mae_authors_names(ours, positions),
         "transformers": theirs("normalised", "weights"),
-        "transformers 4": transformers_names(ours, positions),
+        "transformers 4": mae_transformers_names(ours, positions),
     }
     images = images_of(model)
     encoder = of_case("normalised", global_pool=pool).encoder
