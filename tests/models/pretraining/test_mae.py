@@ -10,7 +10,7 @@ from golden.make_names_vit import positive, values
 from support.small_models import small_beit, small_eva, small_vit
 
 from errors import InputError
-from models.pretraining.mae import MaskedAutoencoder, patch_order, visible_patches
+from models.pretraining.mae import MaskedAutoencoder, patch_order, visible_count
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
@@ -403,9 +403,9 @@ def test_sizes_that_dont_fit_are_one_line(options, message):
 
 
 def test_visible_patches_are_whole_ones():
-    assert visible_patches(196, 0.75) == 49
-    assert visible_patches(256, 0.75) == 64
-    assert visible_patches(15, 0.75) == 3
+    assert visible_count(196, 0.75, "patches") == 49
+    assert visible_count(256, 0.75, "patches") == 64
+    assert visible_count(15, 0.75, "patches") == 3
 
 
 def test_fresh_weights_are_those_of_the_paper():
