@@ -16,6 +16,7 @@ from training.simmim import MaskedImageModelling
 DECODER_WIDTH = 512
 DECODER_DEPTH = 1
 
+
 @tasks.register("fcmae", columns="")
 class ConvolutionalMaskedAutoencoding(MaskedImageModelling):
     """The task of predicting masked squares by a ConvNeXt, which sees nothing of them.

@@ -23,7 +23,7 @@ from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.patch_embed import join_patches
 from models.layers.positions import sincos_2d
-from models.pretraining.network import PretrainingNetwork, patch_statistics
+from models.pretraining.network import PretrainingNetwork, check_encoder, patch_statistics
 from models.vit import VisionTransformer
 from weights.names import mae as names
 
@@ -63,8 +63,9 @@ class MaskedAutoencoder(PretrainingNetwork):
         decoder_heads: int = 16,
         norm_target: bool = True,
     ) -> None:
-        _check_encoder(encoder)
+        _check_positions(encoder)
         super().__init__(encoder)
+        check_encoder(encoder)
         patches: Any = encoder.patch_embed
         self.norm_target = norm_target
         self.units = patches.grid_size
@@ -274,38 +275,21 @@ def add_decoder(
         layer.apply(init_as_mae)
 
 
-def _check_encoder(encoder: Any) -> None:
+def _check_positions(encoder: Any) -> None:
+    """Refuses an encoder whose patches can't be left out, as their positions aren't in them alone."""
     name = type(encoder).__name__
     if not isinstance(encoder, VisionTransformer | Beit) or encoder.pos_embed is None:
         raise InputError(
-            f"MAE can't train a {name}: an encoder needs positions that are added to its patches,"
-            " as ViT, DeiT and BEiT with USE_ABS_POS_EMB True have them; or it is a Hiera"
+            f"MAE can't train {name}: it takes a Hiera, or an encoder that adds positions to its"
+            " patches: ViT, DeiT, or BEiT with USE_ABS_POS_EMB True"
         )
-    tables = [
-        layer for layer in encoder.sublayers() if hasattr(layer, "relative_position_bias_table")
-    ]
-    if tables:
+    if any(hasattr(layer, "relative_position_bias_table") for layer in encoder.sublayers()):
         raise InputError(
-            f"MAE can't train a {name} with biases by relative position;"
+            f"MAE can't train {name} with biases by relative position;"
             " set USE_REL_POS_BIAS and USE_SHARED_REL_POS_BIAS False"
         )
-    if isinstance(encoder, VisionTransformer):
-        _check_options(encoder)
-
-
-def _check_options(encoder: VisionTransformer) -> None:
-    """Refuses what isn't trained, or not seen, where patches are left out."""
-    if encoder.num_prompts:
+    if getattr(encoder, "num_prompts", 0):
         raise InputError("MAE trains no prompts; set MODEL.PROMPT_TOKENS 0")
-    if encoder.patch_drop.drop_prob:
-        raise InputError(
-            "MAE leaves patches out itself (METHOD.MASK_RATIO); set MODEL.PATCH_DROP 0"
-        )
-    if encoder.attn_pool is not None:
-        raise InputError(
-            "MAE doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg without"
-            " CLASS_TOKEN"
-        )
 
 
 def take(x: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:

@@ -9,12 +9,12 @@ Names of the parameters are the authors', apart from the encoder's prefix and th
 """
 
 import math
+from typing import Any
 
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Normal
 
-from errors import InputError
 from models.hiera import STRIDE, Hiera
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
@@ -23,7 +23,7 @@ from models.layers.linear import in_float32
 from models.layers.patch_embed import cut_patches, join_patches
 from models.layers.units import to_units, unit_maps
 from models.pretraining.mae import add_decoder, take, visible_count
-from models.pretraining.network import PretrainingNetwork, patch_statistics
+from models.pretraining.network import PretrainingNetwork, check_encoder, patch_statistics
 from weights.names import mae_hiera as names
 
 
@@ -59,11 +59,8 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
         decoder_heads: int = 16,
         norm_target: bool = True,
     ) -> None:
-        if encoder.patch_drop:
-            raise InputError(
-                "MAE leaves mask units out itself (METHOD.MASK_RATIO); set MODEL.PATCH_DROP 0"
-            )
         super().__init__(encoder)
+        check_encoder(encoder)
         self.units = encoder.units
         self.num_visible = visible_count(math.prod(self.units), mask_ratio, "mask units")
         self.norm_target = norm_target
@@ -168,7 +165,7 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
         """Returns the normalised sum of the stages' outputs at the places of visible units: [B,
         visible * unit_side^2, D].
         """
-        encoder = self.encoder
+        encoder: Any = self.encoder
         _, stages = encoder.forward_features(images, visible, return_intermediates=True)
         x = stages[-1].flatten(1, 3)
         for head, stage in zip(self.multi_scale_fusion_heads, stages, strict=False):

@@ -8,6 +8,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from errors import InputError
 from models.base import ImageModel
 
 ENCODER = "encoder"
@@ -69,6 +70,25 @@ class PretrainingNetwork(nn.Layer):
         *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
         others = [*self._sub_layers, *self._parameters]
         return [*rest, (*last, *(name for name in others if name != ENCODER))]
+
+
+def check_encoder(encoder: ImageModel) -> None:
+    """Refuses options that a training of all patches excludes.
+
+    Raises:
+        InputError: PATCH_DROP, or GLOBAL_POOL map, whose weights would stay as they are.
+    """
+    # A layer, or a Hiera's rate.
+    patch_drop = getattr(encoder, "patch_drop", 0.0)
+    rate = getattr(patch_drop, "drop_prob", patch_drop)
+    if rate:
+        raise InputError(
+            f"MODEL.PATCH_DROP is {rate:g}, expected 0: the model has to see each patch that isn't masked"
+        )
+    if getattr(encoder, "attn_pool", None) is not None:
+        raise InputError(
+            "MODEL.GLOBAL_POOL is map, expected token or avg: the pooling's weights wouldn't be trained"
+        )
 
 
 @contextlib.contextmanager

@@ -14,7 +14,12 @@ from models.layers import PatchEmbed
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.mixer import MlpMixer
-from models.pretraining.network import PretrainingNetwork, enlarged, masked_patches
+from models.pretraining.network import (
+    PretrainingNetwork,
+    check_encoder,
+    enlarged,
+    masked_patches,
+)
 from models.swin import SwinTransformer
 from models.vit import VisionTransformer
 from weights.layout import sublayer
@@ -54,8 +59,9 @@ class SimMIM(PretrainingNetwork):
                 " MODEL.TYPE may be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
             )
         super().__init__(encoder)
+        check_encoder(encoder)
         patches = _patch_embed(encoder)
-        _check_encoder(encoder, patches.patch_size, mask_patch)
+        _check_sizes(encoder, patches.patch_size, mask_patch)
         height, width = encoder.image_size
         self.units = (height // mask_patch, width // mask_patch)
         self.unit_side = mask_patch // patches.patch_size
@@ -110,7 +116,7 @@ def _patch_embed(encoder: ImageModel) -> PatchEmbed:
     return sublayer(encoder, encoder.first_conv.rpartition(".")[0])
 
 
-def _check_encoder(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
+def _check_sizes(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
     height, width = encoder.image_size
     if mask_patch % patch_size:
         raise InputError(
@@ -126,11 +132,4 @@ def _check_encoder(encoder: ImageModel, patch_size: int, mask_patch: int) -> Non
         raise InputError(
             f"a place of the encoder's last map has {side} x {side} pixels, which don't divide images"
             f" of {height} x {width}; choose another DATA.IMAGE_SIZE"
-        )
-    patch_drop = getattr(encoder, "patch_drop", None)
-    if patch_drop is not None and patch_drop.drop_prob:
-        raise InputError("SimMIM's encoder sees all places; set MODEL.PATCH_DROP 0")
-    if getattr(encoder, "attn_pool", None) is not None:
-        raise InputError(
-            "SimMIM doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg"
         )
