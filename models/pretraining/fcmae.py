@@ -70,10 +70,11 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         self.mask_token = self.create_parameter(
             [1, decoder_width, 1, 1], default_initializer=Normal(std=0.02)
         )
-        self.decoder = nn.Sequential()
-        for index in range(decoder_depth):
-            block = Block(decoder_width, init_values=None, drop_path=0.0, use_grn=encoder.use_grn)
-            self.decoder.add_sublayer(str(index), block)
+        blocks = [
+            Block(decoder_width, init_values=None, drop_path=0.0, use_grn=encoder.use_grn)
+            for _ in range(decoder_depth)
+        ]
+        self.decoder = nn.Sequential(*blocks)
         self.pred = Conv2D(decoder_width, self.in_channels * side**2, 1)
         for layer in (self.proj, self.decoder, self.pred):
             layer.apply(encoder._init_weights)

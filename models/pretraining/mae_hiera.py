@@ -169,7 +169,7 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
         _, stages = encoder.forward_features(images, visible, return_intermediates=True)
         x = stages[-1].flatten(1, 3)
         for head, stage in zip(self.multi_scale_fusion_heads, stages, strict=False):
-            maps = channels_last(head(channels_first(stage.flatten(0, 1))))
+            maps = channels_last(in_float32(head(channels_first(stage.flatten(0, 1)))))
             x = x + maps.reshape(x.shape)
         return encoder.head.norm(x)
 
