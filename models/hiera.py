@@ -24,7 +24,7 @@ from models.base import ImageModel, register
 from models.layers import LayerNorm, Linear
 from models.layers.block import Block
 from models.layers.conv import Conv2D
-from models.layers.init import init_as_flax, init_as_torch, init_branches
+from models.layers.init import init_as_flax, init_as_mae, init_as_torch, init_branches
 from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.scale import add_to_all
@@ -140,7 +140,12 @@ class Hiera(ImageModel):
         patch_drop: share of the mask units that training leaves out.
         droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
             first.
-        weight_init: how fresh weights are drawn: "timm", or "jax" (``init_as_flax``).
+        weight_init: how fresh weights are drawn: "timm", "jax" (``init_as_flax``), or "mae", as for
+            the authors' pre-training (``init_as_mae``).
+
+    Attributes:
+        units: rows and columns of mask units.
+        unit_side: places of the first stage along a mask unit's side.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -168,7 +173,7 @@ class Hiera(ImageModel):
         dropout: InTraining[OfClassifier[Rate]] = 0.0,
         patch_drop: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
-        weight_init: Literal["timm", "jax"] = "timm",
+        weight_init: Literal["timm", "jax", "mae"] = "timm",
         head_init_scale: InTraining[OfClassifier[Factor]] = 0.001,
         recompute: InTraining[bool] = False,
     ) -> None:
@@ -230,7 +235,8 @@ class Hiera(ImageModel):
         drop = nn.Dropout(dropout)
         self.head = nn.Sequential(("norm", norm), ("drop", drop), ("fc", nn.Identity()))
         self._finish()
-        init_branches(self.blocks, flax=weight_init == "jax")
+        if weight_init != "mae":
+            init_branches(self.blocks, flax=weight_init == "jax")
 
     def _check_sizes(self, embed_dim: int, num_heads: int, stages: int, q_pool: int) -> None:
         pixels = STRIDE * self.unit_side
@@ -448,6 +454,9 @@ class Hiera(ImageModel):
             init_as_flax(layer)
         elif isinstance(layer, nn.Linear | nn.Conv2D):
             init_as_torch(layer)
+            if self.weight_init == "mae":
+                init_as_mae(layer)
+                return
             Normal(std=0.02)(layer.weight)
             if isinstance(layer, nn.Linear):
                 Constant(0.02)(layer.bias)

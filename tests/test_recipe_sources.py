@@ -88,6 +88,7 @@ OURS = {
     "finetune",
     "mae_vit_digits",
     "simmim_digits",
+    "fcmae_digits",
     "beit_digits",
     "tokenizer_digits",
     "tokenizer_convmixer_patch16_224",

@@ -184,7 +184,7 @@ def _evaluate_models(
 def _draw(task: Task, model: nn.Layer, dataset: ImageDataset, run: Run) -> None:
     """Draws the task's pictures of an evaluation, on rank 0."""
     if rank() == 0:
-        with run.logging_failure("the task's pictures"), paddle.no_grad():
+        with run.logging_failure("the picture of the evaluation"), paddle.no_grad():
             task.draw(model, dataset, run.directory)
 
 

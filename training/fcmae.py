@@ -8,12 +8,13 @@ from typing import Annotated
 from models.base import ImageModel
 from models.pretraining.fcmae import ConvolutionalMaskedAutoencoder
 from settings.configuration import Configuration
-from settings.keys import between
+from settings.keys import Depth, Size, between
 from settings.registry import tasks
 from training.simmim import MaskedImageModelling
 
-# Pixels along the side of a square: a place of the encoder's last map.
-SQUARE = 32
+# The paper's values.
+DECODER_WIDTH = 512
+DECODER_DEPTH = 1
 
 
 @tasks.register("fcmae", columns="")
@@ -22,6 +23,8 @@ class ConvolutionalMaskedAutoencoding(MaskedImageModelling):
 
     Args:
         mask_ratio: the share of patches that are masked; None: the method's own.
+        decoder_width: channels of the decoder; None: the method's own.
+        decoder_depth: blocks of the decoder; None: the method's own.
     """
 
     def __init__(
@@ -30,9 +33,12 @@ class ConvolutionalMaskedAutoencoding(MaskedImageModelling):
         classes: Sequence[str] = (),
         *,
         mask_ratio: Annotated[float, between(0.01, 0.99)] | None = None,
+        decoder_width: Size | None = None,
+        decoder_depth: Depth | None = None,
     ) -> None:
         # SimMIM's share of masked squares is FCMAE's, too.
-        super().__init__(config, classes, mask_ratio=mask_ratio, mask_patch=SQUARE)
+        super().__init__(config, classes, mask_ratio=mask_ratio)
+        self.decoder = (decoder_width or DECODER_WIDTH, decoder_depth or DECODER_DEPTH)
 
     def make_network(self, encoder: ImageModel) -> ConvolutionalMaskedAutoencoder:
-        return ConvolutionalMaskedAutoencoder(encoder)
+        return ConvolutionalMaskedAutoencoder(encoder, *self.decoder)

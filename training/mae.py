@@ -2,6 +2,7 @@
 reconstruction of the rest.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +12,18 @@ from paddle import nn
 from datasets import ImageDataset
 from loading.transforms import Normalize
 from models import build_model
+from models.hiera import Hiera
 from models.pretraining.mae import MaskedAutoencoder, patch_order
+from models.pretraining.mae_hiera import MaskedAutoencoderHiera
 from settings.configuration import Configuration
 from settings.keys import Depth, Size, between
 from settings.registry import tasks
 from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
 
-# The paper's values.
+# The papers' values.
 MASK_RATIO = 0.75
+MASK_RATIO_OF_HIERA = 0.6
 DECODER_WIDTH = 512
 DECODER_DEPTH = 8
 DECODER_HEADS = 16
@@ -53,7 +57,7 @@ class MaskedAutoencoding(Task):
         norm_target: bool = True,
     ) -> None:
         super().__init__(config, classes)
-        self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
+        self.mask_ratio = mask_ratio
         self.decoder = (
             decoder_width or DECODER_WIDTH,
             decoder_depth or DECODER_DEPTH,
@@ -70,13 +74,19 @@ class MaskedAutoencoding(Task):
                 them visible, or the sizes of the decoder don't fit together.
         """
         encoder: Any = build_model(self.config)
-        network = MaskedAutoencoder(encoder, self.mask_ratio, *self.decoder, self.norm_target)
-        self.patches = encoder.patch_embed.num_patches
-        self.note = f"{network.num_visible} of {self.patches} patches are visible"
+        is_hiera = isinstance(encoder, Hiera)
+        ratio = self.mask_ratio
+        if ratio is None:
+            ratio = MASK_RATIO_OF_HIERA if is_hiera else MASK_RATIO
+        kind = MaskedAutoencoderHiera if is_hiera else MaskedAutoencoder
+        network = kind(encoder, ratio, *self.decoder, self.norm_target)
+        self.count = math.prod(network.units)
+        parts = "mask units" if is_hiera else "patches"
+        self.note = f"{network.num_visible} of {self.count} {parts} are visible"
         return network
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
-        dataset.draws["order"] = lambda rng: patch_order(rng.random(self.patches))
+        dataset.draws["order"] = lambda rng: patch_order(rng.random(self.count))
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         return {"loss": network(self.normalize(batch["pixels"]), batch["order"])}

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from paddle import nn
@@ -16,9 +16,8 @@ from errors import InputError
 from loading.transforms import Normalize
 from models import build_model
 from models.base import ImageModel
-from models.pretraining.network import PretrainingNetwork
 from models.pretraining.simmim import SimMIM
-from settings.configuration import Configuration, pair
+from settings.configuration import Configuration
 from settings.keys import Size, between
 from settings.registry import tasks
 from training.reconstructions import draw_reconstructions, shown_columns
@@ -51,8 +50,6 @@ class MaskedImageModelling(Task):
         super().__init__(config, classes)
         self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
         self.mask_patch = mask_patch
-        height, width = pair(config.DATA.IMAGE_SIZE)
-        self.units = (height // mask_patch, width // mask_patch)
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 
     def build_network(self) -> nn.Layer:
@@ -62,17 +59,18 @@ class MaskedImageModelling(Task):
             InputError: the architecture or its sizes don't fit, or the mask covers all of an image.
         """
         network = self.make_network(build_model(self.config))
+        self.units = network.units
         squares = math.prod(self.units)
         if masked_count(squares, self.mask_ratio) == squares:
             raise InputError(
                 f"METHOD.MASK_RATIO {self.mask_ratio:g} masks all of an image, which has {squares}"
-                f" squares of {self.mask_patch} x {self.mask_patch} pixels; lower it, or take larger"
+                f" squares of {network.mask_patch} x {network.mask_patch} pixels; lower it, or take larger"
                 " images"
             )
         return network
 
-    def make_network(self, encoder: ImageModel) -> PretrainingNetwork:
-        """Returns the network of an encoder. It has ``units``, ``reconstruct`` and
+    def make_network(self, encoder: ImageModel) -> Any:
+        """Returns the network of an encoder. It has ``units``, ``mask_patch``, ``reconstruct`` and
         ``mask_of_pixels`` as ``SimMIM``.
         """
         return SimMIM(encoder, self.mask_patch)

@@ -71,7 +71,7 @@ class PatchEmbed(nn.Layer):
 
     def cut(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the pixels of each patch, channel by channel: [B, patches, C * patch_size^2]."""
-        channels, height, width = x.shape[1:]
+        height, width = x.shape[2:]
         size = self.patch_size
         if self.any_size:
             if not (height and width) or height % size or width % size:
@@ -85,11 +85,38 @@ class PatchEmbed(nn.Layer):
         rows, columns = self.grid_size
         if (rows * size, columns * size) != (height, width):
             x = x[:, :, : rows * size, : columns * size]
-        patches = x.reshape([x.shape[0], channels, rows, size, columns, size])
-        patches = patches.transpose([0, 2, 4, 1, 3, 5])
-        return patches.reshape([x.shape[0], rows * columns, channels * size**2])
+        return cut_patches(x, size)
 
     def project(self, patches: paddle.Tensor) -> paddle.Tensor:
         """Returns the tokens of any number of patches that ``cut`` returned."""
         # A matrix product with the pixels of each patch equals the strided convolution.
         return linear(patches, self.proj.weight.flatten(1).t(), self.proj.bias)
+
+
+def cut_patches(images: paddle.Tensor, size: int) -> paddle.Tensor:
+    """Returns the pixels of each patch, channel by channel: [B, C, H, W] -> [B, patches, C *
+    size^2]. Patches are row by row.
+
+    Args:
+        size: pixels along a patch's side; H and W are multiples of it.
+    """
+    batch, channels, height, width = images.shape
+    rows = height // size
+    columns = width // size
+    patches = images.reshape([batch, channels, rows, size, columns, size])
+    patches = patches.transpose([0, 2, 4, 1, 3, 5])
+    return patches.reshape([batch, rows * columns, channels * size**2])
+
+
+def join_patches(patches: paddle.Tensor, size: int, grid: tuple[int, int]) -> paddle.Tensor:
+    """Returns the images that ``cut_patches`` cut: [B, patches, C * size^2] -> [B, C, H, W].
+
+    Args:
+        grid: rows and columns of patches.
+    """
+    rows, columns = grid
+    batch, _, pixels = patches.shape
+    channels = pixels // size**2
+    images = patches.reshape([batch, rows, columns, channels, size, size])
+    images = images.transpose([0, 3, 1, 4, 2, 5])
+    return images.reshape([batch, channels, rows * size, columns * size])

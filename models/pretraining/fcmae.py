@@ -15,9 +15,13 @@ from models.base import ImageModel
 from models.convnext import Block, ConvNeXt
 from models.layers.conv import Conv2D
 from models.layers.layout import channels_first, channels_last
-from models.pretraining.network import PretrainingNetwork, patch_statistics
-
-DECODER_WIDTH = 512
+from models.layers.patch_embed import cut_patches, join_patches
+from models.pretraining.network import (
+    PretrainingNetwork,
+    enlarged,
+    patch_statistics,
+    replace_masked,
+)
 
 
 class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
@@ -28,6 +32,8 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
 
     Args:
         encoder: a ConvNeXt or ConvNeXt V2 whose stem cuts images into patches.
+        decoder_width: channels of the decoder.
+        decoder_depth: blocks of the decoder.
 
     Attributes:
         units: rows and columns of squares.
@@ -37,7 +43,9 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         InputError: another encoder, or images that don't consist of whole squares.
     """
 
-    def __init__(self, encoder: ImageModel) -> None:
+    def __init__(
+        self, encoder: ImageModel, decoder_width: int = 512, decoder_depth: int = 1
+    ) -> None:
         super().__init__(encoder)
         if not isinstance(encoder, ConvNeXt) or len(encoder.stem) != 2:
             raise InputError(
@@ -58,13 +66,16 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
             parameter.stop_gradient = True
 
         dim = encoder.feature_info[-1]["num_chs"]
-        self.proj = Conv2D(dim, DECODER_WIDTH, 1)
+        self.proj = Conv2D(dim, decoder_width, 1)
         self.mask_token = self.create_parameter(
-            [1, DECODER_WIDTH, 1, 1], default_initializer=Normal(std=0.02)
+            [1, decoder_width, 1, 1], default_initializer=Normal(std=0.02)
         )
-        block = Block(DECODER_WIDTH, init_values=None, drop_path=0.0, use_grn=encoder.use_grn)
-        self.decoder = nn.Sequential(block)
-        self.pred = Conv2D(DECODER_WIDTH, self.in_channels * side**2, 1)
+        blocks = [
+            Block(decoder_width, init_values=None, drop_path=0.0, use_grn=encoder.use_grn)
+            for _ in range(decoder_depth)
+        ]
+        self.decoder = nn.Sequential(*blocks)
+        self.pred = Conv2D(decoder_width, self.in_channels * side**2, 1)
         for layer in (self.proj, self.decoder, self.pred):
             layer.apply(encoder._init_weights)
 
@@ -76,7 +87,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
             images: [B, C, H, W], normalised.
             masked: [B, rows, columns] of ``units``, 1 where a square is masked, else 0.
         """
-        squares = self._cut(images)
+        squares = cut_patches(images, self.mask_patch)
         mean, deviation = patch_statistics(squares)
         errors = self._predict(images, masked) - (squares - mean) / deviation
         of_squares = (errors * errors).mean(axis=-1)
@@ -87,12 +98,9 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         """Returns the prediction of all pixels, [B, C, H, W], with the mean and the deviation of
         the true squares, which the decoder doesn't predict; for the arguments of ``forward``.
         """
-        mean, deviation = patch_statistics(self._cut(images))
+        mean, deviation = patch_statistics(cut_patches(images, self.mask_patch))
         squares = self._predict(images, masked) * deviation + mean
-        rows, columns = self.units
-        side = self.mask_patch
-        squares = squares.reshape([-1, rows, columns, self.in_channels, side, side])
-        return squares.transpose([0, 3, 1, 4, 2, 5]).reshape(images.shape)
+        return join_patches(squares, self.mask_patch, self.units)
 
     def mask_of_pixels(self, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns 1.0 where a pixel is masked, else 0.0: [B, rows, columns] -> [B, 1, H, W]."""
@@ -110,26 +118,14 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         return {*super().no_weight_decay(), "mask_token"}
 
     def _predict(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
-        """Returns normalised pixels as ``_cut`` does, float32."""
+        """Returns the normalised pixels of all squares, as ``cut_patches`` does, float32."""
         x = self.proj(self.encode(images, masked))
-        is_masked = masked.unsqueeze(1).astype(x.dtype)
-        x = x * (1 - is_masked) + self.mask_token.astype(x.dtype) * is_masked
+        x = replace_masked(x, masked.unsqueeze(1), self.mask_token)
         x = channels_first(self.decoder(channels_last(x)))
         return self.pred(x).flatten(2).transpose([0, 2, 1]).astype("float32")
-
-    def _cut(self, images: paddle.Tensor) -> paddle.Tensor:
-        """Returns the pixels of each square: [B, C, H, W] -> [B, squares, C * side^2]."""
-        rows, columns = self.units
-        side = self.mask_patch
-        squares = images.reshape([-1, self.in_channels, rows, side, columns, side])
-        return squares.transpose([0, 2, 4, 1, 3, 5]).reshape([len(images), rows * columns, -1])
 
     def _map_of(self, masked: paddle.Tensor, stride: int) -> paddle.Tensor:
         """Returns the mask of a map whose places have ``stride`` pixels along a side: [B, rows,
         columns] -> [B, 1, H / stride, W / stride] float32.
         """
-        batch, rows, columns = masked.shape
-        side = self.mask_patch // stride
-        masked = masked.astype("float32").reshape([batch, 1, rows, 1, columns, 1])
-        masked = masked.expand([-1, -1, -1, side, -1, side])
-        return masked.reshape([batch, 1, rows * side, columns * side])
+        return enlarged(masked.astype("float32"), self.mask_patch // stride).unsqueeze(1)

@@ -21,8 +21,9 @@ from models.layers.block import Block
 from models.layers.init import init_as_mae
 from models.layers.layout import concat
 from models.layers.linear import in_float32
+from models.layers.patch_embed import join_patches
 from models.layers.positions import sincos_2d
-from models.pretraining.network import PretrainingNetwork, patch_statistics
+from models.pretraining.network import PretrainingNetwork, check_encoder, patch_statistics
 from models.vit import VisionTransformer
 from weights.names import mae as names
 
@@ -43,6 +44,7 @@ class MaskedAutoencoder(PretrainingNetwork):
             are compared.
 
     Attributes:
+        units: rows and columns of patches.
         num_visible: number of visible patches of an image.
 
     Raises:
@@ -61,37 +63,19 @@ class MaskedAutoencoder(PretrainingNetwork):
         decoder_heads: int = 16,
         norm_target: bool = True,
     ) -> None:
-        _check_encoder(encoder)
+        _check_positions(encoder)
         super().__init__(encoder)
-        if decoder_width % decoder_heads:
-            raise InputError(
-                f"METHOD.DECODER_WIDTH {decoder_width} is not a multiple of METHOD.DECODER_HEADS"
-                f" {decoder_heads}; choose one that is"
-            )
+        check_encoder(encoder)
         patches: Any = encoder.patch_embed
         self.norm_target = norm_target
-        self.num_visible = visible_patches(patches.num_patches, mask_ratio)
+        self.units = patches.grid_size
+        self.num_visible = visible_count(patches.num_patches, mask_ratio, "patches")
         self._fix_positions()
-
-        self.decoder_embed = Linear(encoder.num_features, decoder_width)
-        self.mask_token = self.create_parameter(
-            [1, 1, decoder_width], default_initializer=Normal(std=0.02)
-        )
-        rows, columns = patches.grid_size
+        pixels = patches.patch_size**2 * encoder.in_channels
+        add_decoder(self, decoder_width, decoder_depth, decoder_heads, pixels)
+        rows, columns = self.units
         table = sincos_2d(rows, columns, decoder_width, endpoint=False, key="METHOD.DECODER_WIDTH")
         self.register_buffer("decoder_pos_embed", paddle.to_tensor(table), persistable=False)
-        self.decoder_blocks = nn.LayerList()
-        for _ in range(decoder_depth):
-            attn = Attention(decoder_width, decoder_heads)
-            block = Block(
-                decoder_width, attn, mlp_ratio=4.0, init_values=None, drop=0.0, drop_path=0.0
-            )
-            self.decoder_blocks.append(block)
-        self.decoder_norm = LayerNorm(decoder_width, epsilon=1e-6)
-        pixels = patches.patch_size**2 * encoder.in_channels
-        self.decoder_pred = Linear(decoder_width, pixels)
-        for layer in (self.decoder_embed, self.decoder_blocks, self.decoder_pred):
-            layer.apply(init_as_mae)
 
     def forward(self, images: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each image, [B] float32: the mean squared error of the pixels of its
@@ -104,7 +88,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         """
         patches = self.encoder.patch_embed.cut(images)
         predicted = self._predict(patches, order)
-        errors = predicted - self._targets(_take(patches, order[:, self.num_visible :]))
+        errors = predicted - self._targets(take(patches, order[:, self.num_visible :]))
         return (errors * errors).flatten(1).mean(axis=1)
 
     @paddle.no_grad()
@@ -123,14 +107,14 @@ class MaskedAutoencoder(PretrainingNetwork):
         patches = self.encoder.patch_embed.cut(images)
         predicted = self._predict(patches, order)
         if self.norm_target:
-            mean, deviation = patch_statistics(_take(patches, order[:, self.num_visible :]))
+            mean, deviation = patch_statistics(take(patches, order[:, self.num_visible :]))
             predicted = predicted * deviation + mean
-        visible = _take(patches, order[:, : self.num_visible])
+        visible = take(patches, order[:, : self.num_visible])
         predicted = self._channels_first(predicted)
         both = [paddle.concat([visible, part], axis=1) for part in (predicted * 0, predicted)]
         places = order.argsort(axis=1)
         masked, reconstructed = [
-            self._join(_take(shuffled, places), images.shape) for shuffled in both
+            self._join(take(shuffled, places), images.shape) for shuffled in both
         ]
         return masked, reconstructed
 
@@ -163,8 +147,8 @@ class MaskedAutoencoder(PretrainingNetwork):
         """Returns the encoder's normalised tokens [B, prefix + visible, D]."""
         encoder: Any = self.encoder
         # Only visible patches are embedded.
-        x = encoder.patch_embed.project(_take(patches, visible))
-        x = x + _take(encoder.pos_embed, visible + encoder.pos_embed_prefix)
+        x = encoder.patch_embed.project(take(patches, visible))
+        x = x + take(encoder.pos_embed, visible + encoder.pos_embed_prefix)
         names = ("cls_token", "dist_token", "reg_token")
         prefix = [getattr(encoder, name) for name in names if name in encoder._parameters]
         if prefix:
@@ -189,7 +173,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         x = in_float32(self.decoder_embed(tokens))
         length = x.shape[1]
         prefix = length - self.num_visible
-        positions = _take(self.decoder_pos_embed, order)
+        positions = take(self.decoder_pos_embed, order)
         visible = x[:, prefix:] + positions[:, : self.num_visible]
         masked = self.mask_token + positions[:, self.num_visible :]
         x = concat([x[:, :prefix], visible, masked] if prefix else [visible, masked], axis=1)
@@ -221,13 +205,10 @@ class MaskedAutoencoder(PretrainingNetwork):
         """Returns images of a shape [B, C, H, W] made of all patches; pixels after the last patch
         are 0.
         """
-        batch, channels, height, width = shape
-        rows, columns = self.encoder.patch_embed.grid_size
-        size = self.encoder.patch_embed.patch_size
-        patches = patches.reshape([batch, rows, columns, channels, size, size])
-        images = patches.transpose([0, 3, 1, 4, 2, 5])
-        images = images.reshape([batch, channels, rows * size, columns * size])
-        return nn.functional.pad(images, [0, width - columns * size, 0, height - rows * size])
+        images = join_patches(patches, self.encoder.patch_embed.patch_size, self.units)
+        missing_rows = shape[2] - images.shape[2]
+        missing_columns = shape[3] - images.shape[3]
+        return nn.functional.pad(images, [0, missing_columns, 0, missing_rows])
 
 
 def patch_order(noise: np.ndarray) -> np.ndarray:
@@ -239,57 +220,79 @@ def patch_order(noise: np.ndarray) -> np.ndarray:
     return np.argsort(noise, axis=-1, kind="stable")
 
 
-def visible_patches(patches: int, mask_ratio: float) -> int:
-    """Returns how many of an image's patches the encoder sees: a part of one isn't visible.
+def visible_count(count: int, mask_ratio: float, parts: str) -> int:
+    """Returns how many of an image's patches or mask units the encoder sees, rounded down.
+
+    Args:
+        count: of the whole image.
+        parts: what is counted.
 
     Raises:
-        InputError: all or none are.
+        InputError: all or none are visible.
     """
     # As transformers computes it: in floats, 0.9 of 100 patches leave 9 visible.
-    visible = int(patches * (1 - mask_ratio))
-    if not 0 < visible < patches:
+    visible = int(count * (1 - mask_ratio))
+    if not 0 < visible < count:
         raise InputError(
-            f"METHOD.MASK_RATIO {mask_ratio} leaves {visible} of {patches} patches visible, expected"
-            f" 1 to {patches - 1}; choose another ratio, or larger images"
+            f"METHOD.MASK_RATIO {mask_ratio} leaves {visible} of {count} {parts} visible, expected"
+            f" 1 to {count - 1}; choose another ratio, or larger images"
         )
     return visible
 
 
-def _check_encoder(encoder: Any) -> None:
+def add_decoder(
+    network: PretrainingNetwork, width: int, depth: int, heads: int, outputs: int
+) -> None:
+    """Adds the layers of a decoder to a network: ``decoder_embed``, ``mask_token``,
+    ``decoder_blocks``, ``decoder_norm`` and ``decoder_pred``.
+
+    Args:
+        width: channels of the decoder's tokens.
+        depth: number of blocks.
+        heads: attention heads of each of them.
+        outputs: numbers that are predicted for each token.
+
+    Raises:
+        InputError: width is no multiple of heads.
+    """
+    if width % heads:
+        raise InputError(
+            f"METHOD.DECODER_WIDTH {width} is not a multiple of METHOD.DECODER_HEADS {heads};"
+            " choose one that is"
+        )
+    network.decoder_embed = Linear(network.encoder.num_features, width)
+    network.mask_token = network.create_parameter(
+        [1, 1, width], default_initializer=Normal(std=0.02)
+    )
+    network.decoder_blocks = nn.LayerList()
+    for _ in range(depth):
+        attn = Attention(width, heads)
+        block = Block(width, attn, mlp_ratio=4.0, init_values=None, drop=0.0, drop_path=0.0)
+        network.decoder_blocks.append(block)
+    network.decoder_norm = LayerNorm(width, epsilon=1e-6)
+    network.decoder_pred = Linear(width, outputs)
+    for layer in (network.decoder_embed, network.decoder_blocks, network.decoder_pred):
+        layer.apply(init_as_mae)
+
+
+def _check_positions(encoder: Any) -> None:
+    """Refuses an encoder whose patches can't be left out, as their positions aren't in them alone."""
     name = type(encoder).__name__
     if not isinstance(encoder, VisionTransformer | Beit) or encoder.pos_embed is None:
         raise InputError(
-            f"MAE can't train a {name}: an encoder needs positions that are added to its patches,"
-            " as ViT, DeiT and BEiT with USE_ABS_POS_EMB True have them"
+            f"MAE can't train {name}: it takes a Hiera, or an encoder that adds positions to its"
+            " patches: ViT, DeiT, or BEiT with USE_ABS_POS_EMB True"
         )
-    tables = [
-        layer for layer in encoder.sublayers() if hasattr(layer, "relative_position_bias_table")
-    ]
-    if tables:
+    if any(hasattr(layer, "relative_position_bias_table") for layer in encoder.sublayers()):
         raise InputError(
-            f"MAE can't train a {name} with biases by relative position;"
+            f"MAE can't train {name} with biases by relative position;"
             " set USE_REL_POS_BIAS and USE_SHARED_REL_POS_BIAS False"
         )
-    if isinstance(encoder, VisionTransformer):
-        _check_options(encoder)
-
-
-def _check_options(encoder: VisionTransformer) -> None:
-    """Refuses what isn't trained, or not seen, where patches are left out."""
-    if encoder.num_prompts:
+    if getattr(encoder, "num_prompts", 0):
         raise InputError("MAE trains no prompts; set MODEL.PROMPT_TOKENS 0")
-    if encoder.patch_drop.drop_prob:
-        raise InputError(
-            "MAE leaves patches out itself (METHOD.MASK_RATIO); set MODEL.PATCH_DROP 0"
-        )
-    if encoder.attn_pool is not None:
-        raise InputError(
-            "MAE doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg without"
-            " CLASS_TOKEN"
-        )
 
 
-def _take(x: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
+def take(x: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
     """Returns the rows of x [B, L, D] at ``places`` [B, N], or of one table x [1, L, D] for all
     images: [B, N, D].
     """

@@ -1,10 +1,14 @@
 """``PretrainingNetwork``, the base class of the networks that train an encoder without labels."""
 
+import contextlib
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import paddle
 from paddle import nn
 
+from errors import InputError
 from models.base import ImageModel
 from weights.layout import ENCODER
 
@@ -65,6 +69,69 @@ class PretrainingNetwork(nn.Layer):
         *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
         others = [*self._sub_layers, *self._parameters]
         return [*rest, (*last, *(name for name in others if name != ENCODER))]
+
+
+def check_encoder(encoder: ImageModel) -> None:
+    """Refuses options that a training of all patches excludes.
+
+    Raises:
+        InputError: PATCH_DROP, or GLOBAL_POOL map, whose weights would stay as they are.
+    """
+    # A layer, or a Hiera's rate.
+    patch_drop = getattr(encoder, "patch_drop", 0.0)
+    rate = getattr(patch_drop, "drop_prob", patch_drop)
+    if rate:
+        raise InputError(
+            f"MODEL.PATCH_DROP is {rate:g}, expected 0: the model has to see each patch that isn't masked"
+        )
+    if getattr(encoder, "attn_pool", None) is not None:
+        raise InputError(
+            "MODEL.GLOBAL_POOL is map, expected token or avg: the pooling's weights wouldn't be trained"
+        )
+
+
+@contextlib.contextmanager
+def masked_patches(
+    layer: nn.Layer, masked: paddle.Tensor, mask_token: paddle.Tensor
+) -> Iterator[None]:
+    """Replaces masked patches by the mask token in the outputs of a layer within the body.
+
+    Args:
+        layer: returns the patches [B, N, D].
+        masked: [B, N], 1 where a patch is masked, else 0.
+        mask_token: [1, 1, D].
+    """
+
+    def replace(_: Any, __: Any, patches: paddle.Tensor) -> paddle.Tensor:
+        return replace_masked(patches, masked.unsqueeze(-1), mask_token)
+
+    hook = layer.register_forward_post_hook(replace)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def replace_masked(
+    features: paddle.Tensor, masked: paddle.Tensor, mask_token: paddle.Tensor
+) -> paddle.Tensor:
+    """Returns the features with the mask token in place of the masked ones.
+
+    Args:
+        masked: 1 where a feature is masked, else 0; of a shape that is broadcast to the features',
+            as that of ``mask_token``.
+    """
+    masked = masked.astype(features.dtype)
+    return features * (1 - masked) + mask_token.astype(features.dtype) * masked
+
+
+def enlarged(masked: paddle.Tensor, side: int) -> paddle.Tensor:
+    """Repeats each value of a mask along both sides: [B, rows, columns] -> [B, side * rows, side *
+    columns].
+    """
+    batch, rows, columns = masked.shape
+    masked = masked.reshape([batch, rows, 1, columns, 1]).expand([-1, -1, side, -1, side])
+    return masked.reshape([batch, rows * side, columns * side])
 
 
 def patch_statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

@@ -2,8 +2,6 @@
 decoder predicts their pixels.
 """
 
-from typing import Any
-
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Normal
@@ -16,7 +14,12 @@ from models.layers import PatchEmbed
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.mixer import MlpMixer
-from models.pretraining.network import PretrainingNetwork
+from models.pretraining.network import (
+    PretrainingNetwork,
+    check_encoder,
+    enlarged,
+    masked_patches,
+)
 from models.swin import SwinTransformer
 from models.vit import VisionTransformer
 from weights.layout import sublayer
@@ -56,8 +59,9 @@ class SimMIM(PretrainingNetwork):
                 " MODEL.TYPE may be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
             )
         super().__init__(encoder)
+        check_encoder(encoder)
         patches = _patch_embed(encoder)
-        _check_encoder(encoder, patches.patch_size, mask_patch)
+        _check_sizes(encoder, patches.patch_size, mask_patch)
         height, width = encoder.image_size
         self.units = (height // mask_patch, width // mask_patch)
         self.unit_side = mask_patch // patches.patch_size
@@ -87,26 +91,17 @@ class SimMIM(PretrainingNetwork):
 
     def mask_of_pixels(self, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns 1.0 where a pixel is masked, else 0.0: [B, rows, columns] -> [B, 1, H, W]."""
-        return _enlarged(masked.astype("float32"), self.mask_patch).unsqueeze(1)
+        return enlarged(masked.astype("float32"), self.mask_patch).unsqueeze(1)
 
     def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the prediction of all pixels, [B, C, H, W]; for the arguments of ``forward``."""
         # Paddle 2.6 flattens no bool on a CPU.
-        units = masked.astype("uint8")
-        by_patch = _enlarged(units, self.unit_side).flatten(1).unsqueeze(-1)
-
-        def replace_masked(_: Any, __: Any, patches: paddle.Tensor) -> paddle.Tensor:
-            is_masked = by_patch.astype(patches.dtype)
-            return patches * (1 - is_masked) + self.mask_token.astype(patches.dtype) * is_masked
-
+        by_patch = enlarged(masked.astype("uint8"), self.unit_side).flatten(1)
         # Swin normalises its patches.
         patch_embed = _patch_embed(self.encoder)
         last = getattr(patch_embed, "norm", patch_embed)
-        hook = last.register_forward_post_hook(replace_masked)
-        try:
+        with masked_patches(last, by_patch, self.mask_token):
             features = self.encoder.forward_features(images)
-        finally:
-            hook.remove()
         # The norm after the pooling of a classifier's features; others have theirs before it.
         if hasattr(self.encoder, "fc_norm"):
             features = self.encoder.fc_norm(features)
@@ -116,19 +111,12 @@ class SimMIM(PretrainingNetwork):
         return {*super().no_weight_decay(), "mask_token"}
 
 
-def _enlarged(masked: paddle.Tensor, side: int) -> paddle.Tensor:
-    """Repeats each value along both sides: [B, rows, columns] -> [B, side rows, side columns]."""
-    batch, rows, columns = masked.shape
-    masked = masked.reshape([batch, rows, 1, columns, 1]).expand([-1, -1, side, -1, side])
-    return masked.reshape([batch, rows * side, columns * side])
-
-
 def _patch_embed(encoder: ImageModel) -> PatchEmbed:
     """Returns the layer of the encoder that makes patches of images."""
     return sublayer(encoder, encoder.first_conv.rpartition(".")[0])
 
 
-def _check_encoder(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
+def _check_sizes(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
     height, width = encoder.image_size
     if mask_patch % patch_size:
         raise InputError(
@@ -144,11 +132,4 @@ def _check_encoder(encoder: ImageModel, patch_size: int, mask_patch: int) -> Non
         raise InputError(
             f"a place of the encoder's last map has {side} x {side} pixels, which don't divide images"
             f" of {height} x {width}; choose another DATA.IMAGE_SIZE"
-        )
-    patch_drop = getattr(encoder, "patch_drop", None)
-    if patch_drop is not None and patch_drop.drop_prob:
-        raise InputError("SimMIM's encoder sees all places; set MODEL.PATCH_DROP 0")
-    if getattr(encoder, "attn_pool", None) is not None:
-        raise InputError(
-            "SimMIM doesn't train the pooling of MODEL.GLOBAL_POOL map; set token, or avg"
         )

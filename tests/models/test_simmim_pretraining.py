@@ -175,8 +175,8 @@ def test_sizes_that_do_not_fit_are_one_line():
             8,
             "the encoder's last map has 16 x 16 pixels, which don't divide images of 24 x 40",
         ),
-        (small_vit(patch_drop=0.5), 4, "SimMIM's encoder sees all places; set MODEL.PATCH_DROP 0"),
-        (small_vit("vit_map"), 4, "doesn't train the pooling of MODEL.GLOBAL_POOL map"),
+        (small_vit(patch_drop=0.5), 4, "MODEL.PATCH_DROP is 0.5, expected 0"),
+        (small_vit("vit_map"), 4, "GLOBAL_POOL is map, expected token or avg"),
     ):
         with pytest.raises(InputError, match=message):
             SimMIM(encoder, mask_patch)

@@ -12,7 +12,9 @@ from support.training_runs import assert_close, assert_same_run, records, refuse
 
 from config import get_config
 from datasets import get_datasets
+from models import build_model
 from settings.registry import tasks
+from training.mae import MaskedAutoencoding
 from weights import load_weights
 
 OPTIONS = [
@@ -123,8 +125,8 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["METHOD.MASK_RATIO", "1.0"], "METHOD.MASK_RATIO is 1.0, expected 0.01 to 0.99"),
         (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
         (["METHOD.DECODER_WIDTH", "2"], "METHOD.DECODER_WIDTH is 2, expected a multiple of 4"),
-        (["MODEL.PATCH_DROP", "0.5"], "MAE leaves patches out itself"),
-        (["MODEL.TYPE", "resnet"], "MAE can't train a ResNet: an encoder needs positions"),
+        (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),
+        (["MODEL.TYPE", "resnet"], "MAE can't train ResNet: it takes a Hiera, or an encoder"),
         (["DATA.MULTI_SCALE", "[8,16]"], "but MaskedAutoencoder takes images of 8 x 8; set it to"),
         (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES does nothing without TASK"),
         (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
@@ -158,3 +160,75 @@ def test_the_picture_has_each_image_its_visible_patches_and_the_reconstruction(t
             np.testing.assert_array_equal(part[~hidden], image[~hidden])
         assert np.abs(seen[hidden].astype(int) - mean).max() <= 1
         assert np.ptp(reconstructed[hidden]) > 20
+
+
+# Hiera on enlarged digits of 2 x 2 mask units.
+HIERA = [
+    "TASK", "mae", "DATA.DATASET", "digits", "DATA.IMAGE_SIZE", "64", "DATA.IMAGE_CHANNELS", "1",
+    "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5", "DATA.NUM_WORKERS", "0",
+    "MODEL.TYPE", "Hiera", "MODEL.STAGE_DEPTHS", "[1,1,1,1]", "MODEL.EMBED_DIM", "4",
+    "MODEL.Q_POOL", "2", "MODEL.WEIGHT_INIT", "mae", "REPORT", "False",
+    "METHOD.DECODER_WIDTH", "8", "METHOD.DECODER_DEPTH", "1", "METHOD.DECODER_HEADS", "2",
+    "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.OPTIMIZER.NAME", "SGD",
+    "TRAIN.BASE_LR", "0.1", "DATA.GLOBAL_BATCH", "16",
+]  # fmt: skip
+
+
+def test_a_hiera_is_trained_the_same_on_two_processes_and_becomes_a_model(tmp_path):
+    options = [*HIERA, "SAVE_STEPS", "1", "KEEP_LAST", "9"]
+    middle = str(tmp_path / "one" / "checkpoints" / "epoch_0001_sample_000000016")
+    resumed = [*options, "MODEL.RESUME", middle]
+    train_all([(options, tmp_path / "one", 32), (resumed, tmp_path / "resumed", 32)])
+    assert_same_run(tmp_path / "one", tmp_path / "resumed")
+    run_ranks(train_all, [(options, tmp_path / "two", 32)])
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    assert_close(one, two, atol=1e-6)
+    assert {"multi_scale_fusion_heads.0.weight", "encoder.head.norm.weight"} < one.keys()
+    log = (tmp_path / "one" / "log.txt").read_text()
+    # The method's own share: 0.6 of 4 units are masked, rounded up.
+    assert "1 of 4 mask units are visible" in log
+
+    # A column of three pictures for each of eight images.
+    with Image.open(tmp_path / "one" / "reconstructions.png") as picture:
+        rows = np.asarray(picture).reshape(3, 132, 8, 132)[:, :128:2, :, :128:2]
+    for image, seen, reconstructed in rows.transpose(2, 0, 1, 3):
+        # 0 is the mean colour.
+        units = seen.reshape(2, 32, 2, 32).transpose(0, 2, 1, 3)
+        hidden = (units == 128).all(axis=(2, 3))
+        assert hidden.sum() == 3
+        hidden = hidden.repeat(32, axis=0).repeat(32, axis=1)
+        np.testing.assert_array_equal(seen[~hidden], image[~hidden])
+        np.testing.assert_array_equal(reconstructed[~hidden], image[~hidden])
+        assert np.ptp(reconstructed[hidden]) > 20
+
+    # Pooled three times, as for a classification.
+    config = get_config(None, [*without(HIERA, "TASK", "METHOD.", "MODEL.Q_POOL", "TRAIN.")])
+    model = build_model(config)
+    report = load_weights(model, tmp_path / "one" / "checkpoints" / "last", strict=False)
+    assert set(report.fresh) == {"head.fc.weight", "head.fc.bias"}
+    found = model.state_dict()["blocks.3.proj.weight"].numpy()
+    np.testing.assert_array_equal(found.T, one["encoder.blocks.3.proj.weight"])
+
+
+def test_what_does_not_fit_a_hiera_is_one_line(tmp_path):
+    for changes, message in (
+        (["METHOD.MASK_RATIO", "0.8"], "leaves 0 of 4 mask units visible, expected 1 to 3"),
+        (["DATA.IMAGE_SIZE", "48"], "32, a mask unit's side"),
+        (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),
+        (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
+    ):
+        refused(message, [*HIERA, *changes], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_picture_that_fails_is_one_line_of_the_log(tmp_path, options, monkeypatch):
+    def draw(*_):
+        raise ValueError("8 rows of\n7 columns")
+
+    monkeypatch.setattr(MaskedAutoencoding, "draw", draw)
+    train([*options, "DATA.GLOBAL_BATCH", "16"], tmp_path / "run", 16)
+    lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    [line] = [line for line in lines if "picture of the evaluation" in line]
+    assert "isn't written (ValueError: 8 rows of" in line
+    assert "makes it again" in line
+    assert (tmp_path / "run" / "result.json").exists()

@@ -49,13 +49,14 @@ def test_each_square_is_masked_equally_often():
 def datasets_of(options):
     config, data, val = get_datasets(get_config(None, options))
     task = tasks.choose(config)(config)
+    network = task.build_network()
     task.prepare_data(data, "train")
     task.prepare_data(val, "val")
-    return task, data, val
+    return task, network, data, val
 
 
 def test_a_samples_mask_depends_on_the_epoch_in_training_alone(options):
-    _, data, val = datasets_of(options)
+    _, _, data, val = datasets_of(options)
     first, again, later = (data.sample((epoch, 3, 0))["masked"] for epoch in (0, 0, 1))
     assert first.shape == (4, 4)
     assert first.sum() == 10
@@ -102,8 +103,7 @@ def test_an_evaluations_loss_is_the_mean_over_the_images(tmp_path, options):
     assert result["loss"] == pytest.approx(records(tmp_path / "run")[-1]["loss"], abs=1e-6)
     assert (tmp_path / "evaluated" / "reconstructions.png").exists()
 
-    task, _, val = datasets_of(options)
-    network = task.build_network()
+    task, network, _, val = datasets_of(options)
     load_weights(network, path)
     network.eval()
     samples = [val.sample(index) for index in range(91)]
@@ -135,8 +135,7 @@ def test_masks_of_everything_and_sizes_that_do_not_fit_are_one_line(tmp_path, op
 
 def test_the_picture_has_each_image_what_is_seen_of_it_and_its_prediction(tmp_path, options):
     paddle.seed(0)
-    task, _, val = datasets_of(options)
-    network = task.build_network()
+    task, network, _, val = datasets_of(options)
     network.eval()
     task.draw(network, val, tmp_path)
     with Image.open(tmp_path / "reconstructions.png") as file:

@@ -7,11 +7,11 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import positive, values
-from support.small_models import small_beit, small_eva, small_vit
+from support.small_models import SMALL_MODELS, small_beit, small_eva, small_vit
 from support.transformers_names import mae_authors_names, mae_transformers_names
 
 from errors import InputError
-from models.pretraining.mae import MaskedAutoencoder, patch_order, visible_patches
+from models.pretraining.mae import MaskedAutoencoder, patch_order, visible_count
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
@@ -372,20 +372,29 @@ def test_every_parameter_belongs_to_one_group():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: small_eva(num_classes=0), "MAE can't train a Eva: an encoder needs positions"),
-        (lambda: small_beit(num_classes=0), "MAE can't train a Beit: an encoder needs positions"),
+        (lambda: small_eva(num_classes=0), "MAE can't train Eva: it takes a Hiera, or an"),
+        (lambda: small_beit(num_classes=0), "MAE can't train Beit: it takes a Hiera, or an"),
         (
             lambda: small_beit("beit_all_but_tables", num_classes=0),
             "set USE_REL_POS_BIAS and USE_SHARED_REL_POS_BIAS False",
         ),
         (lambda: small_vit(num_classes=0, prompt_tokens=2), "MAE trains no prompts"),
-        (lambda: small_vit(num_classes=0, patch_drop=0.5), "set MODEL.PATCH_DROP 0"),
-        (lambda: small_vit("vit_siglip", num_classes=0), "the pooling of MODEL.GLOBAL_POOL map"),
+        (lambda: small_vit(num_classes=0, patch_drop=0.5), "MODEL.PATCH_DROP is 0.5, expected 0"),
+        (
+            lambda: small_vit("vit_siglip", num_classes=0),
+            "GLOBAL_POOL is map, expected token or avg",
+        ),
     ],
 )
 def test_an_encoder_that_cant_be_trained_so_is_one_line(make, message):
     with pytest.raises(InputError, match=message):
         MaskedAutoencoder(make(), **SMALL)
+
+
+@pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - {"vit"}))
+def test_other_architectures_are_refused_with_the_names_of_those_that_serve(kind):
+    with pytest.raises(InputError, match="MAE can't train .*: it takes a Hiera, or .*: ViT, DeiT"):
+        MaskedAutoencoder(SMALL_MODELS[kind](num_classes=0), **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -403,9 +412,9 @@ def test_sizes_that_dont_fit_are_one_line(options, message):
 
 
 def test_visible_patches_are_whole_ones():
-    assert visible_patches(196, 0.75) == 49
-    assert visible_patches(256, 0.75) == 64
-    assert visible_patches(15, 0.75) == 3
+    assert visible_count(196, 0.75, "patches") == 49
+    assert visible_count(256, 0.75, "patches") == 64
+    assert visible_count(15, 0.75, "patches") == 3
 
 
 def test_fresh_weights_are_those_of_the_paper():
