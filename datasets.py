@@ -879,8 +879,8 @@ def get_dataloader(
             ``Loader``.
 
     Raises:
-        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or a
-            key would move the pixels and not their masks.
+        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or
+            masks can't follow what a key does to the pixels.
     """
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
@@ -917,18 +917,20 @@ def get_dataloader(
 
 
 def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:
-    """Raises InputError where a key would move the pixels and not their masks."""
+    """Raises InputError where masks can't follow what a key does to the pixels."""
     if not dataset.needed_masks:
         return
-    unmoved = f"and the column '{dataset.needed_masks[0]}' would stay where it is"
     policy = config.TRAIN.AUTO_AUGMENT
-    if train and policy and policy.partition("-")[0] != "3a":
+    if train and policy and policy.partition("-")[0] == "augmix":
         raise InputError(
-            f"TRAIN.AUTO_AUGMENT '{policy}' moves pixels, {unmoved};"
-            " 3a and COLOR_JITTER change colours alone"
+            f"TRAIN.AUTO_AUGMENT '{policy}' blends copies of an image that are moved apart, which the"
+            f" column '{dataset.needed_masks[0]}' can't follow; the other policies move both"
         )
     if not train and config.EVAL and config.DATA.CORRUPTION == "elastic_transform":
-        raise InputError(f"DATA.CORRUPTION elastic_transform moves pixels, {unmoved}; leave it out")
+        raise InputError(
+            "DATA.CORRUPTION elastic_transform moves pixels, and the column"
+            f" '{dataset.needed_masks[0]}' would stay where it is; leave it out"
+        )
 
 
 def __getattr__(name: str) -> NoReturn:
