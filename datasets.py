@@ -8,7 +8,6 @@ machine share. For ImageNet's 1.3 million files they take 65 MB.
 import copy
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
@@ -35,7 +34,7 @@ from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
-from loading.sources import OWN_COLUMNS, Arrays, Drawn, Files, Masks, Split
+from loading.sources import Arrays, Drawn, Files, Masks, Split, checked_columns
 from loading.subsets import fold_name, note_subset, read_split
 from loading.transforms import (
     Broken,
@@ -64,8 +63,6 @@ from settings.tasks import columns_of, mixes, own_classes, reads
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
 _Dataset = TypeVar("_Dataset", bound="ImageDataset")
-
-_COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
 
 # ----------------------------------------------------------------- datasets
 
@@ -155,26 +152,13 @@ class ImageDataset(paddle.io.Dataset):
         """Adds a source's further columns. A sample has those that TASK needs.
 
         Raises:
-            InputError: a column's name is taken, or it has another number of entries than there are images.
+            InputError: as of ``loading.sources.checked_columns``.
         """
-        for name, column in columns.items():
-            if not _COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
-                raise InputError(
-                    f"the column '{printable(name)}' needs another name:"
-                    " of small letters, digits and _, and not that of another column"
-                )
+        for name, column in checked_columns(columns, len(self)).items():
             if isinstance(column, Masks):
-                paths = column.paths
-                # One block of bytes, which is small to hand over to other processes.
-                if not isinstance(paths, Paths | np.ndarray):
-                    paths = Paths(paths)
-                self.masks[name] = column._replace(paths=paths)
-                count = len(paths)
+                self.masks[name] = column
             else:
-                self.values[name] = _numbers(name, column)
-                count = len(self.values[name])
-            if count != len(self):
-                raise InputError(f"the column '{name}' has {count} entries for {len(self)} images")
+                self.values[name] = column
             if name in self.task_columns:
                 self.own_columns.append(name)
 
@@ -328,19 +312,6 @@ class ImageDataset(paddle.io.Dataset):
     def relative_names(self) -> Paths | np.ndarray | None:
         """Returns the images' names, relative to the data's folder; None where they have none."""
         return None
-
-
-def _numbers(name: str, values: Any) -> np.ndarray:
-    """Returns a column's numbers [n, ...]; raises InputError where they are no such array."""
-    try:
-        numbers = np.asarray(values)
-    except ValueError:
-        raise InputError(
-            f"the values of the column '{name}' differ in shape; they have to be of one"
-        ) from None
-    if numbers.dtype.kind not in "biuf" or not numbers.ndim:
-        raise InputError(f"the column '{name}' has values of {numbers.dtype}, expected numbers")
-    return numbers
 
 
 class ArrayDataset(ImageDataset):
@@ -507,7 +478,7 @@ class ShardDataset(EncodedDataset):
         labels = labels_or_unknown(shards.labels, len(shards.names))
         super().__init__(config, mode, labels, shards.classes)
         self.shards = shards
-        self.add_columns(shards.masks())
+        self.add_columns(shards.columns())
 
     def name(self, index: int) -> str:
         return self.shards.name(index)
@@ -635,7 +606,9 @@ def _check_task(config: Configuration, name: str) -> None:
         raise InputError(
             f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
         )
-    if missing := [column for column in needed if column not in columns]:
+    # With a "*", the files say which further columns there are.
+    missing = [column for column in needed if column not in columns]
+    if missing and ("*" not in columns or missing[0] == "labels"):
         raise InputError(_lacks_column(config, f"DATA.DATASET '{name}'", missing[0]))
 
 

@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zipfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +228,12 @@ class TarBytes:
         return self.file.read(size)
 
 
-def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]:
+def npz(path: Path, wanted: Mapping[str, tuple[str, int | None]]) -> dict[str, np.ndarray]:
     """Returns arrays of a .npz file by name. Call this within ``errors.reading``.
 
     Args:
-        wanted: (NumPy's kind of dtype, number of dimensions) of each array.
+        wanted: (NumPy's kinds of dtype, number of dimensions) of each array. None: one dimension or
+            more.
 
     Raises:
         Unreadable, Exception: an array is missing, is another one, or would take too much memory.
@@ -240,13 +241,17 @@ def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         return {
-            name: _array(archive, name, kind, dimensions, allowance)
-            for name, (kind, dimensions) in wanted.items()
+            name: _array(archive, name, kinds, dimensions, allowance)
+            for name, (kinds, dimensions) in wanted.items()
         }
 
 
 def _array(
-    archive: zipfile.ZipFile, name: str, kind: str, dimensions: int, allowance: Allowance
+    archive: zipfile.ZipFile,
+    name: str,
+    kinds: str,
+    dimensions: int | None,
+    allowance: Allowance,
 ) -> np.ndarray:
     try:
         info = archive.getinfo(f"{name}.npy")
@@ -260,9 +265,12 @@ def _array(
             raise Unreadable(f"its {name} is of another version than NumPy writes")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         is_plain = not (dtype.hasobject or dtype.fields or fortran)
-        if dtype.kind != kind or len(shape) != dimensions or not is_plain:
+        has_dimensions = len(shape) > 0 if dimensions is None else len(shape) == dimensions
+        if dtype.kind not in kinds or not has_dimensions or not is_plain:
+            expected = "1 or more" if dimensions is None else dimensions
             raise Unreadable(
-                f"its {name} are {len(shape)} dimensions of {dtype}; expected {dimensions} of kind {kind}"
+                f"its {name} are {len(shape)} dimensions of {dtype};"
+                f" expected {expected} of kind {kinds}"
             )
         # At the end of the read, the archive's CRC is checked.
         count = math.prod(shape)
