@@ -45,6 +45,7 @@ from loading.transforms import (
     Picture,
     RandomErasing,
     TrainTransform,
+    check_mask_size,
     encoded_image,
     image_of,
     largest_file,
@@ -250,16 +251,7 @@ class ImageDataset(paddle.io.Dataset):
     def _mask(self, column: str, index: int, size: tuple[int, int]) -> Mask:
         """Returns a mask; raises Broken where it hasn't the ``size`` (width, height) of its image."""
         image = self.mask(column, index)
-        if image.size != size:
-            found = f"{image.size[0]} x {image.size[1]}"
-            advice = "make them of one size"
-            # The EXIF of a photograph may turn it, and that of its mask is mostly missing.
-            if image.size == size[::-1]:
-                advice += ", or change DATA.EXIF_ORIENTATION if the image's EXIF turns it"
-            raise Broken(
-                f"{self.mask_name(column, index)}: the mask has {found} pixels, its image"
-                f" {self.name(index)} {size[0]} x {size[1]}; {advice}"
-            )
+        check_mask_size(image, self.mask_name(column, index), size, self.name(index))
         return Mask(image, self.masks[column].ignored)
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:

@@ -289,7 +289,7 @@ def _read_index(path: Path) -> Arrays:
     arrays_of_numbers = {
         f"numbers/{column}": ("biuf", None) for column in numbers.get("numbers", ())
     }
-    kinds: dict[str, tuple[str, int | None]] = _KINDS | places_of_masks | arrays_of_numbers
+    kinds: dict[str, Any] = _KINDS | places_of_masks | arrays_of_numbers
     by_image = ["names", "shard", "headers", "offsets", "lengths"]
     by_image += [*places_of_masks, *arrays_of_numbers]
     if version == _FORMAT:
