@@ -122,6 +122,8 @@ def why_missing(root: str | Path, path: bytes) -> str:
     def exists(other: bytes) -> bool:
         return os.path.lexists(os.path.join(os.fsencode(root), other))
 
+    if os.path.isdir(os.path.join(os.fsencode(root), path)):
+        return "; it is a folder, expected a file"
     # A short name in GBK may also be valid UTF-8, so what is on the disk decides.
     gbk = path.decode("gb18030", "replace").encode()
     if not path.isascii() and (exists(gbk) or exists(gbk.replace(b"\\", b"/"))):

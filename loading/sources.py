@@ -21,7 +21,13 @@ from errors import InputError, Unreadable, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets, take_labels
-from loading.layout import IMAGE_SUFFIXES, describe_folder, is_leftover, named_as_splits
+from loading.layout import (
+    IMAGE_SUFFIXES,
+    describe_folder,
+    is_folder,
+    is_leftover,
+    named_as_splits,
+)
 from loading.lists import TextList, open_list
 from settings.keys import Size
 from settings.registry import datasets
@@ -370,9 +376,9 @@ def _class_names(folder: Path) -> tuple[list[str], list[str]]:
     if not folder.is_dir():
         return [], []
     with os.scandir(folder) as entries:
-        is_folder = {entry.name: entry.is_dir() for entry in entries}
-    leftovers = [name for name in sorted(is_folder) if is_leftover(name)]
-    names = [name for name in sorted(is_folder) if is_folder[name] and not is_leftover(name)]
+        are_folders = {entry.name: is_folder(entry) for entry in entries}
+    leftovers = [name for name in sorted(are_folders) if is_leftover(name)]
+    names = [name for name in sorted(are_folders) if are_folders[name] and not is_leftover(name)]
     if unprintable := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(
             f"the name of its class folder '{printable(unprintable[0])}' can't be printed;"

@@ -127,6 +127,7 @@ def test_hidden_entries_and_linked_folders_are_skipped_and_named(nested):
     (nested / "b/around").symlink_to("..")
     (nested / "b/elsewhere").symlink_to("/")
     (nested / "b/5.png").symlink_to(nested / "0.png")
+    (nested / "itself").symlink_to("itself")
     skipped = []
     assert set(read(nested, skipped=skipped)) == {*PATHS, "b/5.png"}
     assert skipped == [".hidden", "b/._0.png", "b/Thumbs.db", "b/around", "b/elsewhere"]
@@ -161,6 +162,14 @@ def test_a_list_has_a_path_on_each_line(nested):
     [
         (b"\n \n", r"in/train_list.txt: the list is empty"),
         (b"0.png\n1\0.png\n", r"train_list.txt, line 2: its path holds a NUL character"),
+        (
+            b"0.png\n.\n",
+            r"train_list.txt: 1 of 2 files are missing, .*/in; it is a folder, expected ",
+        ),
+        (
+            b"b/c/\n",
+            r"train_list.txt: 1 of 1 files are missing, .*/b/c; it is a folder, expected a",
+        ),
         (b"0.png\n9.png\n", r"train_list.txt: 1 of 2 files are missing, the first is .*/9.png$"),
         (
             b"0.png 3\n",
