@@ -135,7 +135,10 @@ def why_missing(root: str | Path, path: bytes) -> str:
     if text[:1] in ('"', "'") and text[0] == text[-1]:
         return "; its paths stand in quotes: leave these out"
     if _WINDOWS_DISK.match(text):
-        return "; it is a path of Windows: write paths relative to -data_path, with / between the folders"
+        return (
+            "; it is a path of Windows: write paths relative to -data_path,"
+            " with / between the folders"
+        )
     if text.endswith((",", ";")):
         return f"; the list has '{text[-1]}' behind the path: write a space or a TAB alone"
     before, *label = path.rsplit(None, 1)
@@ -148,7 +151,10 @@ def why_missing(root: str | Path, path: bytes) -> str:
         return "; its backslashes are Windows': write / in the list (sed -i 's|\\\\|/|g')"
     for form in ("NFC", "NFD"):
         if exists(unicodedata.normalize(form, text).encode()):
-            return f"; a file is there whose name has Unicode's other form ({form}): write the list's names so"
+            return (
+                f"; a file is there whose name has Unicode's other form ({form}):"
+                " write the list's names so"
+            )
     if not path.isascii() and exists(text.encode("gb18030")):
         return "; the file's name on the disk is in GBK: rename the files (convmv -f gbk -t utf8)"
     return ""

@@ -352,7 +352,10 @@ def test_folds_hold_each_image_once(nested):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["DATA.VAL_SPLIT", "0.5"], "DATA.VAL_SPLIT 0.5: 1 images leave no image for validation"),
+        (
+            ["DATA.VAL_SPLIT", "0.5"],
+            "DATA.VAL_SPLIT 0.5: 1 images leave no image for validation",
+        ),
         (["DATA.FOLDS", "3"], "DATA.FOLDS is 3: 2 folds of 1 images would be empty; take fewer"),
     ],
 )
