@@ -941,10 +941,13 @@ def test_ranks_compare_their_masks(folder, pack):
 def test_loaders_that_read_no_further_columns_say_so(tmp_path):
     files = write_pairs(tmp_path, [(96, 64)] * 4)
     config = configured("DATA.LOADER", "dali")
-    with pytest.raises(
-        InputError, match="^DATA.LOADER is 'dali', which reads no column 'mask'; set"
-    ):
-        get_dataloader(config, with_masks(config, "train", files), "train")
+    for columns in (files.columns, {"boxes": np.zeros((4, 4))}):
+        (name,) = columns
+        dataset = with_masks(config, "train", files._replace(columns=columns))
+        with pytest.raises(
+            InputError, match=f"^DATA.LOADER is 'dali', which reads no column '{name}'; set it to"
+        ):
+            get_dataloader(config, dataset, "train")
 
 
 def test_paddlevits_loader_says_that_it_has_no_masks(tmp_path):
