@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.ndimage import maximum_filter, minimum_filter
+from support.task_columns import need
 
 from config import get_config
 from datasets import FileDataset, get_dataloader, get_dataset
@@ -580,7 +581,7 @@ def folder(tmp_path, monkeypatch):
         return {"mask": Masks([f"masks/{path}" for path in files.paths], ignored=9)}
 
     # Of a task and a dataset that have masks.
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "mask"))
+    need(monkeypatch, "labels", "mask")
     read_with(monkeypatch, columns)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "data"
@@ -687,7 +688,7 @@ def with_numbers(folder, monkeypatch):
         masks = {"classes": Masks(paths, ignored=9), "instance": Masks(paths, 65535, "int32")}
         return masks | numbers_of(files)
 
-    monkeypatch.setattr("datasets.columns_of", lambda _: TASK_COLUMNS)
+    need(monkeypatch, *TASK_COLUMNS)
     read_with(monkeypatch, columns)
     return folder
 
@@ -759,7 +760,7 @@ def test_a_lost_index_loses_the_numbers_alone(with_numbers, pack, monkeypatch):
     for _ in range(2):
         with pytest.raises(InputError, match="has no column 'depth', which TASK classification ne"):
             from_folder("shards", "out", "val")
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "classes", "instance"))
+    need(monkeypatch, "labels", "classes", "instance")
     sample = from_folder("shards", "out", "val").sample((0, 3, 0))
     assert_follows(sample["pixels"], sample["classes"])
 
@@ -837,7 +838,7 @@ def test_the_files_of_shards_say_which_columns_there_are(folder, pack, monkeypat
         (("labels", "mask"), None),
         (("labels", "boxes"), "the val set of 'shards' at out has no column 'boxes', which TASK"),
     ):
-        monkeypatch.setattr("datasets.columns_of", lambda _, needed=needed: needed)
+        need(monkeypatch, *needed)
         if missing is None:
             assert from_folder("shards", "out", "val").columns == ("pixels", "labels", "mask")
         else:
@@ -901,17 +902,17 @@ def test_a_column_that_some_samples_lack_is_no_mask(folder, pack, monkeypatch):
                 new.addfile(member, io.BytesIO(data))
     with pytest.raises(InputError, match="has no column 'mask', which TASK classification needs"):
         from_folder("shards", "out", "val")
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels",))
+    need(monkeypatch, "labels")
     assert not from_folder("shards", "out", "val").masks
 
 
 def test_only_a_task_that_needs_masks_reads_them(folder, monkeypatch):
     assert from_folder("folder", folder, "val").columns == ("pixels", "labels", "mask")
     shutil.rmtree(folder / "masks")
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels",))
+    need(monkeypatch, "labels")
     for options in ((), ("DATA.CACHE", "cache")):
         assert len(from_folder("folder", folder, "val", *options)[0]) == 2
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "depth"))
+    need(monkeypatch, "labels", "depth")
     with pytest.raises(InputError, match="has no column 'depth', which TASK classification needs"):
         from_folder("folder", folder, "val")
 
