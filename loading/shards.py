@@ -260,6 +260,8 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
     files = sorted(root.glob(f"{mode}-*.tar"))
     if not files:
         problem = f"{root}: no {mode}-*.tar; DATASET shards needs them under -data_path"
+        if mode == "val" and any(root.glob("train-*.tar")):
+            problem += "; without them, DATA.VAL_SPLIT splits the training images"
         if compressed := sorted(root.glob(f"{mode}-*.tar.*")):
             problem += (
                 f"; {compressed[0].name} is compressed: unpack it, members are read at random"

@@ -12,6 +12,7 @@ import tarfile
 import numpy as np
 import pytest
 from conftest import write_images
+from support.task_columns import need
 
 from config import get_config
 from datasets import FileDataset, ShardDataset, get_dataloader, get_dataset, get_datasets
@@ -37,7 +38,7 @@ PATHS = [
 @pytest.fixture
 def without_labels(monkeypatch):
     """Makes the task one that needs no labels."""
-    monkeypatch.setattr("datasets.columns_of", lambda task: ())
+    need(monkeypatch)
     monkeypatch.setattr("datasets.own_classes", lambda task: [])
 
 
@@ -257,6 +258,8 @@ def test_shards_of_others_may_hold_images_and_texts_alone(tmp_path):
     found = shards(Split("train"), data_path=str(tmp_path))
     assert (found.labels, found.at_places(np.array([1])).labels) == (None, None)
     assert found.read(1, 10) == b"y"
+    with pytest.raises(InputError, match="no val-.*; without them, DATA.VAL_SPLIT splits the trai"):
+        shards(Split("val"), data_path=str(tmp_path))
 
 
 @pytest.mark.parametrize("other", ["cls", "labels"])
