@@ -133,10 +133,11 @@ def screen(result: Any) -> str:
 
     rows = [("", list(result.parts)), *table(result.parts)]
     widths = [max(len(values[column]) for _, values in rows) for column in range(len(result.parts))]
+    name_width = max(18, *(len(name) + 1 for name, _ in rows))
     lines = [result.title]
     for name, values in rows:
         cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
-        lines.append(f"  {name:<18}{'   '.join(cells)}")
+        lines.append(f"  {name:<{name_width}}{'   '.join(cells)}")
     for finding in result.findings:
         kind = "error" if finding.is_error else "remark"
         text = finding.text

@@ -19,6 +19,7 @@ from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
 from settings.configuration import Configuration, pair
+from settings.registry import datasets
 
 NAMES = {"train": "training", "val": "validation"}
 # Examples of each finding, and of pairs of images that look alike.
@@ -415,7 +416,9 @@ def _label_findings(
         report(~(train | val), "classes without an image")
         report(val & ~train, "classes that have validation images alone", is_error=not has_sets)
         report(train & ~val, "classes without a validation image")
-        if not has_sets:
+        # Images of one class may have much to learn from, if it isn't their class.
+        task = datasets.components[config.DATA.DATASET].given.get("task", "classification")
+        if not has_sets and task in ("classification", "any"):
             present = np.flatnonzero(train | val)
             problem = one_class(present, classes, config.DATA.DATA_PATH, source.paths)
             if problem:

@@ -17,7 +17,7 @@ _RECORD = np.dtype([("readable", "?"), ("fits", "?"), ("indices", "i4")])
 # Indices have 16 bits at most.
 _INDICES = 1 << 16
 # So many of them are shown.
-_SHOWN = 6
+_SHOWN = 4
 
 
 class MaskSource(NamedTuple):

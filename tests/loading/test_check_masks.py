@@ -9,6 +9,7 @@ from PIL import Image
 
 from loading.sources import Files, Masks
 from loading.subsets import read_split
+from settings.registry import datasets
 from tools import check_dataset, make_shards
 
 SIZES = [(40, 30), (30, 40), (32, 32), (48, 20), (25, 60)]
@@ -161,6 +162,32 @@ def test_shards_are_checked_as_their_files_are(folder, check, monkeypatch):
     for line, other in zip(*findings, strict=True):
         assert line.partition(", such")[0] == other.partition(", such")[0]
     assert "val-000000.tar: 000000003.mask.png: the mask has 5 x 5 pixels" in "\n".join(lines)
+
+
+def test_data_of_another_task_may_be_of_one_class(folder, check, monkeypatch):
+    for mode in ("train", "val"):
+        (folder / mode).rename(folder / "images")
+        (folder / mode).mkdir()
+        (folder / "images").rename(folder / mode / "all")
+        (folder / "masks" / mode).rename(folder / "masks/images")
+        (folder / "masks" / mode).mkdir()
+        (folder / "masks/images").rename(folder / "masks" / mode / "all")
+    words = ["-dataset=folder", "-data_path=data"]
+    status, lines = check(*words)
+    assert status == 1
+    assert any(line.startswith("error: all images have one class, all") for line in lines)
+    given = datasets.components["folder"].given
+    monkeypatch.setitem(given, "task", "segmentation")
+    status, lines = check(*words)
+    assert (status, lines[-2]) == (0, "usable, 0 remarks")
+
+
+def test_more_indices_than_are_shown_are_counted(folder, check):
+    values = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) % 20
+    write_mask(folder / "masks/val/0.png", values.astype(np.uint8))
+    _, lines = check()
+    assert row(lines, "mask: pixels").endswith(", 17 more")
+    assert row(lines, "mask: indices").split() == ["3", "to", "3", "3", "to", "20"]
 
 
 def test_a_list_of_masks_that_isnt_as_long_is_one_line(folder, check, monkeypatch):

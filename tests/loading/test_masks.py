@@ -811,7 +811,7 @@ def test_an_index_with_wrong_numbers_is_named(with_numbers, pack):
         ),
         (
             {"numbers/boxes": np.array(["a"] * 6)},
-            "its numbers/boxes are 1 dimensions of <U1; expec",
+            "its numbers/boxes are 1 dimensions of <U1; exp",
         ),
         ({"numbers/boxes": np.array([None] * 6)}, "its numbers/boxes are 1 dimensions of object"),
         ({"numbers": np.array(["other"])}, "its numbers/other is missing"),
