@@ -1,27 +1,29 @@
 """Datasets and their loaders.
 
 ``get_datasets`` reads and checks the data before a model is built. ``get_dataloader`` returns the
-batches of a rank. A dataset holds its paths and labels in a few arrays, which the ranks of a
-machine share. For ImageNet's 1.3 million files they take 65 MB.
+batches of a rank. The classes of datasets are in ``loading/dataset.py``.
 """
 
-import copy
 import functools
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, overload
+from typing import NoReturn, overload
 
 import numpy as np
-import paddle
-from PIL import Image
 
 from config import with_values
-from errors import InputError, RunError, Unreadable, printable
-from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
-from loading.files import Paths, contents
-from loading.label_sets import LabelSets, are_known, every_label, labels_or_unknown
+from errors import InputError
+from loading.cache import Decoded, MappedImages, Sources, cached_images
+from loading.dataset import (
+    ArrayDataset,
+    EncodedDataset,
+    FileDataset,
+    ImageDataset,
+    ShardDataset,
+    SyntheticDataset,
+)
+from loading.label_sets import LabelSets, are_known, every_label
 from loading.label_spaces import (
     absent_classes,
     check_evaluation,
@@ -35,524 +37,18 @@ from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
-from loading.sources import OWN_COLUMNS, Arrays, Drawn, Files, Masks, Split
+from loading.sources import Arrays, Drawn, Files, Split
 from loading.subsets import fold_name, note_subset, read_split
-from loading.transforms import (
-    Broken,
-    Encoded,
-    EvalTransform,
-    Mask,
-    Mixup,
-    Picture,
-    RandomErasing,
-    Size,
-    TrainTransform,
-    encoded_image,
-    image_of,
-    largest_file,
-    mask_image,
-    pixel_dtype,
-    pixel_mode,
-    readable,
-)
-from loading.workers import Loader, ProcessLoader, Shapes
-from settings.configuration import Configuration, add_note, pair
+from loading.transforms import Mixup
+from loading.workers import Loader, ProcessLoader
+from settings.configuration import Configuration, add_note
 from settings.paddlevit.programs import instead
 from settings.registry import datasets, tasks
-from settings.tasks import columns_of, dataset_columns, is_read_by, mixes, own_classes
+from settings.tasks import columns_of, dataset_columns, mixes, own_classes
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
-_Dataset = TypeVar("_Dataset", bound="ImageDataset")
-
-_COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
-
-# ----------------------------------------------------------------- datasets
-
-
-class ImageDataset(paddle.io.Dataset):
-    """Images with labels, the base class of the datasets below.
-
-    A sample is ``dataset[index]`` or ``dataset[epoch, index, copy]``. A fourth number, or pair of
-    numbers, is the size of its pixels, if that isn't IMAGE_SIZE. ``columns`` names its items:
-
-    - "pixels": [H, W, C] uint8 or float32
-    - "labels", if TASK needs them: an integer, or [K] uint8 of 0 and 1 where an image has several
-      labels
-    - "erased", with RANDOM_ERASE_PROB: what the device has to erase
-    - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
-      or -1
-    - one for each of a source's further columns: a mask [H, W] uint8 or int32, or numbers
-    - one for each of ``draws``
-
-    An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
-    an epoch holds an image several times, ``copy`` counts these from 0, and is part of the seed.
-    In an evaluation a sample is a function of (seed, index) alone.
-
-    ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch
-    ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
-
-    Args:
-        labels: [n] integers, or a set of labels for each image; UNKNOWN for images without labels
-            (``loading.label_sets``).
-        classes: names, in the order of labels.
-
-    Attributes:
-        own_columns: the names of a sample's items without those of ``draws``: the columns that TASK
-            needs. Other masks aren't read.
-        draws: functions of a sample's generator by the name of their column. Each is called after
-            the sample's transform, in the mapping's order, and returns an array of one shape.
-            Entries have to be added before a loader is made.
-    """
-
-    def __init__(
-        self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]
-    ) -> None:
-        super().__init__()
-        train = mode == "train"
-        self.train = train
-        self.labels = labels if isinstance(labels, LabelSets) else np.asarray(labels, np.int64)
-        self.classes = list(classes)
-        self.seed = config.SEED
-        self.epoch = 0
-        self.transform = TrainTransform(config) if train else EvalTransform(config)
-        erases = config.TRAIN.RANDOM_ERASE_PROB and is_read_by(
-            config.TASK, "TRAIN.RANDOM_ERASE_PROB"
-        )
-        self.erasing = RandomErasing(config) if train and erases else None
-        # Whether an evaluation has each image at its own size (``keep_sizes``).
-        self.keeps_sizes = False
-        # The outputs that an evaluation compares; None: all (loading.label_spaces).
-        self.compared: np.ndarray | None = None
-        self.mode = pixel_mode(config)
-        self.channels = config.DATA.IMAGE_CHANNELS
-        self.pixel_dtype = np.dtype(pixel_dtype(config))
-        self.skip_broken = config.DATA.SKIP_BROKEN and train
-        self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
-        # The source's further columns.
-        self.masks: dict[str, Masks] = {}
-        self.values: dict[str, np.ndarray] = {}
-        self.task_columns = columns_of(config.TASK)
-        self.own_columns = ["pixels"]
-        if "labels" in self.task_columns:
-            self.own_columns.append("labels")
-        if self.erasing is not None:
-            self.own_columns.append("erased")
-        if self.skip_broken:
-            self.own_columns.append("skipped")
-        # The images that this process needn't try to decode again.
-        self._broken: set[int] = set()
-        # An evaluation skips nothing.
-        self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Returns the names of a sample's items."""
-        return (*self.own_columns, *self.draws)
-
-    def add_columns(self, columns: Mapping[str, Masks | np.ndarray]) -> None:
-        """Adds a source's further columns. A sample has those that TASK needs.
-
-        Raises:
-            InputError: a column's name is taken, or it has another number of entries than there are images.
-        """
-        for name, column in columns.items():
-            if not _COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
-                raise InputError(
-                    f"the column '{printable(name)}' needs another name:"
-                    " of small letters, digits and _, and not that of another column"
-                )
-            if isinstance(column, Masks):
-                paths = column.paths
-                # One block of bytes, which is small to hand over to other processes.
-                if not isinstance(paths, Paths | np.ndarray):
-                    paths = Paths(paths)
-                self.masks[name] = column._replace(paths=paths)
-                count = len(paths)
-            else:
-                self.values[name] = _numbers(name, column)
-                count = len(self.values[name])
-            if count != len(self):
-                raise InputError(f"the column '{name}' has {count} entries for {len(self)} images")
-            if name in self.task_columns:
-                self.own_columns.append(name)
-
-    def keep_sizes(self) -> None:
-        """Lets an evaluation have each image at its own size, in a batch of its own.
-
-        A task that wants this calls it before the loader is made (``Task.prepare_data``).
-        """
-        if not isinstance(self.transform, EvalTransform):
-            raise TypeError("a training's images have one size")
-        self.transform.keeps_size = True
-        self.keeps_sizes = True
-
-    @property
-    def needed_masks(self) -> list[str]:
-        """Returns the names of the masks that a sample has."""
-        return [name for name in self.masks if name in self.own_columns]
-
-    def shapes(self, size: Size) -> Shapes:
-        """Returns (shape, type) of the items that are arrays of one shape, by column.
-
-        A loader's workers share the memory of these. All other items go through pipes, which is
-        slower for large ones.
-
-        Args:
-            size: (height, width) of the pixels.
-        """
-        # Images of any size, one at a time, go through the pipes.
-        if self.keeps_sizes:
-            return {}
-        shapes: Shapes = {"pixels": ((*size, self.channels), self.pixel_dtype)}
-        for name in self.needed_masks:
-            shapes[name] = size, np.dtype(self.masks[name].dtype)
-        return shapes
-
-    def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
-        sample = self.sample(key)
-        return tuple(sample[name] for name in self.columns)
-
-    def sample(self, key: int | tuple[int, ...]) -> dict[str, Any]:
-        """Returns a sample's items by the names of their columns."""
-        epoch, index, copy, *size = key if isinstance(key, tuple) else (self.epoch, key, 0)
-        # With SKIP_BROKEN, the next image that can be read takes an unreadable one's place.
-        for read in range(index, index + len(self)):
-            read %= len(self)
-            if read in self._broken:
-                continue
-            rng = self.generator(epoch, index, copy)
-            try:
-                sample = self._transformed(read, rng, *size)
-                break
-            except RunError as error:
-                if not self.skip_broken:
-                    raise RunError(f"{error}{self.advice}") from None
-                if isinstance(error, Broken):
-                    self._broken.add(read)
-        else:
-            raise RunError(f"none of the {len(self)} training images can be read")
-        # Items that aren't columns of this task are left out at the end.
-        sample["labels"] = self.labels[read]
-        for name, values in self.values.items():
-            sample[name] = values[read]
-        if self.skip_broken:
-            sample["skipped"] = -1 if read == index else index
-        return sample | self.drawn(rng, *size)
-
-    def drawn(self, rng: np.random.Generator, *size: int) -> dict[str, np.ndarray]:
-        """Returns the columns of a sample that are drawn after its transform."""
-        columns = {}
-        if self.erasing is not None:
-            columns["erased"] = self.erasing.draw(rng, *size)
-        for name, draw in self.draws.items():
-            columns[name] = draw(rng)
-        return columns
-
-    def _transformed(self, index: int, rng: np.random.Generator, *size: int) -> dict[str, Any]:
-        """Returns the pixels and the masks of a sample."""
-        try:
-            picture = self.picture(index)
-            names = self.needed_masks
-            if not names:
-                return {"pixels": self.transform(picture, rng, *size)}
-            masks = [self._mask(name, index, picture.size) for name in names]
-            pixels, moved = self.transform.with_masks(picture, masks, rng, *size)
-            return {"pixels": pixels, **dict(zip(names, moved, strict=True))}
-        except Unreadable as error:
-            raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
-
-    def _mask(self, column: str, index: int, size: tuple[int, int]) -> Mask:
-        """Returns a mask; raises Broken where it hasn't the ``size`` (width, height) of its image."""
-        image = self.mask(column, index)
-        if image.size != size:
-            found = f"{image.size[0]} x {image.size[1]}"
-            advice = "make them of one size"
-            # The EXIF of a photograph may turn it, and that of its mask is mostly missing.
-            if image.size == size[::-1]:
-                advice += ", or change DATA.EXIF_ORIENTATION if the image's EXIF turns it"
-            raise Broken(
-                f"{self.mask_name(column, index)}: the mask has {found} pixels, its image"
-                f" {self.name(index)} {size[0]} x {size[1]}; {advice}"
-            )
-        return Mask(image, self.masks[column].ignored)
-
-    def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
-        """Returns the generator that a sample's augmentation is drawn from.
-
-        In an evaluation ``epoch`` and ``copy`` have no effect.
-        """
-        seeds = [self.seed, epoch if self.train else 0, index]
-        if copy and self.train:
-            seeds.append(copy)
-        return np.random.default_rng(seeds)
-
-    def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
-        """Returns the same images, prepared as for an evaluation, without masks and drawn columns.
-
-        With DATA.SKIP_BROKEN, unreadable images are still replaced.
-        """
-        dataset = copy.copy(self)
-        dataset.train = False
-        dataset.transform = EvalTransform(config)
-        dataset.erasing = None
-        dataset.draws = {}
-        kept = ("pixels", "labels", "skipped")
-        dataset.own_columns = [name for name in self.own_columns if name in kept]
-        return dataset
-
-    def image(self, index: int) -> Picture:
-        """Returns the image, decoded in full; raises RunError with its name where that fails."""
-        raise NotImplementedError
-
-    def picture(self, index: int) -> Picture:
-        """Returns the image for the transform, which decodes it if it is still encoded.
-
-        Both raise RunError where the image can't be read.
-        """
-        return self.image(index)
-
-    def name(self, index: int) -> str:
-        """Returns the sample's name in messages, such as its path."""
-        return f"sample {index}"
-
-    def mask(self, column: str, index: int) -> Image.Image:
-        """Returns the mask of an image; raises RunError with its name where it can't be read."""
-        raise NotImplementedError
-
-    def mask_name(self, column: str, index: int) -> str:
-        """Returns the name of an image's mask in messages."""
-        return f"{column} of {self.name(index)}"
-
-    def relative_names(self) -> Paths | np.ndarray | None:
-        """Returns the images' names, relative to the data's folder; None where they have none."""
-        return None
-
-
-def _numbers(name: str, values: Any) -> np.ndarray:
-    """Returns a column's numbers [n, ...]; raises InputError where they are no such array."""
-    try:
-        numbers = np.asarray(values)
-    except ValueError:
-        raise InputError(
-            f"the values of the column '{name}' differ in shape; they have to be of one"
-        ) from None
-    if numbers.dtype.kind not in "biuf" or not numbers.ndim:
-        raise InputError(f"the column '{name}' has values of {numbers.dtype}, expected numbers")
-    return numbers
-
-
-class ArrayDataset(ImageDataset):
-    """Decoded images in memory.
-
-    Args:
-        images: [n, H, W] or [n, H, W, 3] uint8; from a cache also images of other channels and
-            types (``Bands``).
-    """
-
-    def __init__(
-        self,
-        config: Configuration,
-        mode: str,
-        images: np.ndarray | MappedImages,
-        labels: Labels,
-        classes: Sequence[str],
-    ) -> None:
-        super().__init__(config, mode, labels, classes)
-        self.images = images
-        # DATA.SKIP_BROKEN is for images that are still to be decoded.
-        self.advice = ""
-        # Names of the files that a cache was made from.
-        self.names: Paths | np.ndarray | None = None
-        # The masks of a cache, by column.
-        self.cached_masks: dict[str, MappedImages] = {}
-
-    def image(self, index: int) -> Picture:
-        return image_of(self.images[index], self.mode)
-
-    def mask(self, column: str, index: int) -> Image.Image:
-        return Image.fromarray(self.cached_masks[column][index].astype(self.masks[column].dtype))
-
-    def relative_names(self) -> Paths | np.ndarray | None:
-        return self.names
-
-
-class EncodedDataset(ImageDataset):
-    """Images in an encoded form, such as JPEG. Subclasses return the bytes (``data``).
-
-    An evaluation takes the pixels that Pillow decodes, unless DATA.FAST_EVAL is set.
-    """
-
-    def __init__(
-        self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]
-    ) -> None:
-        super().__init__(config, mode, labels, classes)
-        self.exact = mode != "train" and not config.DATA.FAST_EVAL
-        self.most = config.DATA.MAX_PIXELS
-        self.oriented = config.DATA.EXIF_ORIENTATION
-
-    def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
-        dataset: Any = ImageDataset.as_evaluated(self, config)
-        dataset.exact = not config.DATA.FAST_EVAL
-        return dataset
-
-    def data(self, index: int) -> bytes:
-        """Returns an image's encoded bytes; raises OSError, Unreadable or RunError where they can't
-        be read.
-        """
-        raise NotImplementedError
-
-    def files(self) -> Iterable[str]:
-        """Returns the paths of the files that the images are read from."""
-        raise NotImplementedError
-
-    def mask_data(self, column: str, index: int) -> bytes:
-        """Returns a mask's encoded bytes; raises what ``data`` does."""
-        raise NotImplementedError
-
-    def mask_files(self, column: str) -> Iterable[str]:
-        """Returns the paths of the files that a column's masks are read from."""
-        raise NotImplementedError
-
-    def mask(self, column: str, index: int) -> Image.Image:
-        name = self.mask_name(column, index)
-        with readable(name, RunError):
-            data = self.mask_data(column, index)
-        dtype = np.dtype(self.masks[column].dtype)
-        # It is turned by its own EXIF: whoever drew it saw either the stored picture or the turned
-        # one, and saved the mask as it was seen.
-        return mask_image(data, name, self.most, dtype, self.oriented)
-
-    def image(self, index: int) -> Picture:
-        return self._encoded_image(index).decode()
-
-    def picture(self, index: int) -> Picture:
-        return self._encoded_image(index)
-
-    def _encoded_image(self, index: int) -> Encoded:
-        name = self.name(index)
-        # A RunError, which isn't remembered as Broken is: the disk may do better next time.
-        with readable(name, RunError):
-            data = self.data(index)
-        return encoded_image(data, self.mode, name, self.most, self.oriented, self.exact)
-
-
-class FileDataset(EncodedDataset):
-    """Images in files: ``paths`` are relative to ``root``."""
-
-    def __init__(
-        self,
-        config: Configuration,
-        mode: str,
-        root: Path,
-        paths: Sequence[str],
-        labels: np.ndarray | LabelSets | None,
-        classes: Sequence[str],
-    ) -> None:
-        super().__init__(config, mode, labels_or_unknown(labels, len(paths)), classes)
-        self.root = str(root)
-        self.paths = paths if isinstance(paths, Paths) else Paths(paths)
-
-    def name(self, index: int) -> str:
-        path = self.path(index)
-        return printable(path, len(path))
-
-    def path(self, index: int) -> str:
-        """Returns an image's path."""
-        return os.path.join(self.root, self.paths[index])
-
-    def relative_names(self) -> Paths:
-        return self.paths.below(self.root)
-
-    def data(self, index: int) -> bytes:
-        return contents(self.path(index), largest_file(self.most))
-
-    def files(self) -> Iterable[str]:
-        return map(self.path, range(len(self)))
-
-    def mask_path(self, column: str, index: int) -> str:
-        """Returns the path of an image's mask."""
-        return os.path.join(self.root, self.masks[column].paths[index])
-
-    def mask_name(self, column: str, index: int) -> str:
-        path = self.mask_path(column, index)
-        return printable(path, len(path))
-
-    def mask_data(self, column: str, index: int) -> bytes:
-        return contents(self.mask_path(column, index), largest_file(self.most))
-
-    def mask_files(self, column: str) -> Iterable[str]:
-        return (self.mask_path(column, index) for index in range(len(self)))
-
-    def check_masks(self) -> None:
-        """Raises InputError where files of masks that TASK needs are missing."""
-        for column in self.needed_masks:
-            missing = [path for path in self.mask_files(column) if not os.path.exists(path)]
-            if missing:
-                raise InputError(
-                    f"{len(missing)} of {len(self)} files of the column '{column}' are missing,"
-                    f" the first is {printable(missing[0], len(missing[0]))}"
-                )
-
-
-class ShardDataset(EncodedDataset):
-    """Images in tar shards, in the order of their members' names.
-
-    ``tools/make_shards.py`` names the members in the order of the dataset that it packs. So a run
-    on the shards computes the same bits as a run on the files.
-    """
-
-    def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
-        labels = labels_or_unknown(shards.labels, len(shards.names))
-        super().__init__(config, mode, labels, shards.classes)
-        self.shards = shards
-        self.add_columns(shards.masks())
-
-    def name(self, index: int) -> str:
-        return self.shards.name(index)
-
-    def relative_names(self) -> np.ndarray:
-        return self.shards.names
-
-    def data(self, index: int) -> bytes:
-        return self.shards.read(index, largest_file(self.most))
-
-    def files(self) -> Iterable[str]:
-        return self.shards.files
-
-    def mask_name(self, column: str, index: int) -> str:
-        return self.shards.name(index, column)
-
-    def mask_data(self, column: str, index: int) -> bytes:
-        return self.shards.read(index, largest_file(self.most), column)
-
-    def mask_files(self, column: str) -> Iterable[str]:
-        return self.shards.files
-
-
-class SyntheticDataset(ImageDataset):
-    """Fixed random images of IMAGE_SIZE, drawn when they are read.
-
-    Sample i is of class i modulo the number of classes.
-
-    Args:
-        size: the number of images.
-    """
-
-    def __init__(self, config: Configuration, mode: str, size: int) -> None:
-        count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
-        super().__init__(config, mode, np.arange(size) % count, [str(c) for c in range(count)])
-        # Grey images are converted from RGB ones, as those of files are.
-        channels = 3 if isinstance(self.mode, str) else self.mode
-        self.shape = (*pair(config.DATA.IMAGE_SIZE), channels)
-
-    def image(self, index: int) -> Picture:
-        rng = np.random.default_rng([self.seed, index])
-        return image_of(rng.integers(0, 256, self.shape, np.uint8), self.mode)
 
 
 def get_dataset(
@@ -637,7 +133,9 @@ def _check_task(config: Configuration, name: str) -> None:
         raise InputError(
             f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
         )
-    if missing := [column for column in needed if column not in columns]:
+    # With a "*", the files say which further columns there are.
+    missing = [column for column in needed if column not in columns]
+    if missing and ("*" not in columns or missing[0] == "labels"):
         raise InputError(_lacks_column(config, f"DATA.DATASET '{name}'", missing[0]))
 
 
@@ -881,8 +379,8 @@ def get_dataloader(
             ``Loader``.
 
     Raises:
-        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or a
-            key would move the pixels and not their masks.
+        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or
+            masks can't follow what a key does to the pixels.
     """
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
@@ -919,18 +417,20 @@ def get_dataloader(
 
 
 def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:
-    """Raises InputError where a key would move the pixels and not their masks."""
+    """Raises InputError where masks can't follow what a key does to the pixels."""
     if not dataset.needed_masks:
         return
-    unmoved = f"and the column '{dataset.needed_masks[0]}' would stay where it is"
     policy = config.TRAIN.AUTO_AUGMENT
-    if train and policy and policy.partition("-")[0] != "3a":
+    if train and policy and policy.partition("-")[0] == "augmix":
         raise InputError(
-            f"TRAIN.AUTO_AUGMENT '{policy}' moves pixels, {unmoved};"
-            " 3a and COLOR_JITTER change colours alone"
+            f"TRAIN.AUTO_AUGMENT '{policy}' blends copies of an image that are moved apart, which the"
+            f" column '{dataset.needed_masks[0]}' can't follow; the other policies move both"
         )
     if not train and config.EVAL and config.DATA.CORRUPTION == "elastic_transform":
-        raise InputError(f"DATA.CORRUPTION elastic_transform moves pixels, {unmoved}; leave it out")
+        raise InputError(
+            "DATA.CORRUPTION elastic_transform moves pixels, and the column"
+            f" '{dataset.needed_masks[0]}' would stay where it is; leave it out"
+        )
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zipfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,8 @@ def why_missing(root: str | Path, path: bytes) -> str:
     def exists(other: bytes) -> bool:
         return os.path.lexists(os.path.join(os.fsencode(root), other))
 
+    if os.path.isdir(os.path.join(os.fsencode(root), path)):
+        return "; it is a folder, expected a file"
     # A short name in GBK may also be valid UTF-8, so what is on the disk decides.
     gbk = path.decode("gb18030", "replace").encode()
     if not path.isascii() and (exists(gbk) or exists(gbk.replace(b"\\", b"/"))):
@@ -133,7 +135,10 @@ def why_missing(root: str | Path, path: bytes) -> str:
     if text[:1] in ('"', "'") and text[0] == text[-1]:
         return "; its paths stand in quotes: leave these out"
     if _WINDOWS_DISK.match(text):
-        return "; it is a path of Windows: write paths relative to -data_path, with / between the folders"
+        return (
+            "; it is a path of Windows: write paths relative to -data_path,"
+            " with / between the folders"
+        )
     if text.endswith((",", ";")):
         return f"; the list has '{text[-1]}' behind the path: write a space or a TAB alone"
     before, *label = path.rsplit(None, 1)
@@ -146,7 +151,10 @@ def why_missing(root: str | Path, path: bytes) -> str:
         return "; its backslashes are Windows': write / in the list (sed -i 's|\\\\|/|g')"
     for form in ("NFC", "NFD"):
         if exists(unicodedata.normalize(form, text).encode()):
-            return f"; a file is there whose name has Unicode's other form ({form}): write the list's names so"
+            return (
+                f"; a file is there whose name has Unicode's other form ({form}):"
+                " write the list's names so"
+            )
     if not path.isascii() and exists(text.encode("gb18030")):
         return "; the file's name on the disk is in GBK: rename the files (convmv -f gbk -t utf8)"
     return ""
@@ -228,11 +236,12 @@ class TarBytes:
         return self.file.read(size)
 
 
-def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]:
+def npz(path: Path, wanted: Mapping[str, tuple[str, int | None]]) -> dict[str, np.ndarray]:
     """Returns arrays of a .npz file by name. Call this within ``errors.reading``.
 
     Args:
-        wanted: (NumPy's kind of dtype, number of dimensions) of each array.
+        wanted: (NumPy's kinds of dtype, number of dimensions) of each array. None: one dimension or
+            more.
 
     Raises:
         Unreadable, Exception: an array is missing, is another one, or would take too much memory.
@@ -240,13 +249,17 @@ def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         return {
-            name: _array(archive, name, kind, dimensions, allowance)
-            for name, (kind, dimensions) in wanted.items()
+            name: _array(archive, name, kinds, dimensions, allowance)
+            for name, (kinds, dimensions) in wanted.items()
         }
 
 
 def _array(
-    archive: zipfile.ZipFile, name: str, kind: str, dimensions: int, allowance: Allowance
+    archive: zipfile.ZipFile,
+    name: str,
+    kinds: str,
+    dimensions: int | None,
+    allowance: Allowance,
 ) -> np.ndarray:
     try:
         info = archive.getinfo(f"{name}.npy")
@@ -260,9 +273,12 @@ def _array(
             raise Unreadable(f"its {name} is of another version than NumPy writes")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         is_plain = not (dtype.hasobject or dtype.fields or fortran)
-        if dtype.kind != kind or len(shape) != dimensions or not is_plain:
+        has_dimensions = len(shape) > 0 if dimensions is None else len(shape) == dimensions
+        if dtype.kind not in kinds or not has_dimensions or not is_plain:
+            expected = "1 or more" if dimensions is None else dimensions
             raise Unreadable(
-                f"its {name} are {len(shape)} dimensions of {dtype}; expected {dimensions} of kind {kind}"
+                f"its {name} are {len(shape)} dimensions of {dtype};"
+                f" expected {expected} of kind {kinds}"
             )
         # At the end of the read, the archive's CRC is checked.
         count = math.prod(shape)

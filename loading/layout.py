@@ -55,6 +55,14 @@ def skipped_text(skipped: Sequence[str]) -> str:
     return f"skipped {count} hidden, system or linked {entries}, such as {printable(skipped[0])}"
 
 
+def is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Returns whether an entry is a folder, or a link to one. A link to itself isn't."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def describe_folder(folder: Path) -> str:
     """Returns the contents of a folder in words, such as "the folders cats, dogs and 12 images".
 
@@ -70,7 +78,7 @@ def describe_folder(folder: Path) -> str:
                 name = entry.name.lower()
                 if is_leftover(entry.name):
                     continue
-                if entry.is_dir():
+                if is_folder(entry):
                     folders.append(entry.name)
                 elif name.endswith(IMAGE_SUFFIXES):
                     images.append(entry.name)

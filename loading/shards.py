@@ -4,9 +4,11 @@ The shards have WebDataset's layout (github.com/webdataset/webdataset). A sample
 ``<mode>-*.tar`` whose names are equal up to the first dot. One is the image. The other is ``.cls``,
 its label as an ASCII integer, or ``.labels``, any number of labels with commas between. If no sample
 has one of these, the images have no labels. Masks are further members, such as ``.mask.png`` of the
-column "mask". WebDataset itself streams shards, so that its epochs end where a rank's shards end.
-With the index ``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a
-run resumes as it does with files.
+column "mask". Columns of numbers are in the index alone, as the names of classes are.
+
+WebDataset itself streams shards, so that its epochs end where a rank's shards end. With the index
+``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a run resumes as it
+does with files.
 """
 
 import codecs
@@ -30,19 +32,20 @@ from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets, take_labels
 from loading.layout import IMAGE_SUFFIXES, is_leftover
-from loading.sources import MOST_CLASSES, OWN_COLUMNS, Masks, Split
+from loading.sources import COLUMN_NAME, MOST_CLASSES, OWN_COLUMNS, Masks, Split
 from settings.registry import datasets
 from utils import writing_whole
 
 # NumPy's arrays by name.
 Arrays = dict[str, Any]
 
-# Versions of the index, for images with one label, with sets of labels and without labels; with masks,
-# ten more.
+# Versions of the index, for images with one label, with sets of labels and without labels. With masks
+# they are 10 more, and with columns of numbers 20 more.
 _FORMAT = 1
 _FORMAT_OF_SETS = 2
 _FORMAT_WITHOUT_LABELS = 3
 _WITH_MASKS = 10
+_WITH_NUMBERS = 20
 # Bytes of tar's header, which stands before a member's content.
 _HEADER = 512
 # Shards that a process holds open. The usual limit is 1,024 files.
@@ -52,7 +55,7 @@ _LONGEST_LABEL = 64
 _LONGEST_LABELS = 1 << 16
 _LABEL = re.compile(rb"(?:%b)?\s*(-?\d{1,18})\s*" % codecs.BOM_UTF8)
 _LABELS = re.compile(rb"\s*((?:\d{1,18}(?:,\d{1,18})*)?)\s*")
-_MASK = re.compile(r"([a-z][a-z0-9_]*)\.png")
+_MASK = re.compile(rf"({COLUMN_NAME.pattern})\.png")
 # The arrays of an index: NumPy's kind of dtype, and the number of dimensions.
 _KINDS = {
     "format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1),
@@ -62,6 +65,8 @@ _KINDS = {
 # Those of its masks, and where the members of each column are: "mask.offsets" and so on.
 _KINDS_OF_MASKS = {"columns": ("U", 1), "ignored": ("i", 1), "dtypes": ("U", 1)}
 _PLACES = {"headers": ("u", 1), "offsets": ("i", 1), "lengths": ("i", 1)}
+# The names of its columns of numbers. The column "boxes" is the array "numbers/boxes".
+_KINDS_OF_NUMBERS = {"numbers": ("U", 1)}
 # Threads that read headers. They are slower than one if nothing waits for the disk, and faster if
 # all do.
 _THREADS = 8
@@ -85,6 +90,8 @@ class Shards:
             - If there are masks, for each of their columns: its name in ``columns``, and what
               ``Masks`` says of it in ``ignored`` and ``dtypes``. ``mask.offsets``, ``mask.lengths``
               and ``mask.headers`` are where the members of the column "mask" are.
+            - If there are columns of numbers: their names in ``numbers``. ``numbers/boxes`` [n, ...]
+              are those of the column "boxes".
     """
 
     def __init__(self, root: Path, index: Arrays) -> None:
@@ -106,6 +113,10 @@ class Shards:
             for column in self.kinds_of_masks
             for field in _PLACES
         }
+        self.numbers = {
+            column: index[f"numbers/{column}"]
+            for column in index.get("numbers", np.array([])).tolist()
+        }
 
     def at_places(self, places: np.ndarray) -> "Shards":
         """Returns the images at ``places`` [k]."""
@@ -116,12 +127,14 @@ class Shards:
         subset.places_of_masks = {
             field: values[places] for field, values in self.places_of_masks.items()
         }
+        subset.numbers = {column: values[places] for column, values in self.numbers.items()}
         return subset
 
-    def masks(self) -> dict[str, Masks]:
-        """Returns the columns of masks by name. Their paths are the images' names."""
+    def columns(self) -> dict[str, Masks | np.ndarray]:
+        """Returns the further columns by name. The paths of masks are the images' names."""
         names: Any = self.names
-        return {name: Masks(names, *kind) for name, kind in self.kinds_of_masks.items()}
+        masks = {name: Masks(names, *kind) for name, kind in self.kinds_of_masks.items()}
+        return masks | self.numbers
 
     def where(self) -> bytes:
         """Returns bytes that differ for other images of the same files."""
@@ -148,11 +161,14 @@ class Shards:
             Unreadable: the file has more bytes.
             OSError: the shard can't be opened or read.
         """
-        headers, offsets, lengths = self.headers, self.offsets, self.lengths
-        if column is not None:
-            headers, offsets, lengths = (
-                self.places_of_masks[f"{column}.{field}"] for field in _PLACES
-            )
+        if column is None:
+            headers = self.headers
+            offsets = self.offsets
+            lengths = self.lengths
+        else:
+            headers = self.places_of_masks[f"{column}.headers"]
+            offsets = self.places_of_masks[f"{column}.offsets"]
+            lengths = self.places_of_masks[f"{column}.lengths"]
         length = _HEADER + int(lengths[index])
         if length > _HEADER + most:
             raise Unreadable(f"it has {length - _HEADER} bytes, up to {most} are read")
@@ -198,7 +214,7 @@ def _open_shard(file: str) -> _Opened:
     holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images, and `.cls` or `.labels` if they have labels),"
     " uncompressed",
     task="any",
-    columns="labels mask",
+    columns="labels *",
     val="val-*.tar",
 )
 def shards(split: Split, *, data_path: str) -> Shards:
@@ -244,6 +260,8 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
     files = sorted(root.glob(f"{mode}-*.tar"))
     if not files:
         problem = f"{root}: no {mode}-*.tar; DATASET shards needs them under -data_path"
+        if mode == "val" and any(root.glob("train-*.tar")):
+            problem += "; without them, DATA.VAL_SPLIT splits the training images"
         if compressed := sorted(root.glob(f"{mode}-*.tar.*")):
             problem += (
                 f"; {compressed[0].name} is compressed: unpack it, members are read at random"
@@ -254,18 +272,28 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
 
 def _read_index(path: Path) -> Arrays:
     """Returns the arrays of an index; raises Unreadable where they can't be right."""
-    version = npz(path, {"format": _KINDS["format"]})["format"]
-    has_masks = version > _WITH_MASKS
-    if has_masks:
-        version = version - _WITH_MASKS
-    masks = _masks_in(path) if has_masks else {}
+    version = int(npz(path, {"format": _KINDS["format"]})["format"])
+    numbers: Arrays = {}
+    if version > _WITH_NUMBERS:
+        version -= _WITH_NUMBERS
+        numbers = npz(path, _KINDS_OF_NUMBERS)
+    masks: Arrays = {}
+    if version > _WITH_MASKS:
+        version -= _WITH_MASKS
+        masks = _masks_in(path)
+    _check_names([*masks.get("columns", ()), *numbers.get("numbers", ())])
     places_of_masks = {
         f"{column}.{field}": kind
         for column in masks.get("columns", ())
         for field, kind in _PLACES.items()
     }
-    kinds = _KINDS | places_of_masks
-    by_image = ["names", "shard", "headers", "offsets", "lengths", *places_of_masks]
+    # Numbers of any kind and shape.
+    arrays_of_numbers = {
+        f"numbers/{column}": ("biuf", None) for column in numbers.get("numbers", ())
+    }
+    kinds: dict[str, Any] = _KINDS | places_of_masks | arrays_of_numbers
+    by_image = ["names", "shard", "headers", "offsets", "lengths"]
+    by_image += [*places_of_masks, *arrays_of_numbers]
     if version == _FORMAT:
         by_image.append("labels")
     elif version == _FORMAT_OF_SETS:
@@ -275,7 +303,7 @@ def _read_index(path: Path) -> Arrays:
         del kinds["labels"]
     else:
         raise Unreadable("it is of another format")
-    index = npz(path, kinds) | masks
+    index = npz(path, kinds) | masks | numbers
     del index["format"]
     counts_of_images = {len(index[name]) for name in by_image}
     if len(counts_of_images) != 1 or len(index["shards"]) != len(index["sizes"]):
@@ -308,16 +336,21 @@ def _read_index(path: Path) -> Arrays:
 def _masks_in(path: Path) -> Arrays:
     """Returns the arrays of an index that say which columns of masks there are."""
     masks = npz(path, _KINDS_OF_MASKS)
-    names = masks["columns"].tolist()
-    if len({len(names), len(set(names)), len(masks["ignored"]), len(masks["dtypes"])}) > 1:
+    if len({len(masks["columns"]), len(masks["ignored"]), len(masks["dtypes"])}) > 1:
         raise Unreadable("its arrays of columns differ in length")
-    if bad := [name for name in names if not _MASK.fullmatch(f"{name}.png")]:
-        raise Unreadable(f"its column '{printable(bad[0])}' has no such name")
     for ignored, dtype in zip(masks["ignored"].tolist(), masks["dtypes"].tolist(), strict=True):
         most = {"uint8": 255, "int32": 65535}.get(dtype, -1)
         if not 0 <= ignored <= most:
             raise Unreadable(f"it holds masks of {printable(dtype)}, in which {ignored} is ignored")
     return masks
+
+
+def _check_names(columns: Sequence[str]) -> None:
+    """Raises Unreadable where columns have no such names, or two have the same."""
+    if bad := [name for name in columns if not COLUMN_NAME.fullmatch(name)]:
+        raise Unreadable(f"its column '{printable(bad[0])}' has no such name")
+    if len(set(columns)) < len(columns):
+        raise Unreadable("two of its columns have the same name")
 
 
 def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
@@ -471,7 +504,7 @@ def make_index(
     files: Sequence[Path],
     scanned: Sequence[Arrays],
     classes: Sequence[str],
-    masks: Mapping[str, Masks] = {},
+    columns: Mapping[str, Masks | np.ndarray] = {},
 ) -> Arrays:
     """Returns the index of shards, with the samples in the order of their names.
 
@@ -479,7 +512,8 @@ def make_index(
         files: the shards.
         scanned: what ``scan_shard`` returned for each.
         classes: names, or none where they aren't known.
-        masks: what is known of columns of masks, by name.
+        columns: what is known of further columns, by name. Numbers are in the order of the
+            samples' names.
     """
     filled = [samples for samples in scanned if len(samples["names"])] or scanned[:1]
     if len(kinds := {_kind(samples) for samples in filled}) > 1:
@@ -490,17 +524,22 @@ def make_index(
     # A column of masks that a shard lacks is left out.
     fields = [field for field in filled[0] if all(field in samples for samples in filled)]
     samples = {field: np.concatenate([some[field] for some in filled]) for field in fields}
-    columns = [field.partition(".")[0] for field in fields if field.endswith(".headers")]
+    masks = [field.partition(".")[0] for field in fields if field.endswith(".headers")]
     described: Arrays = {}
-    if columns:
-        kinds = [masks.get(column, Masks(())) for column in columns]
+    if masks:
+        kinds: Any = [columns.get(column, Masks(())) for column in masks]
         described = {
-            "columns": np.array(columns, np.str_),
+            "columns": np.array(masks, np.str_),
             "ignored": np.array([kind.ignored for kind in kinds], np.int64),
             "dtypes": np.array([kind.dtype for kind in kinds], np.str_),
         }
-    numbers = np.arange(len(scanned), dtype=np.int32)
-    samples["shard"] = np.repeat(numbers, [len(some["names"]) for some in scanned])
+    numbers = {name: column for name, column in columns.items() if not isinstance(column, Masks)}
+    if numbers:
+        described["numbers"] = np.array(list(numbers), np.str_)
+    for name, column in numbers.items():
+        described[f"numbers/{name}"] = np.ascontiguousarray(column)
+    shard_numbers = np.arange(len(scanned), dtype=np.int32)
+    samples["shard"] = np.repeat(shard_numbers, [len(some["names"]) for some in scanned])
     order = np.argsort(samples["names"], kind="stable")
     labels = _labels(samples)
     ordered = {field: values[order] for field, values in samples.items() if field != "labels"}
@@ -533,5 +572,7 @@ def write_index(path: Path, index: Arrays) -> None:
         version = _FORMAT_OF_SETS if "counts" in index else _FORMAT
     if "columns" in index:
         version += _WITH_MASKS
+    if "numbers" in index:
+        version += _WITH_NUMBERS
     with writing_whole(path, "wb") as file:
         np.savez(file, format=np.array(version), **index)

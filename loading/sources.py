@@ -9,6 +9,7 @@ import functools
 import gzip
 import importlib.util
 import os
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,13 @@ from errors import InputError, Unreadable, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets, take_labels
-from loading.layout import IMAGE_SUFFIXES, describe_folder, is_leftover, named_as_splits
+from loading.layout import (
+    IMAGE_SUFFIXES,
+    describe_folder,
+    is_folder,
+    is_leftover,
+    named_as_splits,
+)
 from loading.lists import TextList, open_list
 from settings.keys import Size
 from settings.registry import datasets
@@ -32,6 +39,9 @@ Decoded = tuple[np.ndarray, np.ndarray, list[str]]
 MOST_CLASSES = 10_000_000
 # Columns that datasets and loaders have themselves, so a source's need other names.
 OWN_COLUMNS = ("pixels", "labels", "erased", "skipped", "mixed")
+COLUMN_NAME = re.compile("[a-z][a-z0-9_]*")
+# The types of numbers that both NumPy and Paddle have.
+_NUMBERS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 # A check keeps so many problems of a dataset.
 _MOST_PROBLEMS = 1000
 
@@ -126,6 +136,59 @@ class Files(NamedTuple):
                 columns[name] = np.asarray(column)[places]
         labels = take_labels(self.labels, places)
         return self._replace(paths=taken(self.paths), labels=labels, columns=columns)
+
+
+def checked_columns(
+    columns: Mapping[str, Masks | np.ndarray], count: int
+) -> dict[str, Masks | np.ndarray]:
+    """Returns a source's further columns: masks with their paths in one block, numbers as arrays.
+
+    Args:
+        count: the number of images.
+
+    Raises:
+        InputError: a column's name is taken, its numbers are of no type or shape that a batch can
+            have, or it has another number of entries than there are images.
+    """
+    checked: dict[str, Masks | np.ndarray] = {}
+    for name, column in columns.items():
+        if not COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
+            raise InputError(
+                f"the column '{printable(name)}' needs another name:"
+                " of small letters, digits and _, and not that of another column"
+            )
+        if isinstance(column, Masks):
+            paths = column.paths
+            # One block of bytes, which is small to hand over to other processes.
+            if not isinstance(paths, Paths | np.ndarray):
+                paths = Paths(paths)
+            checked[name] = column._replace(paths=paths)
+            entries = len(paths)
+        else:
+            checked[name] = _numbers(name, column)
+            entries = len(checked[name])
+        if entries != count:
+            raise InputError(f"the column '{name}' has {entries} entries for {count} images")
+    return checked
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """Returns a column's numbers [n, ...]; raises InputError where they are no such array."""
+    try:
+        numbers = np.asarray(values)
+    except ValueError:
+        raise InputError(
+            f"the values of the column '{name}' differ in shape; they have to be of one"
+        ) from None
+    if numbers.dtype.kind not in "biuf" or not numbers.ndim:
+        raise InputError(f"the column '{name}' has values of {numbers.dtype}, expected numbers")
+    if numbers.dtype.name not in _NUMBERS:
+        raise InputError(
+            f"the column '{name}' has values of {numbers.dtype.name}, which Paddle can't take;"
+            f" expected {', '.join(_NUMBERS)}"
+        )
+    # Of this machine's byte order.
+    return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
 class Arrays(NamedTuple):
@@ -313,9 +376,9 @@ def _class_names(folder: Path) -> tuple[list[str], list[str]]:
     if not folder.is_dir():
         return [], []
     with os.scandir(folder) as entries:
-        is_folder = {entry.name: entry.is_dir() for entry in entries}
-    leftovers = [name for name in sorted(is_folder) if is_leftover(name)]
-    names = [name for name in sorted(is_folder) if is_folder[name] and not is_leftover(name)]
+        are_folders = {entry.name: is_folder(entry) for entry in entries}
+    leftovers = [name for name in sorted(are_folders) if is_leftover(name)]
+    names = [name for name in sorted(are_folders) if are_folders[name] and not is_leftover(name)]
     if unprintable := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(
             f"the name of its class folder '{printable(unprintable[0])}' can't be printed;"

@@ -17,7 +17,7 @@ from loading.folds import folds
 from loading.label_sets import LabelSets
 from loading.layout import check_data_path
 from loading.shards import Shards
-from loading.sources import Arrays, Decoded, Drawn, Files, Split
+from loading.sources import Arrays, Decoded, Drawn, Files, Split, checked_columns
 from loading.splits import groups_of, validation
 from settings.configuration import Configuration, add_note, leaves
 from settings.registry import datasets
@@ -36,8 +36,8 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
         data: the configuration's DATA.
 
     Raises:
-        InputError: as of the reader, ``validation``, ``folds`` and ``groups_of``; or VAL_SPLIT is
-            set and the data has a validation set.
+        InputError: as of the reader, ``checked_columns``, ``validation``, ``folds`` and
+            ``groups_of``; or VAL_SPLIT is set and the data has a validation set.
     """
     component = datasets.components[data.DATASET]
     if "data_path" in component.keys:
@@ -45,10 +45,10 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
             data.DATA_PATH, default_values()["DATA.DATA_PATH"], component.returns == "Files"
         )
     if data.FOLDS is None and data.VAL_SPLIT is None:
-        return reader(split)
+        return _checked(reader(split))
     if data.VAL_SPLIT is not None:
         _check_no_validation(data)
-    source = reader(split._replace(mode="train", alone=True))
+    source = _checked(reader(split._replace(mode="train", alone=True)))
     mode = split.mode
     match source:
         case Arrays():
@@ -63,6 +63,13 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
         case Drawn():
             # VAL_SPLIT is of a configuration file, for which -dataset=synthetic was chosen.
             return source
+
+
+def _checked(source: Source) -> Source:
+    """Returns what a reader returned; raises InputError where a further column is a wrong one."""
+    if isinstance(source, Files):
+        return source._replace(columns=checked_columns(source.columns, len(source.paths)))
+    return source
 
 
 def note_subset(config: Configuration, count: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from errors import InputError, reading
 from loading.files import Paths
-from loading.layout import IMAGE_SUFFIXES, describe_folder, is_leftover
+from loading.layout import IMAGE_SUFFIXES, describe_folder, is_folder, is_leftover
 from loading.lists import TextList, open_list
 from loading.sources import Files, Split, check_no_parts, images_below
 from settings.registry import datasets
@@ -56,7 +56,7 @@ def _check_one_part(root: Path, split: Split) -> None:
     """
     with os.scandir(root) as entries:
         names = sorted(
-            entry.name for entry in entries if entry.is_dir() and not is_leftover(entry.name)
+            entry.name for entry in entries if is_folder(entry) and not is_leftover(entry.name)
         )
     if names != ["train"]:
         check_no_parts(root, names, "images")

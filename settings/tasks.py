@@ -63,7 +63,7 @@ def is_read_by(task: str, key: str, need: Need = LABELS) -> bool:
 def dataset_columns(dataset: str) -> tuple[str, ...]:
     """Returns the names of the columns that a dataset declares, besides pixels.
 
-    Shards have the columns that were written into them, whatever their dataset declares.
+    "*" stands for further ones that its files name, as those of shards do.
     """
     return tuple(datasets.components[dataset].given.get("columns", "labels").split())
 

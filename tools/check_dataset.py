@@ -3,9 +3,10 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
-Errors are what would stop a run: images that can't be read or are too large, classes without images,
-labels outside the range. Remarks are what spoils a run's numbers: images that are equal or look
-alike, in training and validation or under two labels.
+Errors are what would stop a run: images that can't be read or are too large, masks that can't be read
+or haven't the size of their images, classes without images, labels outside the range. Remarks are
+what spoils a run's numbers: images that are equal or look alike, in training and validation or under
+two labels.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does in a training. It writes
 train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing
@@ -132,10 +133,11 @@ def screen(result: Any) -> str:
 
     rows = [("", list(result.parts)), *table(result.parts)]
     widths = [max(len(values[column]) for _, values in rows) for column in range(len(result.parts))]
+    name_width = max(18, *(len(name) + 1 for name, _ in rows))
     lines = [result.title]
     for name, values in rows:
         cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
-        lines.append(f"  {name:<18}{'   '.join(cells)}")
+        lines.append(f"  {name:<{name_width}}{'   '.join(cells)}")
     for finding in result.findings:
         kind = "error" if finding.is_error else "remark"
         text = finding.text

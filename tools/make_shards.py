@@ -255,11 +255,7 @@ def pack(
 
     channels = options.channels
     labels = files.labels
-    columns = files.columns
-    if numbers := [name for name, column in columns.items() if not isinstance(column, Masks)]:
-        raise InputError(
-            f"shards hold masks, and no numbers; the column '{numbers[0]}' can't be packed"
-        )
+    masks = {name: column for name, column in files.columns.items() if isinstance(column, Masks)}
     full = [os.path.join(files.root, path) for path in files.paths]
     check = functools.partial(inspect, most=most, channels=channels)
     sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
@@ -279,8 +275,8 @@ def pack(
 
     def masks_of(index: int) -> dict[str, tuple[str, str]]:
         return {
-            name: (os.path.join(files.root, masks.paths[index]), masks.dtype)
-            for name, masks in columns.items()
+            name: (os.path.join(files.root, column.paths[index]), column.dtype)
+            for name, column in masks.items()
         }
 
     samples = [
@@ -294,7 +290,8 @@ def pack(
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index = output / f"{mode}.index.npz"
     listed = output / f"{mode}.txt"
-    write_index(index, make_index(shards, [part for _, part in done], files.classes, columns))
+    scanned = [part for _, part in done]
+    write_index(index, make_index(shards, scanned, files.classes, files.columns))
     listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in files.paths))
     for file in (index, listed):
         lines.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")

@@ -12,12 +12,14 @@ import numpy as np
 from errors import printable
 from loading.check.duplicates import count_bits, near_pairs
 from loading.check.images import CheckedImages
+from loading.check.masks import held_indices
 from loading.class_names import class_name
 from loading.label_sets import LabelSets, are_known, every_label, label_groups, take_labels
 from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
 from settings.configuration import Configuration, pair
+from settings.registry import datasets
 
 NAMES = {"train": "training", "val": "validation"}
 # Examples of each finding, and of pairs of images that look alike.
@@ -245,6 +247,8 @@ def findings(
     result = _reader_findings(splits, problems, skipped, listed)
     for mode, split in splits.items():
         result += _image_findings(config, mode, split, listed)
+        result += _mask_findings(config, mode, split, listed)
+    result += _index_findings(splits)
     result += _label_findings(config, splits, listed)
     images = images_of(splits)
     same = exact_duplicates(images)
@@ -296,14 +300,13 @@ def _image_findings(
     result = []
     broken = ~split.records["readable"]
     if broken.any():
-        can_be_left_out = listed or (config.DATA.SKIP_BROKEN and mode == "train")
-        is_error = bool(broken.all()) or not can_be_left_out
+        is_error = _stops(config, mode, broken, listed)
         text = f"{NAMES[mode]} images that can't be read"
-        result.append(_with_messages(split, broken, text, is_error))
+        result.append(_with_messages(split.messages, broken, text, is_error))
     flawed = split.records["flawed"]
     if flawed.any():
         text = f"{NAMES[mode]} images that are damaged, but decoded"
-        result.append(_with_messages(split, flawed, text, False))
+        result.append(_with_messages(split.messages, flawed, text, False))
     if mode == "val":
         narrow = too_narrow(config, split.records)
         if narrow.any():
@@ -325,11 +328,62 @@ def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     return (pixels > limit) & (data.CROP_MODE != "squash") & records["readable"]
 
 
-def _with_messages(split: CheckedImages, flagged: np.ndarray, text: str, is_error: bool) -> Finding:
-    """Returns a finding about the flagged images, with the messages of some of them."""
+def _stops(config: Configuration, mode: str, broken: np.ndarray, listed: bool) -> bool:
+    """Returns whether a run can't go on without the ``broken`` samples of a split, [n] bool."""
+    can_be_left_out = listed or (config.DATA.SKIP_BROKEN and mode == "train")
+    return bool(broken.all()) or not can_be_left_out
+
+
+def _with_messages(
+    messages: Mapping[int, str], flagged: np.ndarray, text: str, is_error: bool
+) -> Finding:
+    """Returns a finding about the flagged images or masks, with the messages of some of them."""
     places = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
-    messages = [split.messages[place] for place in places if place in split.messages]
-    return Finding(f"{text}: {flagged.sum():,}", messages, is_error)
+    examples = [messages[place] for place in places if place in messages]
+    return Finding(f"{text}: {flagged.sum():,}", examples, is_error)
+
+
+def _mask_findings(
+    config: Configuration, mode: str, split: CheckedImages, listed: bool
+) -> list[Finding]:
+    """Returns findings about masks that don't fit their images, or hold one index alone."""
+    result = []
+    for column, masks in split.masks.items():
+        what = f"{NAMES[mode]} masks of the column '{column}'"
+        unreadable = ~masks.records["readable"]
+        unfit = ~masks.records["fits"]
+        for flagged, problem in (
+            (unreadable, "that can't be read"),
+            (unfit, "that haven't the size of their images"),
+        ):
+            if flagged.any():
+                is_error = _stops(config, mode, unreadable | unfit, listed)
+                text = f"{what} {problem}"
+                result.append(_with_messages(masks.messages, flagged, text, is_error))
+        single = masks.records["indices"] == 1
+        if single.any():
+            places = np.flatnonzero(single)[:_EXAMPLES].tolist()
+            names = [printable(split.source.masks[column].name(place)) for place in places]
+            text = f"{what} that hold one index alone: {single.sum():,}"
+            result.append(Finding(text, names, False))
+    return result
+
+
+def _index_findings(splits: Mapping[str, CheckedImages]) -> list[Finding]:
+    """Returns findings about indices of masks that nothing is trained on."""
+    if not splits.keys() >= {"train", "val"}:
+        return []
+    result = []
+    train = splits["train"].masks
+    for column, masks in splits["val"].masks.items():
+        if column not in train:
+            continue
+        untrained = (masks.pixels > 0) & (train[column].pixels == 0)
+        if untrained.any():
+            indices = np.flatnonzero(untrained)[:_EXAMPLES].tolist()
+            text = f"indices that validation masks of the column '{column}' alone hold"
+            result.append(Finding(f"{text}: {untrained.sum():,}", list(map(str, indices)), False))
+    return result
 
 
 def _label_findings(
@@ -362,7 +416,9 @@ def _label_findings(
         report(~(train | val), "classes without an image")
         report(val & ~train, "classes that have validation images alone", is_error=not has_sets)
         report(train & ~val, "classes without a validation image")
-        if not has_sets:
+        # Images of one class may have much to learn from, if it isn't their class.
+        task = datasets.components[config.DATA.DATASET].given.get("task", "classification")
+        if not has_sets and task in ("classification", "any"):
             present = np.flatnonzero(train | val)
             problem = one_class(present, classes, config.DATA.DATA_PATH, source.paths)
             if problem:
@@ -418,6 +474,7 @@ def image_name(splits: Mapping[str, CheckedImages], images: ReadableImages, inde
 def table(splits: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
     """Returns the rows of a table: a name, and its value in each split."""
     rows: dict[str, list[str]] = {}
+    columns = dict.fromkeys(column for split in splits.values() for column in split.masks)
     for split in splits.values():
         records = split.records
         known = records[records["width"] > 0]
@@ -443,6 +500,17 @@ def table(splits: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
             "formats": _value_counts(known["format"]),
             "modes": _value_counts(known["mode"]),
         }
+        for column in columns:
+            # One part may have masks that the other part lacks.
+            held = ""
+            per_mask = ""
+            if masks := split.masks.get(column):
+                held = held_indices(masks)
+                counts = masks.records["indices"][masks.records["readable"]]
+                if len(counts):
+                    per_mask = f"{counts.min():,} to {counts.max():,}"
+            values[f"{column}: pixels"] = held
+            values[f"{column}: indices"] = per_mask
         for name, value in values.items():
             rows.setdefault(name, []).append(value)
     return [(name, values) for name, values in rows.items() if any(values)]

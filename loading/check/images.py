@@ -7,7 +7,7 @@ import functools
 import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -19,10 +19,18 @@ from PIL import Image
 from errors import InputError, RunError, Unreadable
 from launch.signals import die_with_parent
 from loading.check.duplicates import perceptual_hashes
+from loading.check.masks import (
+    MESSAGES,
+    CheckedMasks,
+    MaskSource,
+    check_masks,
+    mask_sources,
+    unchecked_masks,
+)
 from loading.files import contents
 from loading.label_sets import LabelSets, labels_or_unknown
 from loading.shards import Shards
-from loading.sources import Arrays, Files
+from loading.sources import Arrays, Files, Masks
 from loading.transforms import (
     Bands,
     bands_of,
@@ -38,8 +46,6 @@ from loading.transforms.orientation import TURNS, orientation_of
 
 # Pixels along a side of the small copies, from which the mean image and the hashes are computed.
 SIDE = 64
-# About so many messages are kept for each split.
-MESSAGES = 1000
 # Images that a process gets at a time.
 _CHUNK = 64
 # An image is blank if the standard deviation of its small copy is less, in grey levels.
@@ -64,6 +70,7 @@ class Source(NamedTuple):
         pixels: [n, ...], of images that are in memory.
         mode: as of ``pixel_mode``; "RGB" for grey images, too.
         paths: relative to the data's folder; empty for images that aren't files.
+        masks: of the images, by column.
     """
 
     name: Callable[[int], str]
@@ -73,6 +80,7 @@ class Source(NamedTuple):
     pixels: np.ndarray | None = None
     mode: str | int = "RGB"
     paths: Sequence[str] = ()
+    masks: Mapping[str, MaskSource] = {}
 
 
 class CheckedImages(NamedTuple):
@@ -86,12 +94,14 @@ class CheckedImages(NamedTuple):
             (``flawed``).
         messages: what is wrong with single images, by their place; about the first MESSAGES.
         mean: [SIDE, SIDE, 3], the mean of the readable images, in grey levels.
+        masks: of the images, by column.
     """
 
     source: Source
     records: np.ndarray
     messages: dict[int, str]
     mean: np.ndarray
+    masks: dict[str, CheckedMasks]
 
 
 def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
@@ -106,20 +116,27 @@ def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
     """
     largest = largest_file(most)
     if isinstance(images, Files):
-        root, paths, labels, classes, _ = images
+        root, paths, labels, classes, columns = images
 
-        def path(index: int) -> str:
-            return os.path.join(root, paths[index])
+        paths_of: dict[str | None, Sequence[str]] = {None: paths}
+        for name, each in columns.items():
+            if isinstance(each, Masks):
+                paths_of[name] = each.paths
 
-        def file_data(index: int) -> bytes:
-            return contents(path(index), largest)
+        def path(index: int, column: str | None = None) -> str:
+            return os.path.join(root, paths_of[column][index])
+
+        def file_data(index: int, column: str | None = None) -> bytes:
+            return contents(path(index, column), largest)
 
         labels = labels_or_unknown(labels, len(paths))
-        return Source(path, file_data, labels, classes, mode=mode, paths=paths)
+        masks = mask_sources(columns, path, file_data)
+        return Source(path, file_data, labels, classes, mode=mode, paths=paths, masks=masks)
     if isinstance(images, Shards):
         data = functools.partial(images.read, most=largest)
         labels = labels_or_unknown(images.labels, len(images.names))
-        return Source(images.name, data, labels, images.classes, mode=mode)
+        masks = mask_sources(images.columns(), images.name, data)
+        return Source(images.name, data, labels, images.classes, mode=mode, masks=masks)
     if isinstance(images, Arrays):
         pixels, labels, classes = images.read()
         return Source(
@@ -155,6 +172,7 @@ def check_images(
     records = np.zeros(count, _RECORD)
     messages = {}
     total = np.zeros((SIDE, SIDE, 3))
+    masks = {column: unchecked_masks(each, count) for column, each in source.masks.items()}
     starts = range(0, count, _CHUNK)
     chunks = [range(start, min(start + _CHUNK, count)) for start in starts]
     check = functools.partial(_check_chunk, most=most, oriented=oriented)
@@ -163,11 +181,14 @@ def check_images(
     pool = ProcessPoolExecutor(workers, context, _begin, (source,))
     try:
         results = pool.map(check, chunks)
-        for chunk, (chunk_records, chunk_messages, chunk_sum) in zip(chunks, results, strict=True):
+        for chunk, part in zip(chunks, results, strict=True):
+            chunk_records, chunk_messages, chunk_sum, chunk_masks = part
             records[chunk.start : chunk.stop] = chunk_records
             if len(messages) < MESSAGES:
                 messages |= chunk_messages
             total += chunk_sum
+            for column, checked in masks.items():
+                checked.add(chunk, chunk_masks[column])
             progress(len(chunk))
     except BrokenProcessPool:
         raise RunError(
@@ -175,7 +196,8 @@ def check_images(
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
-    return CheckedImages(source, records, messages, total / max(1, records["readable"].sum()))
+    mean = total / max(1, records["readable"].sum())
+    return CheckedImages(source, records, messages, mean, masks)
 
 
 # The images that this process decodes, as a list of one.
@@ -189,11 +211,12 @@ def _begin(source: Source) -> None:
 
 def _check_chunk(
     places: range, most: int, oriented: bool
-) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
-    """Returns (records, messages by place, the sum of the small copies) of some images."""
+) -> tuple[np.ndarray, dict[int, str], np.ndarray, dict[str, CheckedMasks]]:
+    """Returns (records, messages by place, the sum of the small copies, masks) of some images."""
     records = np.zeros(len(places), _RECORD)
     messages = {}
     small = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)
+    sizes: list[tuple[str, tuple[int, int] | None]] = []
     for row, place in enumerate(places):
         try:
             image, warning = picture(_source[0], place, most, records[row])
@@ -202,16 +225,23 @@ def _check_chunk(
             copy = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
             turn = TURNS[int(records[row]["turn"]) if oriented else 1]
             small[row] = turn.pixels(copy)
+            size = turn.size((int(records[row]["width"]), int(records[row]["height"])))
             records[row]["readable"] = True
             records[row]["flawed"] = bool(warning)
             message = warning
         except RunError as error:
             message = str(error)
+            size = None
         if message:
             messages[place] = message
+        sizes.append((_source[0].name(place), size))
     records["blank"] = small.reshape(len(places), -1).std(1) < _BLANK
     records["hash"] = perceptual_hashes(small)
-    return records, messages, small.sum(0, dtype=float)
+    masks = {
+        column: check_masks(source, places, sizes, most, oriented)
+        for column, source in _source[0].masks.items()
+    }
+    return records, messages, small.sum(0, dtype=float), masks
 
 
 def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[Image.Image, str]:

@@ -17,7 +17,7 @@ from loading.transforms.decode import Broken, EncodedImage, convert, readable, s
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, Picture, Size, TrainTransform
-from loading.transforms.masks import Mask, mask_image
+from loading.transforms.masks import Mask, check_mask_size, mask_image
 
 __all__ = [
     "Bands",
@@ -34,6 +34,7 @@ __all__ = [
     "Size",
     "TrainTransform",
     "bands_of",
+    "check_mask_size",
     "convert",
     "encoded_image",
     "gives_distributions",

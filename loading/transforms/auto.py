@@ -6,15 +6,18 @@ They are RandAugment, AutoAugment, TrivialAugment, 3-Augment and AugMix.
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from errors import InputError
+from loading.transforms.masks import Mask
 from loading.transforms.ops import (
     Augment,
     Fill,
     Picture,
+    PictureOrMask,
     apply,
     blend,
     posterize,
@@ -29,7 +32,9 @@ from settings.configuration import Configuration
 from settings.registry import operations
 from settings.suggestions import nearest
 
-Policy = Callable[[Picture, np.random.Generator], Picture]
+# What a policy draws follows from the generator alone. So an image and its mask, each with a generator
+# in the same state, get the same operations.
+Policy = Callable[[Any, np.random.Generator], Any]
 
 FORMS = (
     "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), "
@@ -102,7 +107,7 @@ _POLICIES = {
 
 
 def build_auto_augment(config: Configuration) -> Policy:
-    """Returns the policy (image, generator) -> image of TRAIN.AUTO_AUGMENT.
+    """Returns the policy (image or mask, generator) -> the same of TRAIN.AUTO_AUGMENT.
 
     It behaves as in timm's ``transforms_imagenet_train``: pixels from outside have the mean colour,
     and geometric operations resample as the crop does. ``trivial`` is torchvision's
@@ -151,7 +156,7 @@ class RandAugment:
         self.n = n
         self.probabilities = None if weights is None else np.asarray(weights) / np.sum(weights)
 
-    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
+    def __call__(self, image: PictureOrMask, rng: np.random.Generator) -> Any:
         repeat = self.probabilities is None
         for index in rng.choice(len(self.augments), self.n, replace=repeat, p=self.probabilities):
             image = self.augments[index](image, rng)
@@ -164,7 +169,7 @@ class AutoAugment:
     def __init__(self, lines: Sequence[Sequence[Augment]]) -> None:
         self.lines = lines
 
-    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
+    def __call__(self, image: PictureOrMask, rng: np.random.Generator) -> Any:
         for augment in self.lines[int(rng.integers(len(self.lines)))]:
             image = augment(image, rng)
         return image
@@ -177,13 +182,14 @@ class TrivialAugmentWide:
         "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness",
         "Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
     )  # fmt: skip
+    _MOVES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
-    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
+    def __call__(self, image: PictureOrMask, rng: np.random.Generator) -> Any:
         name = self._SPACE[rng.integers(len(self._SPACE))]
         step = int(rng.integers(31))
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
-    def apply(self, image: Picture, name: str, step: int, sign: int) -> Picture:
+    def apply(self, image: PictureOrMask, name: str, step: int, sign: int, fill: int = 0) -> Any:
         """Applies an operation at one of the 31 steps of its widest range.
 
         The magnitudes are exact, while torchvision's are float32. At step 15 an image is shifted by
@@ -192,9 +198,13 @@ class TrivialAugmentWide:
         Args:
             step: 0 to 30.
             sign: 1 or -1, the direction.
+            fill: what lies outside of an image. A mask gets the index that it ignores there.
         """
-        # The nearest pixel is taken, and black fills what lies outside.
-        how = (Image.Resampling.NEAREST, 0)
+        if isinstance(image, Mask):
+            if name not in self._MOVES:
+                return image
+            return image._replace(image=self.apply(image.image, name, step, sign, image.ignored))
+        how = (Image.Resampling.NEAREST, fill)
         share = step / 30
         if name in ("ShearX", "ShearY"):
             shear = shear_x if name == "ShearX" else shear_y
@@ -216,7 +226,8 @@ class TrivialAugmentWide:
 class AugMix:
     """Mixes chains of operations with the image, as timm does.
 
-    The method is that of Hendrycks et al. 2020 (arXiv:1912.02781).
+    The method is that of Hendrycks et al. 2020 (arXiv:1912.02781). The chains move the image, each
+    in its own way, so no mask fits the result.
 
     Args:
         width: number of chains.

@@ -201,7 +201,10 @@ def scaling_problem(image: Image.Image) -> str | None:
     kind = {"I": "32-bit integers", "F": "floats"}.get(image.mode)
     if kind is None or (image.mode == "I" and image.format in _SIXTEEN_BITS):
         return None
-    return f"its pixels are {kind}, and nothing tells which value is white; convert it to 8 or 16 bits, or remove it"
+    return (
+        f"its pixels are {kind}, and nothing tells which value is white;"
+        " convert it to 8 or 16 bits, or remove it"
+    )
 
 
 def _lost_channels(image: Any) -> str | None:

@@ -56,10 +56,11 @@ class RandomErasing:
         if size == self.size:
             return self
         if size not in self._others:
-            other = self._others[size] = copy.copy(self)
+            other = copy.copy(self)
             other.__dict__.pop("_table", None)
             other.size = size
             other.table_rows = _TABLE // size[1]
+            self._others[size] = other
         return self._others[size]
 
     def draw(self, rng: np.random.Generator, size: int | Sequence[int] | None = None) -> np.ndarray:

@@ -61,8 +61,8 @@ class TrainTransform:
     """The training transform: crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter.
 
     All of it is drawn from the generator that is passed to a call. The geometry is drawn once, and
-    applied to the image and to its masks, to these with the nearest pixel. Colours are changed in
-    the image alone.
+    applied to the image and to its masks, to these with the nearest pixel. So are AUTO_AUGMENT's
+    operations that move pixels. Colours are changed in the image alone.
 
     A call may give another size than IMAGE_SIZE. What is drawn, including the ratio of the crop's
     box, doesn't depend on the ratio of that size (as in timm 1.0.31).
@@ -121,16 +121,18 @@ class TrainTransform:
         rng: np.random.Generator,
         size: int | Size | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Returns the pixels [H, W, C] of an image, and [H, W] of each of its masks.
-
-        TRAIN.AUTO_AUGMENT would move the pixels alone (``datasets.check_columns``).
-        """
+        """Returns the pixels [H, W, C] of an image, and [H, W] of each of its masks."""
         if size is not None and pair(size) != self.size:
             return self.at(size).with_masks(image, masks, rng)
         # The order of the draws is part of the result: another order gives other samples.
         geometry = self.draw(*image.size, rng)
         pixels = self._moved(image, geometry, geometry.resample)
         moved = [self._moved(mask.image, geometry, _NEAREST, mask.ignored) for mask in masks]
+        if self.augment is not None:
+            # From a copy of the generator, the policy draws for a mask what it draws for the image.
+            for place, mask in enumerate(masks):
+                cropped = Mask(Image.fromarray(moved[place]), mask.ignored)
+                moved[place] = np.asarray(self.augment(cropped, copy.deepcopy(rng)).image)
         if self.augment is not None or self.color_jitter:
             pixels = self._recolor(pixels if images.load() else Image.fromarray(pixels), rng)
         return _pixels(pixels), moved

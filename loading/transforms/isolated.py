@@ -176,7 +176,8 @@ def _own_process() -> _Process:
         return process
     if process:
         process.end()
-    process = _processes[os.getpid()] = _Process()
+    process = _Process()
+    _processes[os.getpid()] = process
     return process
 
 

@@ -82,7 +82,9 @@ def _main() -> None:
         answers.write(content)
         answers.flush()
         # The memory is free before the next file comes.
-        image = data = content = None
+        image = None
+        data = b""
+        content = b""
 
 
 def _limit(seconds: int | None, memory: int | None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from errors import Unreadable
-from loading.transforms.decode import readable
+from loading.transforms.decode import Broken, readable
 from loading.transforms.formats import decoded, opened_image
 from loading.transforms.orientation import TURNS, orientation_of
 
@@ -32,6 +32,25 @@ class Mask(NamedTuple):
 
     image: Image.Image
     ignored: int
+
+
+def check_mask_size(mask: Image.Image, name: str, size: tuple[int, int], image: str) -> None:
+    """Raises Broken where a mask hasn't the size of its image.
+
+    Args:
+        name, image: of the mask and of its image, for the message.
+        size: (width, height) of the image.
+    """
+    if mask.size == size:
+        return
+    advice = "make them of one size"
+    # The EXIF of a photograph may turn it, and that of its mask is mostly missing.
+    if mask.size == size[::-1]:
+        advice += ", or change DATA.EXIF_ORIENTATION if the image's EXIF turns it"
+    raise Broken(
+        f"{name}: the mask has {mask.size[0]} x {mask.size[1]} pixels, its image"
+        f" {image} {size[0]} x {size[1]}; {advice}"
+    )
 
 
 def mask_image(

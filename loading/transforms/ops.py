@@ -5,20 +5,25 @@ L, Color and Desaturate change nothing. ``scale`` computes the value for a level
 operation without ``scale`` takes no value.
 
 An image is Pillow's. An operation that is registered with ``arrays=True`` also takes an array of
-pixels, [H, W] or [H, W, 3] uint8, for which ``ops.images`` computes the same bits.
+pixels, [H, W] or [H, W, 3] uint8, for which ``ops.images`` computes the same bits. One that is
+registered with ``moves=True`` moves pixels. It moves masks, too; the others leave masks as they are.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
+from loading.transforms.masks import Mask
 from ops import images
 from settings.registry import operations
 
 Picture = Image.Image | np.ndarray
+PictureOrMask = Picture | Mask
+_NEAREST = Image.Resampling.NEAREST
 # The colour of pixels from outside of an image.
 Fill = int | tuple[int, ...]
 # (level / 10, generator, the largest share of a translation) -> the operation's value.
@@ -100,7 +105,7 @@ def invert(image: Picture, *_: object) -> Picture:
     return ~image if isinstance(image, np.ndarray) else ImageOps.invert(image)
 
 
-@operations.register("Rotate", scale=_either_sign(30.0), arrays=True)
+@operations.register("Rotate", scale=_either_sign(30.0), arrays=True, moves=True)
 def rotate(image: Picture, degrees: float, resample: Image.Resampling, fill: Fill) -> Picture:
     if not isinstance(image, np.ndarray):
         return image.rotate(degrees, resample, fillcolor=fill)
@@ -146,17 +151,17 @@ def solarize_add(image: Picture, value: float, *_: object) -> Picture:
     return image.point(table * len(image.getbands()))
 
 
-@operations.register("ShearX", scale=_either_sign(0.3), arrays=True)
+@operations.register("ShearX", scale=_either_sign(0.3), arrays=True, moves=True)
 def shear_x(image: Picture, factor: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, factor, 0, 0, 1, 0), resample, fill)
 
 
-@operations.register("ShearY", scale=_either_sign(0.3), arrays=True)
+@operations.register("ShearY", scale=_either_sign(0.3), arrays=True, moves=True)
 def shear_y(image: Picture, factor: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, 0, 0, factor, 1, 0), resample, fill)
 
 
-@operations.register("TranslateXRel", scale=_translation, arrays=True)
+@operations.register("TranslateXRel", scale=_translation, arrays=True, moves=True)
 def translate_x_rel(
     image: Picture, share: float, resample: Image.Resampling, fill: Fill
 ) -> Picture:
@@ -164,7 +169,7 @@ def translate_x_rel(
     return translate_x(image, share * width, resample, fill)
 
 
-@operations.register("TranslateYRel", scale=_translation, arrays=True)
+@operations.register("TranslateYRel", scale=_translation, arrays=True, moves=True)
 def translate_y_rel(
     image: Picture, share: float, resample: Image.Resampling, fill: Fill
 ) -> Picture:
@@ -243,10 +248,17 @@ def blend(first: Picture, second: Picture, share: float) -> Picture:
 
 
 def apply(
-    name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill
-) -> Picture:
-    """Returns an image after the operation that is registered as ``name``."""
+    name: str, image: PictureOrMask, value: float, resample: Image.Resampling, fill: Fill
+) -> Any:
+    """Returns an image, or a mask, after the operation that is registered as ``name``.
+
+    A mask is moved by its nearest pixels, and filled with the index that it ignores.
+    """
     operation, given = operations.load(name)
+    if isinstance(image, Mask):
+        if not given.get("moves"):
+            return image
+        return image._replace(image=operation(image.image, value, _NEAREST, image.ignored))
     if isinstance(image, np.ndarray) and not given.get("arrays"):
         return np.asarray(operation(Image.fromarray(image), value, resample, fill))
     return operation(image, value, resample, fill)
@@ -281,7 +293,8 @@ class Augment:
         # An unknown name is reported now, and not at a worker's first image.
         operations.load(self.name)
 
-    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
+    def __call__(self, image: PictureOrMask, rng: np.random.Generator) -> Any:
+        # What is drawn doesn't depend on the image.
         if self.probability < 1 and rng.random() > self.probability:
             return image
         level = self.level

@@ -11,6 +11,7 @@ import paddle
 import pytest
 from conftest import write_images
 from PIL import Image
+from support.task_columns import need
 
 from config import get_config
 from datasets import get_dataloader, get_datasets
@@ -118,7 +119,7 @@ def test_fewer_images_than_a_batch_are_shown(root, options):
 
 
 def test_a_task_without_labels_gets_the_images_as_they_are_cropped(root, monkeypatch):
-    monkeypatch.setattr("datasets.columns_of", lambda task: ())
+    need(monkeypatch)
     monkeypatch.setattr("datasets.own_classes", lambda task: [])
     config, train, val = configured(root, "DATA.DATASET", "images", "TRAIN.CROP", "squash")
     panels = training_panels(config, train, 2, 5)

@@ -1,10 +1,12 @@
 """NVIDIA DALI as the loader: which samples it gives, how near its pixels are, and what it can't do."""
 
 import sys
+import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.task_columns import need
 
 from config import get_config, with_values
 from datasets import get_dataloader, get_dataset
@@ -107,6 +109,35 @@ def test_its_samples_are_those_of_the_other_loader(photographs, options):
         assert apart.max() < 1.5
 
 
+@pytest.mark.parametrize("draws", [[], ["noise", "turn"]])
+@pytest.mark.parametrize("kind", ["images", "images_list", "shards"])
+def test_it_loads_images_without_labels(photographs, tmp_path, monkeypatch, kind, draws):
+    pytest.importorskip("nvidia.dali")
+    need(monkeypatch)
+    paths = sorted(str(path) for path in photographs.glob("train/*/*"))
+    (tmp_path / "train_list.txt").write_text("\n".join(paths))
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for number, path in enumerate(paths):
+            tar.add(path, f"{number:02}{path[-4:]}")
+    root = photographs if kind == "images" else tmp_path
+
+    def batches(loader):
+        config = configured(root, loader, "DATA.DATASET", kind)
+        dataset = get_dataset(config, "train", alone=True)
+        for name in draws:
+            dataset.draws[name] = lambda rng: rng.random(3, np.float32)
+        loaded = get_dataloader(config, dataset, "train")
+        loaded.batch_sampler.set_epoch(2)
+        return [{name: column.numpy() for name, column in batch.items()} for batch in loaded]
+
+    for own, other in zip(batches("paddle"), batches("dali"), strict=True):
+        assert list(own) == list(other) == ["pixels", *draws]
+        apart = np.abs(own["pixels"].astype(int) - other["pixels"]).mean((1, 2, 3))
+        assert apart.max() < 1.5
+        for name in draws:
+            np.testing.assert_array_equal(own[name], other[name])
+
+
 def test_it_names_a_broken_file(photographs, tmp_path):
     pytest.importorskip("nvidia.dali")
     place = tmp_path / "train" / "a"
@@ -149,7 +180,7 @@ def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypat
     ):
         get_dataloader(config, get_dataset(config, "train"), "train")
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    monkeypatch.delitem(sys.modules, "loader_dali", raising=False)
+    monkeypatch.delitem(sys.modules, "loading.dali", raising=False)
     config = configured(photographs, "dali")
     with pytest.raises(
         InputError, match=r"^DATA\.LOADER dali: .*nvidia.*; pip install nvidia-dali\S+$"

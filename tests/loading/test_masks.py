@@ -1,6 +1,7 @@
 """Masks beside images: one geometry for both, in files and in a cache, and what is wrong with them."""
 
 import io
+import os
 import shutil
 import struct
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.ndimage import maximum_filter, minimum_filter
+from support.task_columns import need
 
 from config import get_config
 from datasets import FileDataset, get_dataloader, get_dataset
@@ -19,7 +21,10 @@ from errors import InputError, RunError
 from loading.files import Paths
 from loading.sources import Files, Masks
 from loading.subsets import read_split
-from loading.transforms.masks import mask_image
+from loading.transforms.auto import TrivialAugmentWide
+from loading.transforms.masks import Mask, mask_image
+from loading.transforms.ops import Augment
+from settings.registry import operations
 from tools.make_shards import main
 from training.equal_ranks import _content
 
@@ -139,11 +144,105 @@ def test_several_sizes_and_photometric_steps(tmp_path):
         assert sample["mask"].shape == size
         assert (sample["mask"] == plain.sample((1, 0, 0, size))["mask"]).all()
         assert (sample["pixels"] != plain.sample((1, 0, 0, size))["pixels"]).any()
-    with pytest.raises(
-        InputError, match=r"^TRAIN.AUTO_AUGMENT 'rand-m9' moves pixels, and the col"
-    ):
-        config = configured("TRAIN.AUTO_AUGMENT", "rand-m9")
+
+
+NEAREST = (Image.Resampling.NEAREST,)
+DTYPES = pytest.mark.parametrize("dtype", ["uint8", "int32"])
+
+
+def assert_same_regions(pixels, mask):
+    """Within the regions of a class, away from their borders, pixels have one colour."""
+    how = {"size": 15, "mode": "constant", "cval": 254}
+    inside = minimum_filter(mask, **how) == maximum_filter(mask, **how)
+    for index in np.intersect1d(mask[inside], INDICES):
+        assert len(np.unique(pixels[inside & (mask == index)], axis=0)) == 1, index
+    return inside.mean()
+
+
+@DTYPES
+@pytest.mark.parametrize("level", [3, 10])
+@pytest.mark.parametrize("name", sorted(operations.names()))
+def test_each_operation_moves_a_mask_as_its_image(name, level, dtype):
+    indices = blocks(150, 130, 50)
+    coloured = Image.fromarray(np.stack([indices * STEP] * 3, 2))
+    mask = Mask(Image.fromarray(indices.astype(dtype)), 7)
+    augment = Augment(name, 1.0, level, 0.0, 10.0, NEAREST, 7, 0.45)
+    moves = operations.load(name)[1].get("moves", False)
+    for seed in range(4):
+        found = augment(mask, np.random.default_rng(seed))
+        assert found.ignored == 7
+        values = np.asarray(found.image)
+        assert values.dtype == dtype
+        # A picture of the indices, of which the operation takes the nearest pixels, too.
+        if moves:
+            shown = augment(Image.fromarray(indices), np.random.default_rng(seed))
+            np.testing.assert_array_equal(values, shown)
+            assert (values == 7).any()
+        else:
+            np.testing.assert_array_equal(values, indices)
+            # It moves nothing in a picture.
+            shown = augment(coloured, np.random.default_rng(seed))
+            assert assert_same_regions(np.asarray(shown), indices) > 0.2
+
+
+@DTYPES
+@pytest.mark.parametrize("step", [0, 1, 7, 15, 30])
+@pytest.mark.parametrize("name", TrivialAugmentWide._SPACE)
+def test_each_step_of_trivial_augment_moves_a_mask_as_its_image(name, step, dtype):
+    indices = blocks(96, 80, 32)
+    mask = Mask(Image.fromarray(indices.astype(dtype)), 7)
+    moves = name in TrivialAugmentWide._MOVES
+    for sign in (1, -1):
+        found = TrivialAugmentWide().apply(mask, name, step, sign)
+        shown = TrivialAugmentWide().apply(Image.fromarray(indices), name, step, sign, fill=7)
+        expected = shown if moves else indices
+        np.testing.assert_array_equal(found.image, expected)
+        assert np.asarray(found.image).dtype == dtype
+
+
+POLICIES = [
+    "rand-m9-mstd0.5-inc1", "rand-m9-n3-p1.0-tweights", "rand-m9-n4-p1.0-t3aw", "rand-m5-n2-tRotate+Invert",
+    "original", "originalr-mstd0.5", "v0", "v0r", "3a", "trivial",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "random"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_moves_a_mask_as_its_image(tmp_path, policy, interpolation):
+    files = write_pairs(tmp_path, [(192, 160)], side=64)
+    options = ["TRAIN.INTERPOLATION", interpolation, *MOVED]
+    config = configured("TRAIN.AUTO_AUGMENT", policy, *options, size=(96, 112))
+    dataset = with_masks(config, "train", files)
+    alone = FileDataset(config, "train", *files[:4])
+    plain = with_masks(configured(*options, size=(96, 112)), "train", files)
+    shares = []
+    changed = 0
+    for epoch in range(25):
+        sample = dataset.sample((epoch, 0, 0))
+        shares.append(assert_same_regions(sample["pixels"], sample["mask"]))
+        np.testing.assert_array_equal(sample["pixels"], alone[epoch, 0, 0][0])
+        changed += (sample["mask"] != plain.sample((epoch, 0, 0))["mask"]).any()
+    assert np.mean(shares) > 0.05
+    assert (changed > 0) == (policy != "3a")
+
+
+def test_augmix_has_no_mask(tmp_path):
+    files = write_pairs(tmp_path, [(96, 64)] * 4)
+    config = configured("TRAIN.AUTO_AUGMENT", "augmix-m3")
+    message = "^TRAIN.AUTO_AUGMENT 'augmix-m3' blends copies .* column 'mask' can't follow; the"
+    with pytest.raises(InputError, match=message):
         get_dataloader(config, with_masks(config, "train", files), "train")
+    get_dataloader(config, FileDataset(config, "train", *files[:4]), "train")
+
+
+def test_what_is_erased_keeps_its_mask(tmp_path):
+    files = write_pairs(tmp_path, [(96, 64)])
+    erasing = with_masks(configured("TRAIN.RANDOM_ERASE_PROB", "1.0"), "train", files)
+    plain = with_masks(configured("TRAIN.RANDOM_ERASE_PROB", "0.0"), "train", files)
+    for epoch in range(4):
+        sample = erasing.sample((epoch, 0, 0))
+        assert sample["erased"].any()
+        np.testing.assert_array_equal(sample["mask"], plain.sample((epoch, 0, 0))["mask"])
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
@@ -444,6 +543,25 @@ def test_columns_that_dont_fit_are_refused(tmp_path):
 # ------------------------------------------------------- caches, shards, readers
 
 
+def read_with(monkeypatch, columns):
+    """Adds columns to the files of datasets, and makes them those of the task.
+
+    Args:
+        columns: Files -> their columns by name, with those that are there.
+    """
+
+    def with_columns(data, split, reader):
+        def read(split):
+            files = reader(split)
+            return files._replace(columns=columns(files)) if isinstance(files, Files) else files
+
+        return read_split(data, split, read)
+
+    monkeypatch.setattr("datasets._check_task", lambda *_: None)
+    monkeypatch.setattr("datasets.read_split", with_columns)
+    monkeypatch.setattr("loading.subsets.read_split", with_columns)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of two classes, whose masks are in masks/ under the same paths."""
@@ -459,21 +577,12 @@ def folder(tmp_path, monkeypatch):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(file)
 
-    def with_columns(data, split, reader):
-        def read(split):
-            files = reader(split)
-            if not isinstance(files, Files):
-                return files
-            masks = Masks([f"masks/{path}" for path in files.paths], ignored=9)
-            return files._replace(columns={"mask": masks})
-
-        return read_split(data, split, read)
+    def columns(files):
+        return {"mask": Masks([f"masks/{path}" for path in files.paths], ignored=9)}
 
     # Of a task and a dataset that have masks.
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "mask"))
-    monkeypatch.setattr("datasets._check_task", lambda *_: None)
-    monkeypatch.setattr("datasets.read_split", with_columns)
-    monkeypatch.setattr("loading.subsets.read_split", with_columns)
+    need(monkeypatch, "labels", "mask")
+    read_with(monkeypatch, columns)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "data"
 
@@ -555,6 +664,190 @@ def test_shards_hold_the_masks(folder, pack, mode):
         assert_follows(sample["pixels"], sample["mask"])
 
 
+def numbers_of(files):
+    """Columns of numbers that follow from the names of images, as arrays and as nested lists."""
+    stems = [int(path.rpartition("/")[2].partition(".")[0]) for path in files.paths]
+    boxes = [[stem, stem + 1, stem + 2, stem + 3] for stem in stems]
+    return {
+        "depth": np.array(stems, ">f4") / 8,
+        "boxes": boxes,
+        "crops": np.array(boxes, np.int16).reshape(-1, 2, 2),
+        "is_odd": np.array(stems) % 2 == 1,
+    }
+
+
+TASK_COLUMNS = ("labels", "classes", "instance", "depth", "boxes", "crops", "is_odd")
+
+
+@pytest.fixture
+def with_numbers(folder, monkeypatch):
+    """The folder, with two columns of masks of other names, and four of numbers."""
+
+    def columns(files):
+        paths = [f"masks/{path}" for path in files.paths]
+        masks = {"classes": Masks(paths, ignored=9), "instance": Masks(paths, 65535, "int32")}
+        return masks | numbers_of(files)
+
+    need(monkeypatch, *TASK_COLUMNS)
+    read_with(monkeypatch, columns)
+    return folder
+
+
+@pytest.mark.parametrize("options", [[], ["DATA.CACHE", "cache"]])
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_shards_hold_every_column(with_numbers, pack, mode, options):
+    pack("-output=out", "-shard_size=5", "-workers=2")
+    files = from_folder("folder", with_numbers, mode)
+    packed = from_folder("shards", "out", mode, *options)
+    assert packed.columns == files.columns == ("pixels", *TASK_COLUMNS)
+    found = get_dataloader(configured("DATA.NUM_WORKERS", 2), packed, mode)
+    wanted = get_dataloader(configured(), files, mode)
+    rows = 0
+    for batch, expected in zip(found, wanted, strict=True):
+        for name in files.columns:
+            assert batch[name].dtype == expected[name].dtype
+            np.testing.assert_array_equal(batch[name].numpy(), expected[name].numpy())
+        rows += len(batch["boxes"])
+    found.close()
+    assert rows == (12 if mode == "train" else 6)
+    name = os.fsdecode(files.relative_names()[3])
+    number = int(name.rpartition("/")[2].partition(".")[0])
+    sample = packed.sample((0, 3, 0))
+    assert sample["boxes"].tolist() == [number, number + 1, number + 2, number + 3]
+    assert (sample["depth"], sample["depth"].dtype) == (number / 8, np.float32)
+    assert (sample["crops"].dtype, sample["is_odd"]) == (np.int16, number % 2 == 1)
+    assert_follows(sample["pixels"], sample["classes"])
+    np.testing.assert_array_equal(sample["classes"], sample["instance"])
+    assert (packed.masks["instance"].ignored, sample["instance"].dtype) == (65535, np.int32)
+
+
+def test_a_part_of_shards_has_its_numbers(with_numbers, pack):
+    pack("-output=out", "-workers=1", "-modes", "train")
+    seen = set()
+    for fold in range(2):
+        for mode in ("train", "val"):
+            options = ["DATA.FOLDS", 2, "DATA.FOLD", fold]
+            files = from_folder("folder", with_numbers, mode, *options)
+            assert len(files) == 6
+            for index in range(6):
+                number = int(files.relative_names()[index].rpartition("/")[2].partition(".")[0])
+                assert files.sample((0, index, 0))["boxes"][0] == number
+            packed = from_folder("shards", "out", mode, *options)
+            firsts = [int(packed.sample((0, index, 0))["boxes"][0]) for index in range(6)]
+            listed = (with_numbers.parent / "out/train.txt").read_text().splitlines()
+            members = [int(os.fsdecode(name)[:9]) for name in packed.relative_names()]
+            names = [listed[member] for member in members]
+            assert [int(name.rpartition("/")[2].partition(".")[0]) for name in names] == firsts
+            if mode == "val":
+                seen |= set(firsts)
+    assert seen == set(range(12))
+
+
+def test_ranks_compare_their_numbers(with_numbers, pack):
+    pack("-output=out", "-workers=1", "-modes", "val")
+    own = from_folder("shards", "out", "val")
+    other = from_folder("shards", "out", "val")
+    first, second = (_content(each, each.relative_names(), 0, 6) for each in (own, other))
+    assert list(map(bytes, first)) == list(map(bytes, second))
+    other.values["boxes"] = own.values["boxes"] + 1
+    changed = _content(other, other.relative_names(), 0, 6)
+    assert list(map(bytes, first)) != list(map(bytes, changed))
+
+
+def test_a_lost_index_loses_the_numbers_alone(with_numbers, pack, monkeypatch):
+    pack("-output=out", "-workers=1", "-modes", "val")
+    (with_numbers.parent / "out/val.index.npz").unlink()
+    for _ in range(2):
+        with pytest.raises(InputError, match="has no column 'depth', which TASK classification ne"):
+            from_folder("shards", "out", "val")
+    need(monkeypatch, "labels", "classes", "instance")
+    sample = from_folder("shards", "out", "val").sample((0, 3, 0))
+    assert_follows(sample["pixels"], sample["classes"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"boxes": [[1, 2]] * 11 + [[1]]},
+            "the values of the column 'boxes' differ in shape; they",
+        ),
+        ({"boxes": np.zeros(3)}, "the column 'boxes' has 3 entries for 12 images"),
+        ({"mask": Masks(["a.png"])}, "the column 'mask' has 1 entries for 12 images"),
+        (
+            {"ids": np.zeros(12, np.uint16)},
+            "the column 'ids' has values of uint16, which Paddle can",
+        ),
+        (
+            {"ids": np.zeros(12, np.uint64)},
+            "the column 'ids' has values of uint64, which Paddle can",
+        ),
+        ({"ids": np.zeros(12, np.longdouble)}, "the column 'ids' has values of "),
+        ({"names": ["a"] * 12}, "the column 'names' has values of <U1, expected numbers"),
+        ({"pixels": np.zeros(12)}, "the column 'pixels' needs another name"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["-o", "DATA.FOLDS", "2"]])
+def test_columns_that_cant_be_packed_are_one_line(
+    folder, pack, monkeypatch, columns, message, options
+):
+    read_with(monkeypatch, lambda files: columns)
+    with pytest.raises(InputError, match=f"^{message}"):
+        pack("-output=out", "-workers=1", "-modes", "train", *options)
+    assert not (folder.parent / "out").exists()
+
+
+def test_an_index_with_wrong_numbers_is_named(with_numbers, pack):
+    pack("-output=out", "-workers=1", "-modes", "val")
+    path = with_numbers.parent / "out/val.index.npz"
+    with np.load(path) as stored:
+        index = dict(stored)
+    assert index["format"] == 31
+    for changes, message in (
+        ({"numbers/boxes": index["numbers/boxes"][1:]}, "its arrays differ in length"),
+        (
+            {"numbers/boxes": np.array(3)},
+            "its numbers/boxes are 0 dimensions of int64; expected 1 or",
+        ),
+        (
+            {"numbers/boxes": np.array(["a"] * 6)},
+            "its numbers/boxes are 1 dimensions of <U1; exp",
+        ),
+        ({"numbers/boxes": np.array([None] * 6)}, "its numbers/boxes are 1 dimensions of object"),
+        ({"numbers": np.array(["other"])}, "its numbers/other is missing"),
+        ({"numbers": np.array(["../a"])}, "its column '../a' has no such name"),
+        ({"numbers": np.array(["boxes", "boxes"])}, "two of its columns have the same name"),
+        ({"numbers": np.array(["classes"])}, "two of its columns have the same name"),
+        ({"format": np.array(34)}, "it is of another format"),
+        ({"format": np.array(20)}, "it is of another format"),
+    ):
+        np.savez(path, **index | changes)
+        with pytest.raises(InputError, match=rf"val.index.npz: {message}"):
+            from_folder("shards", "out", "val")
+    np.savez(path, **index | {"numbers/boxes": np.zeros(6, np.uint16)})
+    with pytest.raises(InputError, match="^the column 'boxes' has values of uint16, which Paddle"):
+        from_folder("shards", "out", "val")
+
+
+def test_the_files_of_shards_say_which_columns_there_are(folder, pack, monkeypatch):
+    """Nothing but what is there decides whether a task can read shards."""
+    pack("-output=out", "-workers=1", "-modes", "val")
+    monkeypatch.undo()
+    monkeypatch.chdir(folder.parent)
+    for needed, missing in (
+        (("labels", "mask"), None),
+        (("labels", "boxes"), "the val set of 'shards' at out has no column 'boxes', which TASK"),
+    ):
+        need(monkeypatch, *needed)
+        if missing is None:
+            assert from_folder("shards", "out", "val").columns == ("pixels", "labels", "mask")
+        else:
+            with pytest.raises(InputError, match=f"^{missing}"):
+                from_folder("shards", "out", "val")
+        with pytest.raises(InputError, match=f"^DATA.DATASET 'folder' has no {needed[1]}, TASK cl"):
+            from_folder("folder", folder, "val")
+
+
 def test_reduced_shards_have_reduced_masks(folder, pack):
     pack("-output=out", "-resize=40", "-workers=1", "-modes", "val")
     dataset = from_folder("shards", "out", "val")
@@ -584,6 +877,10 @@ def test_damaged_masks_in_shards_are_named(folder, pack):
         ({"mask.lengths": index["mask.lengths"][1:]}, "its arrays differ in length"),
         ({"columns": np.array(["../a"])}, "its column '../a' has no such name"),
         ({"columns": np.array(["mask", "mask"])}, "its arrays of columns differ in length"),
+        (
+            {name: np.repeat(index[name], 2) for name in ("columns", "ignored", "dtypes")},
+            "two of its columns have the same name",
+        ),
         ({"dtypes": np.array(["object"])}, "it holds masks of object"),
         ({"ignored": np.array([-1])}, "it holds masks of uint8, in which -1 is ignored"),
         ({"format": np.array(5)}, "it is of another format"),
@@ -605,17 +902,17 @@ def test_a_column_that_some_samples_lack_is_no_mask(folder, pack, monkeypatch):
                 new.addfile(member, io.BytesIO(data))
     with pytest.raises(InputError, match="has no column 'mask', which TASK classification needs"):
         from_folder("shards", "out", "val")
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels",))
+    need(monkeypatch, "labels")
     assert not from_folder("shards", "out", "val").masks
 
 
 def test_only_a_task_that_needs_masks_reads_them(folder, monkeypatch):
     assert from_folder("folder", folder, "val").columns == ("pixels", "labels", "mask")
     shutil.rmtree(folder / "masks")
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels",))
+    need(monkeypatch, "labels")
     for options in ((), ("DATA.CACHE", "cache")):
         assert len(from_folder("folder", folder, "val", *options)[0]) == 2
-    monkeypatch.setattr("datasets.columns_of", lambda _: ("labels", "depth"))
+    need(monkeypatch, "labels", "depth")
     with pytest.raises(InputError, match="has no column 'depth', which TASK classification needs"):
         from_folder("folder", folder, "val")
 
@@ -645,10 +942,13 @@ def test_ranks_compare_their_masks(folder, pack):
 def test_loaders_that_read_no_further_columns_say_so(tmp_path):
     files = write_pairs(tmp_path, [(96, 64)] * 4)
     config = configured("DATA.LOADER", "dali")
-    with pytest.raises(
-        InputError, match="^DATA.LOADER is 'dali', which reads no column 'mask'; set"
-    ):
-        get_dataloader(config, with_masks(config, "train", files), "train")
+    for columns in (files.columns, {"boxes": np.zeros((4, 4))}):
+        (name,) = columns
+        dataset = with_masks(config, "train", files._replace(columns=columns))
+        with pytest.raises(
+            InputError, match=f"^DATA.LOADER is 'dali', which reads no column '{name}'; set it to"
+        ):
+            get_dataloader(config, dataset, "train")
 
 
 def test_paddlevits_loader_says_that_it_has_no_masks(tmp_path):

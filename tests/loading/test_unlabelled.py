@@ -12,6 +12,7 @@ import tarfile
 import numpy as np
 import pytest
 from conftest import write_images
+from support.task_columns import need
 
 from config import get_config
 from datasets import FileDataset, ShardDataset, get_dataloader, get_dataset, get_datasets
@@ -37,7 +38,7 @@ PATHS = [
 @pytest.fixture
 def without_labels(monkeypatch):
     """Makes the task one that needs no labels."""
-    monkeypatch.setattr("datasets.columns_of", lambda task: ())
+    need(monkeypatch)
     monkeypatch.setattr("datasets.own_classes", lambda task: [])
 
 
@@ -127,6 +128,7 @@ def test_hidden_entries_and_linked_folders_are_skipped_and_named(nested):
     (nested / "b/around").symlink_to("..")
     (nested / "b/elsewhere").symlink_to("/")
     (nested / "b/5.png").symlink_to(nested / "0.png")
+    (nested / "itself").symlink_to("itself")
     skipped = []
     assert set(read(nested, skipped=skipped)) == {*PATHS, "b/5.png"}
     assert skipped == [".hidden", "b/._0.png", "b/Thumbs.db", "b/around", "b/elsewhere"]
@@ -161,6 +163,14 @@ def test_a_list_has_a_path_on_each_line(nested):
     [
         (b"\n \n", r"in/train_list.txt: the list is empty"),
         (b"0.png\n1\0.png\n", r"train_list.txt, line 2: its path holds a NUL character"),
+        (
+            b"0.png\n.\n",
+            r"train_list.txt: 1 of 2 files are missing, .*/in; it is a folder, expected ",
+        ),
+        (
+            b"b/c/\n",
+            r"train_list.txt: 1 of 1 files are missing, .*/b/c; it is a folder, expected a",
+        ),
         (b"0.png\n9.png\n", r"train_list.txt: 1 of 2 files are missing, the first is .*/9.png$"),
         (
             b"0.png 3\n",
@@ -248,6 +258,8 @@ def test_shards_of_others_may_hold_images_and_texts_alone(tmp_path):
     found = shards(Split("train"), data_path=str(tmp_path))
     assert (found.labels, found.at_places(np.array([1])).labels) == (None, None)
     assert found.read(1, 10) == b"y"
+    with pytest.raises(InputError, match="no val-.*; without them, DATA.VAL_SPLIT splits the trai"):
+        shards(Split("val"), data_path=str(tmp_path))
 
 
 @pytest.mark.parametrize("other", ["cls", "labels"])
@@ -343,7 +355,10 @@ def test_folds_hold_each_image_once(nested):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["DATA.VAL_SPLIT", "0.5"], "DATA.VAL_SPLIT 0.5: 1 images leave no image for validation"),
+        (
+            ["DATA.VAL_SPLIT", "0.5"],
+            "DATA.VAL_SPLIT 0.5: 1 images leave no image for validation",
+        ),
         (["DATA.FOLDS", "3"], "DATA.FOLDS is 3: 2 folds of 1 images would be empty; take fewer"),
     ],
 )

@@ -1,0 +1,200 @@
+"""tools/check_dataset.py for datasets with masks."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from loading.sources import Files, Masks
+from loading.subsets import read_split
+from settings.registry import datasets
+from tools import check_dataset, make_shards
+
+SIZES = [(40, 30), (30, 40), (32, 32), (48, 20), (25, 60)]
+
+
+def write_mask(file, values, **options):
+    Image.fromarray(values).save(file, **options)
+
+
+def indices_of(number, size):
+    """Half of a mask is index 3, the rest 0; the last row is ignored."""
+    values = np.zeros(size[::-1], np.uint8)
+    values[: size[1] // 2] = 3
+    values[-1] = 255
+    return values
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Images and masks of two parts, read as a dataset with the columns "mask" and "depth"."""
+    rng = np.random.default_rng(0)
+    for mode in ("train", "val"):
+        for number, size in enumerate(SIZES):
+            path = tmp_path / "data" / mode / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (*size[::-1], 3), np.uint8)).save(path)
+            masks = tmp_path / "data/masks" / mode
+            masks.mkdir(parents=True, exist_ok=True)
+            write_mask(masks / f"{number}.png", indices_of(number, size))
+
+    def with_columns(data, split, reader):
+        def read(split):
+            files = reader(split)
+            if not isinstance(files, Files):
+                return files
+            columns = {"mask": Masks([f"masks/{path}" for path in files.paths])}
+            return files._replace(columns=columns | {"depth": np.zeros(len(files.paths))})
+
+        return read_split(data, split, read)
+
+    monkeypatch.setattr("loading.subsets.read_split", with_columns)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """Returns a function that runs the check: (its exit status, the lines that it prints)."""
+
+    def run(*words):
+        given = words or ("-dataset=images", "-data_path=data")
+        monkeypatch.setattr(sys, "argv", ["check_dataset.py", "--workers=2", *map(str, given)])
+        status = 0
+        try:
+            check_dataset.main()
+        except SystemExit as end:
+            status = end.code
+        return status, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def row(lines, name):
+    (found,) = [line for line in lines if line.startswith(f"  {name}")]
+    return found[len(name) + 2 :].strip()
+
+
+def test_masks_that_fit_are_described(folder, check):
+    status, lines = check()
+    assert (status, lines[-2]) == (0, "usable, 0 remarks")
+    everything = [indices_of(number, size).ravel() for number, size in enumerate(SIZES)]
+    counts = np.bincount(np.concatenate(everything))
+    share = counts / counts.sum()
+    expected = f"3 {share[3]:.1%}, 0 {share[0]:.1%}, 255 (ignored) {share[255]:.1%}"
+    assert row(lines, "mask: pixels") == f"{expected}   {expected}"
+    assert row(lines, "mask: indices").split() == ["3", "to", "3"] * 2
+
+
+def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
+    train = folder / "masks/train"
+    (train / "0.png").unlink()
+    (train / "1.png").write_bytes(b"no image")
+    write_mask(train / "2.png", np.zeros((31, 32), np.uint8))
+    write_mask(train / "3.png", indices_of(3, SIZES[3]).T.copy())
+    val = folder / "masks/val"
+    write_mask(val / "0.png", np.full((30, 40), 7, np.uint8))
+    write_mask(val / "1.png", np.zeros((40, 30, 3), np.uint8))
+    write_mask(val / "2.png", np.full((32, 32), 300, np.uint16))
+    write_mask(val / "3.png", indices_of(3, SIZES[3]), format="JPEG")
+    status, lines = check()
+    assert status == 1
+    errors = [line for line in lines if line.startswith(("error", "remark"))]
+    expected = [
+        "error: training masks of the column 'mask' that can't be read: 2, such as"
+        " data/masks/train/0.png: can't be read",
+        "error: training masks of the column 'mask' that haven't the size of their images: 2, such"
+        " as data/masks/train/2.png: the mask has 32 x 31 pixels, its image data/train/2.png 32 x 32",
+        "remark: training masks of the column 'mask' that hold one index alone: 1, such as"
+        " data/masks/train/2.png",
+        "error: validation masks of the column 'mask' that can't be read: 3, such as"
+        " data/masks/val/1.png: it has 3 channels, expected a PNG of one channel",
+        "remark: validation masks of the column 'mask' that hold one index alone: 1, such as"
+        " data/masks/val/0.png",
+        "remark: indices that validation masks of the column 'mask' alone hold: 1, such as 7",
+    ]
+    assert len(errors) == len(expected)
+    for line, start in zip(errors, expected, strict=True):
+        assert line.startswith(start)
+    assert lines[-2] == "not usable: 3 of what was found stop a run"
+    # A training may leave out what is broken, and lists name images alone.
+    status, lines = check("-dataset=images", "-data_path=data", "-o", "DATA.SKIP_BROKEN", "True")
+    assert [line for line in lines if line.startswith("error")] == [
+        line for line in lines if "validation masks of the column 'mask' that can't be re" in line
+    ]
+
+
+def test_a_turned_image_has_a_mask_of_the_shown_size(folder, check):
+    exif = Image.Exif()
+    exif[274] = 6
+    for number, size in ((0, SIZES[0]), (1, SIZES[1][::-1])):
+        image = Image.new("RGB", size)
+        image.putpixel((3, 4 + number), (255, 0, 0))
+        image.save(folder / f"train/{number}.jpg", exif=exif)
+        (folder / f"train/{number}.png").unlink()
+        write_mask(folder / f"masks/train/{number}.jpg", indices_of(number, size), format="PNG")
+    shown = ["-dataset=images", "-data_path=data", "-o", "DATA.EXIF_ORIENTATION"]
+    assert check(*shown, "False")[0] == 0
+    status, lines = check(*shown, "True")
+    assert status == 1
+    (error,) = [line for line in lines if line.startswith("error")]
+    assert "haven't the size of their images: 2, such as data/masks/train/0.jpg: the mask" in error
+    assert "40 x 30 pixels, its image data/train/0.jpg 30 x 40; make them of one size, or" in error
+
+
+def test_shards_are_checked_as_their_files_are(folder, check, monkeypatch):
+    write_mask(folder / "masks/val/4.png", np.full((60, 25), 9, np.uint8))
+    write_mask(folder / "masks/val/3.png", np.zeros((5, 5), np.uint8))
+    _, expected = check()
+    words = ["-dataset=images", "-data_path=data", "-output=out", "-workers=1"]
+    monkeypatch.setattr(sys, "argv", ["make_shards.py", *words])
+    make_shards.main()
+    status, lines = check("-dataset=shards", "-data_path=out")
+    assert status == 1
+    for name in ("mask: pixels", "mask: indices"):
+        assert row(lines[1:], name) == row(expected, name)
+    findings = [
+        [line for line in each if line.startswith(("error", "rem"))] for each in (lines, expected)
+    ]
+    assert len(findings[0]) == len(findings[1])
+    for line, other in zip(*findings, strict=True):
+        assert line.partition(", such")[0] == other.partition(", such")[0]
+    assert "val-000000.tar: 000000003.mask.png: the mask has 5 x 5 pixels" in "\n".join(lines)
+
+
+def test_data_of_another_task_may_be_of_one_class(folder, check, monkeypatch):
+    for mode in ("train", "val"):
+        (folder / mode).rename(folder / "images")
+        (folder / mode).mkdir()
+        (folder / "images").rename(folder / mode / "all")
+        (folder / "masks" / mode).rename(folder / "masks/images")
+        (folder / "masks" / mode).mkdir()
+        (folder / "masks/images").rename(folder / "masks" / mode / "all")
+    words = ["-dataset=folder", "-data_path=data"]
+    status, lines = check(*words)
+    assert status == 1
+    assert any(line.startswith("error: all images have one class, all") for line in lines)
+    given = datasets.components["folder"].given
+    monkeypatch.setitem(given, "task", "segmentation")
+    status, lines = check(*words)
+    assert (status, lines[-2]) == (0, "usable, 0 remarks")
+
+
+def test_more_indices_than_are_shown_are_counted(folder, check):
+    values = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) % 20
+    write_mask(folder / "masks/val/0.png", values.astype(np.uint8))
+    _, lines = check()
+    assert row(lines, "mask: pixels").endswith(", 17 more")
+    assert row(lines, "mask: indices").split() == ["3", "to", "3", "3", "to", "20"]
+
+
+def test_a_list_of_masks_that_isnt_as_long_is_one_line(folder, check, monkeypatch):
+    files = Files(Path("data"), ["train/0.png"], None, [], {"mask": Masks(["a", "b"])})
+    monkeypatch.setattr(
+        "loading.subsets.read_split",
+        lambda data, split, _: read_split(data, split, lambda _: files),
+    )
+    with pytest.raises(Exception, match="^the column 'mask' has 2 entries for 1 images$"):
+        check()
