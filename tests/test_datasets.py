@@ -433,7 +433,7 @@ def test_an_evaluations_randomness_is_of_the_seed_and_the_index():
 def unlabelled_task(monkeypatch):
     """Registers the TASK "masked", which needs no labels, and returns options that choose it."""
     component = registry.tasks.components["classification"]
-    declared = component._replace(given={"columns": "", "metrics": ""}, reads={})
+    declared = component._replace(given={"columns": "", "metrics": ""}, keys={})
     monkeypatch.setitem(registry.tasks.components, "masked", declared)
     choices = ("classification", "masked", "multilabel")
     chooser = _KEYS.shared["TASK"]._replace(choices=choices)

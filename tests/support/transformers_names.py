@@ -31,6 +31,19 @@ _RULES = (
     (r"^encoder\.pos_embed$", "{model}embeddings.position_embeddings"),
     (r"^encoder\.(fc_)?norm\.", "{norm}layernorm."),
 )
+# Hiera's names and those of transformers.
+_HIERA = (
+    (r"^encoder\.head\.norm\.", "encoder_norm."),
+    (r"^encoder\.patch_embed\.proj\.", "hiera.embeddings.patch_embeddings.projection."),
+    (r"^encoder\.pos_embed$", "hiera.embeddings.position_embeddings"),
+    (r"^multi_scale_fusion_heads\.", "multiscale_fusion.multi_scale_fusion_heads."),
+    (r"^decoder_blocks\.", "decoder.decoder_block.layers."),
+    (r"^decoder_embed\.", "decoder.decoder_embeddings."),
+    (r"^decoder_pos_embed$", "decoder.decoder_position_embeddings"),
+    (r"^(decoder_(norm|pred)\.|mask_token$)", r"decoder.\1"),
+    (r"\.norm1\.", ".layernorm_before."),
+    (r"\.norm2\.", ".layernorm_after."),
+)
 
 
 def transformers_names(arrays, kind):
@@ -89,6 +102,26 @@ def mae_authors_names(arrays, decoder_pos_embed):
         for name, array in arrays.items()
     }
     return named | {"decoder_pos_embed": _with_class_token(decoder_pos_embed)}
+
+
+def hiera_transformers_names(arrays, depths):
+    """Returns the arrays of a ``MaskedAutoencoderHiera`` as ``HieraForPreTraining`` has them.
+
+    Args:
+        depths: the blocks of each stage.
+    """
+    places = [(stage, layer) for stage, depth in enumerate(depths) for layer in range(depth)]
+
+    def by_stage(match):
+        return "hiera.encoder.stages.{}.layers.{}.".format(*places[int(match[1])])
+
+    return rename(dict(arrays), ((r"^encoder\.blocks\.(\d+)\.", by_stage), *_HIERA))
+
+
+def hiera_authors_names(arrays):
+    """Returns the arrays of a ``MaskedAutoencoderHiera`` as the authors' files have them."""
+    rules = ((r"^encoder\.head\.norm\.", "encoder_norm."), (r"^encoder\.", ""))
+    return rename(dict(arrays), rules)
 
 
 def _split(arrays):

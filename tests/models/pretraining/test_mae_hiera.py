@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 from golden.make_mae_hiera import CASES, SIZES, array
 from support.small_models import small_hiera
+from support.transformers_names import hiera_authors_names, hiera_transformers_names
 
 from errors import InputError
 from models.hiera import Hiera
@@ -17,7 +18,6 @@ from weights import file_arrays, load_weights
 from weights.formats import write_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
-from weights.names.mae_hiera import authors_names, transformers_names
 
 GOLDEN = np.load(ROOT / "tests" / "golden" / "mae_hiera.npz")
 SMALL = {"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
@@ -114,12 +114,12 @@ def test_the_names_of_transformers_and_of_the_authors_come_back(case, tmp_path):
     expected = weights_of(case)
     network = loaded(case, tmp_path)
     ours = file_arrays(network)
-    back = transformers_names(ours, SIZES["depths"])
+    back = hiera_transformers_names(ours, SIZES["depths"])
     assert back.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(back[name], values, err_msg=name)
 
-    authors = authors_names(ours)
+    authors = hiera_authors_names(ours)
     assert {name.partition(".")[0] for name in authors} == {
         "blocks",
         "decoder_blocks",
@@ -145,8 +145,8 @@ def test_the_encoder_of_each_file_is_a_model(kind, tmp_path):
     ours = file_arrays(network)
     files = {
         "ours": ours,
-        "authors": authors_names(ours),
-        "transformers": transformers_names(ours, SIZES["depths"]),
+        "authors": hiera_authors_names(ours),
+        "transformers": hiera_transformers_names(ours, SIZES["depths"]),
     }
     model = encoder_of(case)
     report = load_weights(model, written(tmp_path / "file.safetensors", files[kind]))
