@@ -83,8 +83,10 @@ class BeitPretraining(PretrainingNetwork):
             masked: [B, patches], 1 where a patch is masked, else 0.
             tokens: [B, patches] int64, the tokens of all patches.
         """
+        # Paddle 2.6 takes no uint8 in a graph.
+        masked = masked.astype("float32")
         places = masked_places(masked, self.max_masked)
-        counted = paddle.take_along_axis(masked, places, 1).astype("float32")
+        counted = paddle.take_along_axis(masked, places, 1)
         targets = paddle.take_along_axis(tokens, places, 1)
         features = self._features(images, masked)
         predictions = [self.lm_head(_at(each, places)).astype("float32") for each in features]
@@ -117,17 +119,19 @@ class BeitPretraining(PretrainingNetwork):
         encoder = self.encoder
         x = self._embed(images, masked)
         shared = encoder._shared()
-        early = x
         stages = list(encoder._stages())
-        for number, stage in enumerate(stages, start=1):
+        for stage in stages[: self.early_layers]:
             x = encoder._stage(stage, x, shared)
-            if number == self.early_layers:
-                early = x
+        early = x
+        for stage in stages[self.early_layers :]:
+            x = encoder._stage(stage, x, shared)
         prefix = encoder.num_prefix_tokens
         outputs = [x]
         if len(self.cls_pt_layers):
             y = paddle.concat([x[:, :prefix], early[:, prefix:]], axis=1)
-            for stage, block in zip(stages[self.early_layers :], self.cls_pt_layers, strict=False):
+            # Paddle's graphs take no zip(strict=...).
+            for index, block in enumerate(self.cls_pt_layers):
+                stage = stages[self.early_layers + index]
                 # A ViT's stage is a block with its prompts.
                 replaced = (block, *stage[1:]) if isinstance(stage, tuple) else block
                 y = encoder._stage(replaced, y, shared)

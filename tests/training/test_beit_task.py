@@ -92,6 +92,22 @@ def both(options, folder, ranks):
     train([*options, "MODEL.RESUME", str(checkpoint)], folder / f"stopped_{ranks}", 48)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("head_layers", ["0", "1"])
+def test_a_graph_trains_as_the_layers_do(tmp_path, head_layers):
+    nearest = [*TOKENIZER, "METHOD.QUANTIZER", "nearest", "DATA.BATCH_SIZE", "16"]
+    beit = [*BEIT, "METHOD.TOKENIZER", f"{tmp_path}/tokenizer_True/config.yaml"]
+    beit += ["METHOD.TOKENIZER_PATH", f"{tmp_path}/tokenizer_True/checkpoints/last"]
+    beit += ["MODEL.DEPTH", "2", "DATA.BATCH_SIZE", "16", "METHOD.HEAD_LAYERS", head_layers]
+    if head_layers != "0":
+        beit += ["METHOD.EARLY_LAYERS", "1"]
+    for name, options in (("tokenizer", nearest), ("beit", beit)):
+        for traced in ("True", "False"):
+            train([*options, "TO_STATIC", traced], tmp_path / f"{name}_{traced}", 32)
+        losses = [records(tmp_path / f"{name}_{traced}")[-1]["loss"] for traced in (True, False)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_codes_go_on_in_the_same_bits(tmp_path, ranks):
     """A checkpoint within an epoch holds them as they were at the last update."""
