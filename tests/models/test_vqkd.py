@@ -126,6 +126,14 @@ def test_codes_are_equal_on_two_processes_and_those_of_one():
         np.testing.assert_array_equal(both, tokens)
 
 
+def test_a_mean_without_features_stays():
+    """Of two equal means, the second one has none."""
+    features = features_of(0)[:2]
+    first = paddle.stack([features[0], features[0], features[1]])
+    means = codebook.kmeans(features, first)
+    np.testing.assert_allclose(means.numpy(), first.numpy(), rtol=1e-5)
+
+
 def drawn_on(ranks):
     own = features_of(0, paddle.distributed.get_rank(), ranks)
     return codebook.drawn(own, 20, np.random.default_rng(3)).numpy()
