@@ -146,11 +146,10 @@ class TokenizerTraining(Task):
 
     def make_network(self, encoder: ImageModel) -> Tokenizer:
         """Returns the tokenizer of an encoder, with fresh weights. The teacher isn't needed."""
-        outputs = None
-        if self.teacher_file is not None:
+        outputs = self.teacher_outputs
+        if self.teacher_file is not None and outputs is None:
             # The teacher isn't built for this.
-            last = model_of(self._teacher_config()).feature_info[-1]
-            outputs = self.teacher_outputs or last["num_chs"]
+            outputs = model_of(self._teacher_config()).feature_info[-1]["num_chs"]
         return Tokenizer(
             encoder,
             self.vocabulary,

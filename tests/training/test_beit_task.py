@@ -14,6 +14,7 @@ from support.training_runs import assert_same_run, records, refused, train, weig
 from config import get_config
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError
+from models import build_model
 from settings.registry import tasks
 from training.reconstructions import shown_columns
 from weights import load_weights
@@ -290,6 +291,26 @@ def test_a_teachers_features_are_reconstructed(tmp_path):
     refused("has 16 places, the tokenizer 2 x 2 tokens", small, tmp_path / "refused")
 
 
+def test_a_teachers_classifier_maps_each_places_features(tmp_path):
+    """As CLIP's projection does in BEiT v2."""
+    teacher = [*without(TINY, "MODEL.PATCH_SIZE"), "MODEL.PATCH_SIZE", "2", "DATA.BATCH_SIZE", "8"]
+    train(teacher, tmp_path / "teacher", 32)
+    options = [*TOKENIZER, "METHOD.QUANTIZER", "nearest", "DATA.BATCH_SIZE", "16"]
+    options += ["METHOD.TEACHER", f"{tmp_path}/teacher/config.yaml"]
+    options += ["METHOD.TEACHER_PATH", f"{tmp_path}/teacher/checkpoints/last"]
+    train([*options, "METHOD.TEACHER_OUTPUTS", "10"], tmp_path / "run", 32)
+    task, network, pixels, _ = of_run(tmp_path / "run", [*options, "METHOD.TEACHER_OUTPUTS", "10"])
+    images = task.normalize(pixels)
+    model = build_model(get_config(f"{tmp_path}/teacher/config.yaml"))
+    load_weights(model, tmp_path / "teacher" / "checkpoints" / "last")
+    model.eval()
+    expected = model.head(model.forward_features(images)[:, 1:])
+    np.testing.assert_allclose(task.teacher(images).numpy(), expected.numpy(), atol=1e-5)
+    assert network.decode_task_layer[2].weight.shape[1] == 10
+    seven = [*options, "METHOD.TEACHER_OUTPUTS", "7"]
+    refused("head.weight is [16, 10], the model's [16, 7]", seven, tmp_path / "refused")
+
+
 def drawn_rows(run, rows):
     """The rows of a run's reconstructions.png, [rows, images, 8, 8]."""
     with Image.open(run / "reconstructions.png") as picture:
@@ -308,8 +329,9 @@ def of_run(run, options):
     load_weights(network, run / "checkpoints" / "last")
     network.eval()
     task.prepare_data(val, "val")
-    pixels, masked = shown_columns(val, "pixels", "masked")
-    return task, network, pixels, masked
+    names = ["pixels", *val.draws]
+    pixels, *drawn = shown_columns(val, *names)
+    return task, network, pixels, drawn[0] if drawn else None
 
 
 def of_pixels(patches):
