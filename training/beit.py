@@ -4,12 +4,13 @@ encoder learns to predict the tokens of masked patches.
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import paddle
 from paddle import nn
 
-from config import with_values
+from config import get_config, with_values
 from datasets import ImageDataset
 from errors import InputError
 from loading.block_masks import block_mask, check_blocks
@@ -20,10 +21,12 @@ from models.pretraining.tokenizer import Tokenizer
 from settings.configuration import Configuration
 from settings.keys import Blocks, FilePath, Size, above_zero, between
 from settings.registry import tasks
+from training.checkpoint.description import task_of
 from training.equal_ranks import load_equal
 from training.losses import Teacher
+from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
-from training.tokenizer import build_tokenizer, check_patch_drop, fitting, scales
+from training.tokenizer import check_patch_drop, normalisation, other_config
 
 _MASK_RATIO = 0.4
 
@@ -71,10 +74,12 @@ class BeitTraining(Task):
                 " trains one)"
             )
         check_patch_drop(config)
+        self.tokenizer_file = tokenizer
+        self.tokenizer_path = tokenizer_path
         self.mask_ratio = _MASK_RATIO if mask_ratio is None else mask_ratio
         self.min_block = min_block
         self.blocks = (early_layers, head_layers)
-        self.normalize = Normalize(*scales(config))
+        self.normalize = Normalize(*normalisation(config))
 
     def build_network(self) -> BeitPretraining:
         """Returns the network, and loads the tokenizer.
@@ -83,7 +88,8 @@ class BeitTraining(Task):
             InputError: the encoder, the tokenizer or the masks don't fit.
         """
         encoder = build_model(self.config)
-        tokenizer, config = self._build_tokenizer()
+        config = self._tokenizer_config()
+        tokenizer = tasks.choose(config)(config).make_network(build_model(config))
         # The network checks whether the encoder has such an embedding.
         grid = getattr(getattr(encoder, "patch_embed", None), "grid_size", tokenizer.grid)
         if tuple(grid) != tokenizer.grid:
@@ -91,44 +97,86 @@ class BeitTraining(Task):
                 "METHOD.TOKENIZER has {} x {} tokens, the model {} x {} patches; take models with"
                 " equal patches".format(*tokenizer.grid, *grid)
             )
-        count = round(self.mask_ratio * grid[0] * grid[1])
+        patches = grid[0] * grid[1]
+        count = round(self.mask_ratio * patches)
         check_blocks(tokenizer.grid, count, self.min_block)
         network = BeitPretraining(encoder, tokenizer.vocabulary, count, *self.blocks)
-        report = load_equal(
-            tokenizer,
-            config,
-            "tokenizer",
-            "METHOD.TOKENIZER_PATH",
-            self.config.METHOD.TOKENIZER_PATH,
-        )
-        patches = grid[0] * grid[1]
+        key = "METHOD.TOKENIZER_PATH"
+        report = load_equal(tokenizer, config, "tokenizer", key, self.tokenizer_path)
         self.note = (
             f"tokenizer {config.MODEL.NAME}: {report}; {count} of {patches} patches are masked"
         )
-        self.tokenizer = Teacher(_Tokens(tokenizer), *scales(self.config), *scales(config))
+        self.tokenizer = tokenizer
+        self.teacher = Teacher(
+            _Tokens(tokenizer), *normalisation(self.config), *normalisation(config)
+        )
         self.draw_mask = functools.partial(
             block_mask, grid=tokenizer.grid, count=count, min_block=self.min_block
         )
         return network
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
-        dataset.draws["mask"] = self.draw_mask
+        dataset.draws["masked"] = self.draw_mask
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images = self.normalize(batch["pixels"])
-        return network(images, batch["mask"], self.tokenizer(images))
+        return network(images, batch["masked"], self.teacher(images))
 
-    def _build_tokenizer(self) -> tuple[Tokenizer, Configuration]:
-        """Returns the tokenizer with fresh weights, and its configuration."""
-        path = self.config.METHOD.TOKENIZER
-        config = fitting(self.config, path, "METHOD.TOKENIZER")
-        if config.TASK != "tokenizer":
-            raise InputError(
-                f"METHOD.TOKENIZER {path} has TASK {config.TASK}, expected tokenizer; give the YAML"
-                " of a tokenizer"
+    def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
+        """Draws images, what the encoder sees of them, and what it predicts.
+
+        If the tokenizer decodes pixels, the third row shows what it makes of the images' own tokens,
+        and the fourth what it makes of the predicted ones in the masked patches. A tokenizer with a
+        teacher decodes none. Then a masked patch is white in the third row if its token is right,
+        and black if it isn't.
+        """
+        pixels, masked = shown_columns(dataset, "pixels", "masked")
+        images = self.normalize(pixels)
+        network: Any = model
+        tokens = self.teacher(images)
+        predicted = network.predict(images, masked)
+        hidden = network.map_of(masked)
+        rows = [images, images * (1 - hidden)]
+        if self.tokenizer.decodes_pixels:
+            mixed = paddle.where(masked > 0, predicted, tokens)
+            rows += [self._decoded(tokens), self._decoded(mixed)]
+        else:
+            mean, std = (
+                paddle.to_tensor(values, "float32").reshape([1, -1, 1, 1])
+                for values in normalisation(self.config)
             )
-        config = with_values(config, "TASK tokenizer", MODEL__NUM_CLASSES=0)
-        return build_tokenizer(config), config
+            white_or_black = (network.map_of(predicted == tokens) - mean) / std
+            rows.append(images * (1 - hidden) + white_or_black * hidden)
+        draw_reconstructions(self.config, rows, folder / "reconstructions.png")
+
+    @paddle.no_grad()
+    def _decoded(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        """Returns the images of tokens [B, tokens]: [B, C, H, W], normalised as the model's."""
+        tokenizer = self.tokenizer
+        images = tokenizer.pictures(tokenizer.decode(tokenizer.codes(tokens)))
+        return (images - self.teacher.shift) / self.teacher.scale
+
+    def _tokenizer_config(self) -> Configuration:
+        """Returns the configuration of the tokenizer.
+
+        Raises:
+            InputError: its YAML file or its weights are another task's, or its images don't fit.
+        """
+        path = self.tokenizer_file
+        task = get_config(path).TASK
+        if task != "tokenizer":
+            raise InputError(
+                f"METHOD.TOKENIZER {path} has TASK {task}, expected tokenizer; give the YAML of a"
+                " tokenizer"
+            )
+        trained_for = task_of(self.tokenizer_path)
+        if trained_for not in (None, "tokenizer"):
+            raise InputError(
+                f"METHOD.TOKENIZER_PATH {self.tokenizer_path} has weights of TASK {trained_for},"
+                " expected tokenizer; give the weights of a tokenizer"
+            )
+        config = other_config(self.config, path, "METHOD.TOKENIZER")
+        return with_values(config, "TASK tokenizer", MODEL__NUM_CLASSES=0)
 
 
 class _Tokens(nn.Layer):

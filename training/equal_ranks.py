@@ -21,6 +21,7 @@ from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import UNKNOWN, LabelSets
 from settings.configuration import Configuration, leaves
+from training.checkpoint.description import check_normalisation
 from training.versions import versions
 from utils import all_gather, world_size
 from weights import LoadReport, load_weights
@@ -175,9 +176,11 @@ def load_equal(
         path: the weights.
 
     Raises:
-        InputError: the weights can't be read or don't fit, or ranks have other settings or weights.
+        InputError: the weights can't be read or don't fit, or were trained on images that were
+            normalised otherwise, or ranks have other settings or weights.
     """
     check_teacher(config, name)
+    check_normalisation(config, key, path)
     allow = None
     if config.MODEL.NUM_CLASSES == 0:
         # The model has no classifier, so the file's is left out.

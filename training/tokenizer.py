@@ -18,19 +18,31 @@ from loading.transforms import Normalize
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import model_of
-from models.pretraining.tokenizer import Tokenizer
+from models.pretraining.tokenizer import Quantizer, Tokenizer
 from settings.configuration import Configuration
-from settings.keys import Depth, Factor, FilePath, InTraining, Positive, Size, between, is_
+from settings.keys import (
+    Depth,
+    Factor,
+    FilePath,
+    InTraining,
+    Positive,
+    Rate,
+    Size,
+    between,
+    is_,
+    is_set,
+)
 from settings.registry import tasks
 from training.equal_ranks import load_equal
 from training.losses import Teacher
 from training.reconstructions import draw_reconstructions, shown_columns
+from training.run import Run
 from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 
 # Seeds of ``gumbel_noise`` are below this number.
 _SEEDS = 2**31 - 1
-# Of the decoder, unless METHOD says otherwise.
+# The decoder's sizes in BEiT v2.
 DECODER_WIDTH = 768
 DECODER_DEPTH = 1
 DECODER_HEADS = 12
@@ -52,9 +64,15 @@ class TokenizerTraining(Task):
         temperature_end: of the softmax with Gumbel noise in the last epoch; between them it falls
             by the same factor each epoch.
         kl_weight: gumbel: the weight of the divergence from equally frequent tokens.
+        kmeans: nearest: whether the codes begin as the means of k-means on the first batch; else
+            they are random.
+        code_decay: nearest: how much of a code stays at each step. The rest is the mean of the
+            features that have become this code.
         teacher: YAML file or name of a model whose last features are reconstructed instead of
             pixels (BEiT v2). None: pixels.
         teacher_path: the file of the teacher's weights.
+        teacher_outputs: the number of outputs of the teacher's classifier, which maps the features
+            of each place, such as CLIP's projection. None: the features are taken as they are.
     """
 
     best = "reconstruction"
@@ -87,42 +105,81 @@ class TokenizerTraining(Task):
             InTraining[Positive], is_("METHOD.QUANTIZER", "gumbel")
         ] = 0.0625,
         kl_weight: Annotated[Factor, is_("METHOD.QUANTIZER", "gumbel")] = 0.0,
+        kmeans: Annotated[InTraining[bool], is_("METHOD.QUANTIZER", "nearest")] = True,
+        code_decay: Annotated[InTraining[Rate], is_("METHOD.QUANTIZER", "nearest")] = 0.99,
         teacher: FilePath | None = None,
-        teacher_path: FilePath | None = None,
+        teacher_path: Annotated[FilePath, is_set("METHOD.TEACHER")] | None = None,
+        teacher_outputs: Annotated[Size, is_set("METHOD.TEACHER")] | None = None,
     ) -> None:
         super().__init__(config, classes)
         check_patch_drop(config)
-        width, _, heads = _decoder(config)
-        if width % heads:
-            raise InputError(
-                f"METHOD.DECODER_WIDTH {width} is not a multiple of METHOD.DECODER_HEADS {heads};"
-                " choose one that is"
-            )
-        if (teacher is None) != (teacher_path is None):
-            raise InputError(
-                f"METHOD.TEACHER is {teacher}, METHOD.TEACHER_PATH is {teacher_path}; give both or"
-                " neither"
-            )
-        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-        self.kl_weight = kl_weight
-        self.noisy = quantizer == "gumbel"
+        self.normalize = Normalize(*normalisation(config))
+        self.vocabulary = vocabulary
+        self.code_dim = code_dim
+        self.quantizer: Quantizer = quantizer
+        self.decoder = (
+            decoder_width or DECODER_WIDTH,
+            decoder_depth or DECODER_DEPTH,
+            decoder_heads or DECODER_HEADS,
+        )
         self.temperatures = (temperature, temperature_end)
+        self.kl_weight = kl_weight
+        self.kmeans = kmeans
+        self.code_decay = code_decay
+        self.teacher_file = teacher
+        self.teacher_path = teacher_path
+        self.teacher_outputs = teacher_outputs
         self.teacher: Teacher | None = None
+        # Whether the codes of "nearest" have begun.
+        self.started = False
 
     def build_network(self) -> Tokenizer:
-        network = build_tokenizer(self.config)
-        if self.config.METHOD.TEACHER is not None:
+        """Returns the tokenizer, and loads the teacher.
+
+        Raises:
+            InputError: the model, the sizes or the teacher don't fit.
+        """
+        network = self.make_network(build_model(self.config))
+        if self.teacher_file is not None:
             self.teacher = self._build_teacher(network)
         return network
 
+    def make_network(self, encoder: ImageModel) -> Tokenizer:
+        """Returns the tokenizer of an encoder, with fresh weights. The teacher isn't needed."""
+        outputs = self.teacher_outputs
+        if self.teacher_file is not None and outputs is None:
+            # The teacher isn't built for this.
+            outputs = model_of(self._teacher_config()).feature_info[-1]["num_chs"]
+        return Tokenizer(
+            encoder,
+            self.vocabulary,
+            self.code_dim,
+            self.quantizer,
+            *self.decoder,
+            outputs=outputs,
+            kmeans=self.kmeans,
+        )
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        # The codes belong to the network that isn't wrapped.
+        self.network = model
+
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
-        if mode == "train" and self.noisy:
+        if mode == "train" and self.quantizer == "gumbel":
             dataset.draws["seed"] = _draw_seed
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
-        seeds = batch["seed"] if self.noisy else None
-        values = self._values(network, batch, seeds=seeds, temperature=self._temperature(epoch))
-        del values["tokens"]
+        if self.quantizer == "gumbel":
+            temperature = self._temperature(epoch)
+            values = self._values(network, batch, seeds=batch["seed"], temperature=temperature)
+            del values["tokens"]
+            return values
+        if not self.started:
+            # This waits for the device, but once.
+            self.network.start_codes(self.normalize(batch["pixels"]), self.config.SEED)
+            self.started = True
+        values = self._values(network, batch)
+        self.network.move_codes(values.pop("features"), values.pop("tokens"), self.code_decay)
         return values
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
@@ -133,7 +190,7 @@ class TokenizerTraining(Task):
         equally frequent.
         """
         totals = paddle.zeros([3], "float64")
-        counts = paddle.zeros([self.config.METHOD.VOCABULARY], "float64")
+        counts = paddle.zeros([self.vocabulary], "float64")
         for batch in batches:
             values = self._values(forward, batch)
             tokens = values.pop("tokens").flatten()
@@ -161,7 +218,7 @@ class TokenizerTraining(Task):
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, and below each what its tokens become."""
         # A teacher's features are no picture.
-        if self.teacher is not None:
+        if not model.decodes_pixels:
             return
         [pixels] = shown_columns(dataset, "pixels")
         images = self.normalize(pixels)
@@ -175,7 +232,10 @@ class TokenizerTraining(Task):
         if self.teacher is not None:
             targets = self.teacher(images)
         values = network(images, targets, **options)
-        added = self.kl_weight * values["kl"] if self.noisy else values["quantisation"]
+        if self.quantizer == "gumbel":
+            added = self.kl_weight * values["kl"]
+        else:
+            added = values["quantisation"]
         return {"loss": values["reconstruction"] + added, **values}
 
     def _temperature(self, epoch: int) -> float:
@@ -189,9 +249,21 @@ class TokenizerTraining(Task):
         Raises:
             InputError: its weights or its images don't fit, or its map has other places.
         """
-        path = self.config.METHOD.TEACHER_PATH
-        config = with_switches(_teacher_config(self.config), path)
+        path = self.teacher_path
+        if path is None:
+            raise InputError(
+                f"METHOD.TEACHER is {self.teacher_file}, METHOD.TEACHER_PATH is None; give the"
+                " teacher's weights"
+            )
+        config = with_switches(self._teacher_config(), path)
         features = _Features(build_model(config))
+        if self.teacher_outputs and not isinstance(
+            getattr(features.model, "head", None), nn.Linear
+        ):
+            raise InputError(
+                f"METHOD.TEACHER_OUTPUTS is {self.teacher_outputs}, but the classifier of"
+                f" {config.MODEL.NAME} isn't one Linear; leave it out"
+            )
         report = load_equal(features.model, config, "teacher", "METHOD.TEACHER_PATH", path)
         self.note = f"teacher {config.MODEL.NAME}: {report}"
         features.eval()
@@ -203,11 +275,18 @@ class TokenizerTraining(Task):
                 f"METHOD.TEACHER {config.MODEL.NAME} has {found} places, the tokenizer {rows} x"
                 f" {columns} tokens; take models with equal patches"
             )
-        return Teacher(features, *scales(self.config), *scales(config))
+        return Teacher(features, *normalisation(self.config), *normalisation(config))
+
+    def _teacher_config(self) -> Configuration:
+        """Returns the teacher's configuration. Without ``teacher_outputs`` it has no classifier."""
+        config = other_config(self.config, str(self.teacher_file), "METHOD.TEACHER")
+        return with_values(config, MODEL__NUM_CLASSES=self.teacher_outputs or 0)
 
 
 class _Features(nn.Layer):
-    """Maps images to the normalised features of a model's last map, [B, places, C]."""
+    """Maps images to the normalised features of a model's last map, [B, places, C]. If the model has
+    a classifier, it maps each place's features.
+    """
 
     def __init__(self, model: ImageModel) -> None:
         super().__init__()
@@ -217,49 +296,19 @@ class _Features(nn.Layer):
         [last] = self.model.forward_intermediates(
             images, 1, norm=True, output_format="NLC", intermediates_only=True
         )
-        return last
+        return self.model.head(last) if self.model.num_classes else last
 
 
-def build_tokenizer(config: Configuration) -> Tokenizer:
-    """Returns the tokenizer of a configuration whose TASK is tokenizer, with fresh weights.
-
-    Raises:
-        InputError: sizes that don't fit together.
-    """
-    method = config.METHOD
-    outputs = None
-    if method.TEACHER is not None:
-        # The teacher isn't built for this.
-        outputs = model_of(_teacher_config(config)).feature_info[-1]["num_chs"]
-    return Tokenizer(
-        build_model(with_values(config, "TASK tokenizer", MODEL__NUM_CLASSES=0)),
-        method.VOCABULARY,
-        method.CODE_DIM,
-        method.QUANTIZER,
-        *_decoder(config),
-        outputs,
-    )
-
-
-def _decoder(config: Configuration) -> tuple[int, int, int]:
-    """Returns the channels, the blocks and the attention heads of the decoder."""
-    method = config.METHOD
-    return (
-        method.DECODER_WIDTH or DECODER_WIDTH,
-        method.DECODER_DEPTH or DECODER_DEPTH,
-        method.DECODER_HEADS or DECODER_HEADS,
-    )
-
-
-def scales(config: Configuration) -> tuple[Sequence[float], Sequence[float]]:
+def normalisation(config: Configuration) -> tuple[Sequence[float], Sequence[float]]:
     """Returns the mean and the deviation by which a configuration normalises images."""
     return config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD
 
 
-def fitting(config: Configuration, path: str, key: str) -> Configuration:
-    """Returns the configuration of a YAML file or name, for images of ``config``'s size.
+def other_config(config: Configuration, path: str, key: str) -> Configuration:
+    """Returns the configuration of another network that reads the images of ``config``.
 
     Args:
+        path: its YAML file or name.
         key: the key that names it.
 
     Raises:
@@ -285,12 +334,6 @@ def check_patch_drop(config: Configuration) -> None:
         raise InputError(
             f"MODEL.PATCH_DROP is {share}, but TASK {config.TASK} needs all patches; set it to 0"
         )
-
-
-def _teacher_config(config: Configuration) -> Configuration:
-    teacher = fitting(config, config.METHOD.TEACHER, "METHOD.TEACHER")
-    # Features are compared, not classes.
-    return with_values(teacher, MODEL__NUM_CLASSES=0)
 
 
 def _draw_seed(rng: np.random.Generator) -> np.ndarray:

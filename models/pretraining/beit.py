@@ -32,7 +32,7 @@ class BeitPretraining(PretrainingNetwork):
     Args:
         encoder: a transformer with one token for each patch: BEiT, ViT or EVA.
         vocabulary: the number of different tokens.
-        most: how many patches of an image may be masked at most.
+        max_masked: how many patches of an image may be masked at most.
         early_layers: the block, counted from 1, whose patches the further blocks read.
         head_layers: the number of further blocks; 0: BEiT's own training.
 
@@ -46,14 +46,14 @@ class BeitPretraining(PretrainingNetwork):
         self,
         encoder: ImageModel,
         vocabulary: int,
-        most: int,
+        max_masked: int,
         early_layers: int = 0,
         head_layers: int = 0,
     ) -> None:
         super().__init__(encoder)
         check_encoder(encoder, early_layers, head_layers)
         width = encoder.num_features
-        self.most = most
+        self.max_masked = max_masked
         self.early_layers = early_layers
         self.mask_token = self.create_parameter([1, 1, width], default_initializer=Normal(std=0.02))
         self.lm_head = Linear(width, vocabulary)
@@ -71,7 +71,7 @@ class BeitPretraining(PretrainingNetwork):
                 init_branches(self.cls_pt_layers, first=early_layers + 1)
 
     def forward(
-        self, images: paddle.Tensor, mask: paddle.Tensor, tokens: paddle.Tensor
+        self, images: paddle.Tensor, masked: paddle.Tensor, tokens: paddle.Tensor
     ) -> dict[str, paddle.Tensor]:
         """Returns values of each sample, [B] float32.
 
@@ -80,37 +80,58 @@ class BeitPretraining(PretrainingNetwork):
 
         Args:
             images: [B, C, H, W], normalised.
-            mask: [B, patches], 1 where a patch is masked, else 0.
+            masked: [B, patches], 1 where a patch is masked, else 0.
             tokens: [B, patches] int64, the tokens of all patches.
         """
-        places = masked_places(mask, self.most)
-        counted = paddle.take_along_axis(mask, places, 1).astype("float32")
+        # Paddle 2.6 takes no uint8 in a graph.
+        masked = masked.astype("float32")
+        places = masked_places(masked, self.max_masked)
+        counted = paddle.take_along_axis(masked, places, 1)
         targets = paddle.take_along_axis(tokens, places, 1)
-        features = self._features(images, mask)
+        features = self._features(images, masked)
         predictions = [self.lm_head(_at(each, places)).astype("float32") for each in features]
         losses = [F.cross_entropy(each, targets, reduction="none") for each in predictions]
         loss = paddle.stack([each.reshape(targets.shape) for each in losses]).sum(0)
         right = (predictions[0].detach().argmax(-1) == targets).astype("float32") * 100
         return {"loss": _mean(loss, counted), "token_acc": _mean(right, counted)}
 
-    def _features(self, images: paddle.Tensor, mask: paddle.Tensor) -> list[paddle.Tensor]:
+    @paddle.no_grad()
+    def predict(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
+        """Returns the predicted tokens of all patches, [B, patches] int64.
+
+        Args:
+            images, masked: as in ``forward``.
+        """
+        return self.lm_head(self._features(images, masked)[0]).argmax(-1)
+
+    def map_of(self, values: paddle.Tensor) -> paddle.Tensor:
+        """Returns a value of each patch as that of its pixels: [B, patches] -> [B, 1, H, W] float32."""
+        rows, columns = self.encoder.patch_embed.grid_size
+        height, width = self.image_size
+        pixels = values.astype("float32").reshape([-1, 1, rows, columns])
+        pixels = pixels.repeat_interleave(height // rows, axis=2)
+        return pixels.repeat_interleave(width // columns, axis=3)
+
+    def _features(self, images: paddle.Tensor, masked: paddle.Tensor) -> list[paddle.Tensor]:
         """Returns the normalised patches [B, patches, D] of the last block, and with further blocks
         theirs.
         """
         encoder = self.encoder
-        x = self._embed(images, mask)
+        x = self._embed(images, masked)
         shared = encoder._shared()
-        early = x
         stages = list(encoder._stages())
-        for number, stage in enumerate(stages, start=1):
+        for stage in stages[: self.early_layers]:
             x = encoder._stage(stage, x, shared)
-            if number == self.early_layers:
-                early = x
+        early = x
+        for stage in stages[self.early_layers :]:
+            x = encoder._stage(stage, x, shared)
         prefix = encoder.num_prefix_tokens
         outputs = [x]
         if len(self.cls_pt_layers):
             y = paddle.concat([x[:, :prefix], early[:, prefix:]], axis=1)
-            for stage, block in zip(stages[self.early_layers :], self.cls_pt_layers, strict=False):
+            # Paddle's graphs take no zip(strict=...).
+            for index, block in enumerate(self.cls_pt_layers):
+                stage = stages[self.early_layers + index]
                 # A ViT's stage is a block with its prompts.
                 replaced = (block, *stage[1:]) if isinstance(stage, tuple) else block
                 y = encoder._stage(replaced, y, shared)
@@ -118,14 +139,14 @@ class BeitPretraining(PretrainingNetwork):
         # One of the two is a norm, the other one does nothing.
         return [encoder.fc_norm(encoder.norm(each))[:, prefix:] for each in outputs]
 
-    def _embed(self, images: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
+    def _embed(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the encoder's embedding, with the mask token in place of masked patches."""
 
         def replace_masked(
             layer: nn.Layer, inputs: tuple[paddle.Tensor, ...], patches: paddle.Tensor
         ) -> paddle.Tensor:
-            masked = mask.unsqueeze(-1).astype(patches.dtype)
-            return patches * (1 - masked) + self.mask_token.astype(patches.dtype) * masked
+            is_masked = masked.unsqueeze(-1).astype(patches.dtype)
+            return patches * (1 - is_masked) + self.mask_token.astype(patches.dtype) * is_masked
 
         hook = self.encoder.patch_embed.register_forward_post_hook(replace_masked)
         try:
@@ -134,16 +155,16 @@ class BeitPretraining(PretrainingNetwork):
             hook.remove()
 
 
-def masked_places(mask: paddle.Tensor, most: int) -> paddle.Tensor:
-    """Returns ``most`` places of each sample, the masked ones first: [B, most] int64.
+def masked_places(masked: paddle.Tensor, count: int) -> paddle.Tensor:
+    """Returns ``count`` places of each sample, the masked ones first: [B, count] int64.
 
     Args:
-        mask: [B, patches] of 0 and 1.
+        masked: [B, patches] of 0 and 1.
     """
-    patches = mask.shape[1]
+    patches = masked.shape[1]
     # No two keys are equal, so that the order is defined.
-    keys = mask.astype("int64") * patches - paddle.arange(patches)
-    return paddle.topk(keys, most, axis=1)[1]
+    keys = masked.astype("int64") * patches - paddle.arange(patches)
+    return paddle.topk(keys, count, axis=1)[1]
 
 
 def _at(features: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:

@@ -5,6 +5,7 @@ as BEiT (arXiv:2106.08254) has it, and vector quantisation, as in BEiT v2 (arXiv
 import math
 from typing import Any, Literal
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
@@ -14,7 +15,10 @@ from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
 from models.layers import Linear, init_linear
+from models.layers.batch_norm import keeping_statistics
+from models.pretraining import codebook
 from models.pretraining.network import PretrainingNetwork
+from weights.names import tokenizer as names
 
 Quantizer = Literal["gumbel", "nearest"]
 # The prime of ``gumbel_noise``, whose square fits into 64 bits, and the distance of two numbers.
@@ -29,25 +33,31 @@ class Tokenizer(PretrainingNetwork):
       sum of all codes, weighted by the softmax of the logits with Gumbel noise. Otherwise it is the
       code with the highest logit.
     - "nearest": features are projected to the codes' width, and replaced by the code with the
-      smallest angle. The gradient passes as if they weren't. The codes move to their features by
-      a loss of their own; the authors average the features instead.
+      smallest angle. The gradient passes as if they weren't. The codes have no gradient: they
+      follow their features (``start_codes``, ``move_codes``).
 
-    The decoder is a BEiT whose patches are the codes.
+    The decoder is a BEiT whose patches are the codes. With "nearest", names of parameters are those
+    of BEiT v2's authors, but for the codes.
 
     Args:
         encoder: a model with a map of features.
         vocabulary: the number of codes.
         code_dim: the width of a code.
         quantizer: "gumbel" or "nearest".
-        decoder_dim, decoder_depth, decoder_heads: channels, blocks and heads of the decoder.
+        decoder_width, decoder_depth, decoder_heads: channels, blocks and heads of the decoder.
         outputs: numbers that the decoder returns for each token; None: its pixels.
+        kmeans: "nearest": whether the codes are 0 until ``start_codes``; else they are random.
 
     Attributes:
         grid: rows and columns of tokens.
+        decodes_pixels: whether the decoder's outputs are pixels, and not a teacher's features.
 
     Raises:
-        InputError: an encoder without a map, or images that aren't a multiple of its places.
+        InputError: an encoder without a map, images that aren't a multiple of its places, or a width
+            that isn't a multiple of the heads.
     """
+
+    weight_names = names
 
     def __init__(
         self,
@@ -55,37 +65,45 @@ class Tokenizer(PretrainingNetwork):
         vocabulary: int,
         code_dim: int,
         quantizer: Quantizer,
-        decoder_dim: int,
+        decoder_width: int,
         decoder_depth: int,
         decoder_heads: int,
         outputs: int | None = None,
+        kmeans: bool = False,
     ) -> None:
         super().__init__(encoder)
+        if decoder_width % decoder_heads:
+            raise InputError(
+                f"METHOD.DECODER_WIDTH {decoder_width} is not a multiple of METHOD.DECODER_HEADS"
+                f" {decoder_heads}; choose one that is"
+            )
         self.grid, side = grid_of(encoder)
         self.vocabulary = vocabulary
         self.quantizer = quantizer
         width = encoder.num_features
+        codes = [vocabulary, code_dim]
         if quantizer == "gumbel":
             self.encode_task_layer = nn.Sequential(Linear(width, vocabulary))
+            self.codebook = self.create_parameter(codes, default_initializer=Normal(std=1.0))
         else:
             self.encode_task_layer = nn.Sequential(
                 Linear(width, width), nn.Tanh(), Linear(width, code_dim)
             )
-        self.codebook = self.create_parameter(
-            [vocabulary, code_dim], default_initializer=Normal(std=1.0)
-        )
+            start = paddle.zeros(codes) if kmeans else paddle.randn(codes)
+            self.register_buffer("codebook", F.normalize(start, axis=-1))
         self.decoder = Beit(
             image_size=self.grid,
             patch_size=1,
             in_channels=code_dim,
             num_classes=0,
-            embed_dim=decoder_dim,
+            embed_dim=decoder_width,
             depth=decoder_depth,
             num_heads=decoder_heads,
         )
+        self.decodes_pixels = outputs is None
         outputs = outputs or side * side * encoder.in_channels
         self.decode_task_layer = nn.Sequential(
-            Linear(decoder_dim, decoder_dim), nn.Tanh(), Linear(decoder_dim, outputs)
+            Linear(decoder_width, decoder_width), nn.Tanh(), Linear(decoder_width, outputs)
         )
         self.encode_task_layer.apply(init_linear)
         self.decode_task_layer.apply(init_linear)
@@ -99,12 +117,13 @@ class Tokenizer(PretrainingNetwork):
         seeds: paddle.Tensor | None = None,
         temperature: float = 1.0,
     ) -> dict[str, paddle.Tensor]:
-        """Returns values of each sample, [B] float32, and ``tokens`` [B, tokens] int64.
+        """Returns values of each sample, [B] float32, and ``tokens`` [B, tokens] int64. With "nearest"
+        the features [B, tokens, code_dim] that became these tokens are among them, as ``features``.
 
         "reconstruction" is the mean squared error of pixels, or 1 minus the cosine of features.
         "kl" is the divergence of the logits' distribution from a uniform one, the mean over tokens,
-        in nats. "quantisation" is the mean squared distance of features and codes, in which each
-        moves to the other.
+        in nats. "quantisation" is the mean squared distance of features and codes, in which the
+        features move.
 
         Args:
             images: [B, C, H, W], normalised.
@@ -112,7 +131,7 @@ class Tokenizer(PretrainingNetwork):
             seeds: [B] int64, the samples' seeds for Gumbel noise; None: the highest logit is taken.
             temperature: of the softmax with noise.
         """
-        features = self.encode_task_layer(self._features(images)).astype("float32")
+        features = self._logits_or_features(images)
         if self.quantizer == "gumbel":
             tokens = features.argmax(-1)
             values = {"kl": _divergence(features)}
@@ -123,13 +142,10 @@ class Tokenizer(PretrainingNetwork):
                 shares = F.softmax((features + noise) / temperature, axis=-1)
                 codes = paddle.matmul(shares, self.codebook)
         else:
-            features = F.normalize(features, axis=-1)
-            codebook = F.normalize(self.codebook, axis=-1)
-            tokens = paddle.matmul(features, codebook, transpose_y=True).argmax(-1)
-            codes = F.embedding(tokens, codebook)
-            # Each of the two moves to the other.
-            moved = (features - codes.detach()) ** 2 + (codes - features.detach()) ** 2
-            values = {"quantisation": moved.mean([1, 2])}
+            tokens = codebook.nearest(features, self._codes())
+            codes = self.codes(tokens)
+            distances = (features - codes) ** 2
+            values = {"quantisation": distances.mean([1, 2]), "features": features.detach()}
             codes = features + (codes - features).detach()
         decoded = self.decode(codes)
         if targets is None:
@@ -142,19 +158,43 @@ class Tokenizer(PretrainingNetwork):
 
     def tokens(self, images: paddle.Tensor) -> paddle.Tensor:
         """Returns the tokens of normalised images [B, C, H, W]: [B, tokens] int64, row by row."""
-        features = self.encode_task_layer(self._features(images)).astype("float32")
-        if self.quantizer == "nearest":
-            # The lengths of the features don't matter.
-            codebook = F.normalize(self.codebook, axis=-1)
-            features = paddle.matmul(features, codebook, transpose_y=True)
-        return features.argmax(-1)
+        features = self._logits_or_features(images)
+        return (
+            features.argmax(-1)
+            if self.quantizer == "gumbel"
+            else codebook.nearest(features, self._codes())
+        )
+
+    @paddle.no_grad()
+    def start_codes(self, images: paddle.Tensor, seed: int) -> None:
+        """Sets the codes of "nearest" to the means of k-means on the features of all processes'
+        images, unless they have begun already.
+
+        Args:
+            images: this process's, [B, C, H, W], normalised.
+            seed: of the features that k-means begins with.
+        """
+        if self.codebook.any():
+            return
+        with keeping_statistics(self):
+            features = self._logits_or_features(images).flatten(0, 1)
+        first = codebook.drawn(features, self.vocabulary, np.random.default_rng(seed))
+        self.codebook.set_value(codebook.kmeans(features, first))
+
+    @paddle.no_grad()
+    def move_codes(self, features: paddle.Tensor, tokens: paddle.Tensor, decay: float) -> None:
+        """Moves the codes of "nearest" to the features of all processes.
+
+        Args:
+            features, tokens: this process's, as ``forward`` returns them.
+            decay: how much of a code stays.
+        """
+        codes = codebook.moved(self.codebook, features.flatten(0, 1), tokens.flatten(), decay)
+        paddle.assign(codes, self.codebook)
 
     def codes(self, tokens: paddle.Tensor) -> paddle.Tensor:
         """Returns the codes of tokens [B, tokens]: [B, tokens, code_dim]."""
-        codebook = self.codebook
-        if self.quantizer == "nearest":
-            codebook = F.normalize(codebook, axis=-1)
-        return F.embedding(tokens, codebook)
+        return F.embedding(tokens, self._codes())
 
     def decode(self, codes: paddle.Tensor) -> paddle.Tensor:
         """Returns what the decoder makes of codes [B, tokens, code_dim]: [B, tokens, outputs]
@@ -193,6 +233,18 @@ class Tokenizer(PretrainingNetwork):
         if self._features(images).shape[1] != rows * columns:
             raise without_map(self.encoder)
         self.train()
+
+    def _codes(self) -> paddle.Tensor:
+        """Returns the codes, [vocabulary, code_dim]; those of "nearest" have the length 1."""
+        # An average of the weights (TRAIN.MODEL_EMA) has shorter ones.
+        return F.normalize(self.codebook, axis=-1) if self.quantizer == "nearest" else self.codebook
+
+    def _logits_or_features(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns what becomes tokens, float32: the logits [B, tokens, vocabulary] of "gumbel", or
+        the features [B, tokens, code_dim] of "nearest", of length 1.
+        """
+        outputs = self.encode_task_layer(self._features(images)).astype("float32")
+        return outputs if self.quantizer == "gumbel" else F.normalize(outputs, axis=-1)
 
     def _features(self, images: paddle.Tensor) -> paddle.Tensor:
         """Returns the encoder's normalised features: [B, tokens, D]."""

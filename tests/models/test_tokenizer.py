@@ -42,7 +42,7 @@ def test_every_architecture_with_a_map_makes_tokens_and_trains_all_its_weights(k
     model = small(quantizer, encoder)
     values = model(images(model), seeds=paddle.to_tensor([3, 4]))
     assert list(values["tokens"].shape) == [2, model.grid[0] * model.grid[1]]
-    losses = [value for key, value in values.items() if key != "tokens"]
+    losses = [value for key, value in values.items() if key not in ("tokens", "features")]
     sum(loss.sum() for loss in losses).backward()
     trained = [each for each in model.named_parameters() if not each[1].stop_gradient]
     assert [name for name, parameter in trained if parameter.grad is None] == []
@@ -63,8 +63,9 @@ def test_the_codes_are_the_nearest_ones_and_the_gradient_passes_by():
     np.testing.assert_array_equal(tokens.numpy(), distances.argmin(-1))
     values = model(batch)
     np.testing.assert_array_equal(values["tokens"].numpy(), tokens.numpy())
-    moved = 2 * ((features - codebook[tokens.numpy()]) ** 2).mean((1, 2))
-    np.testing.assert_allclose(values["quantisation"].numpy(), moved, rtol=1e-5)
+    distances = ((features - codebook[tokens.numpy()]) ** 2).mean((1, 2))
+    np.testing.assert_allclose(values["quantisation"].numpy(), distances, rtol=1e-5)
+    np.testing.assert_allclose(values["features"].numpy(), features, rtol=1e-5)
     decoded = model.decode(model.codes(tokens))
     error = ((decoded - model.patches(batch)) ** 2).mean([1, 2])
     np.testing.assert_allclose(values["reconstruction"].numpy(), error.numpy(), rtol=1e-5)

@@ -12,8 +12,11 @@ from support.stopped_runs import stop_at
 from support.training_runs import assert_same_run, records, refused, train, weights
 
 from config import get_config
-from datasets import get_dataloader, get_datasets
+from datasets import ArrayDataset, get_dataloader, get_datasets
+from errors import InputError
+from models import build_model
 from settings.registry import tasks
+from training.reconstructions import shown_columns
 from weights import load_weights
 
 SHARED = [*without(TINY, "MODEL.NUM_CLASSES", "TRAIN.NUM_EPOCHS", "DATA.BATCH_SIZE")]
@@ -90,6 +93,31 @@ def both(options, folder, ranks):
     train([*options, "MODEL.RESUME", str(checkpoint)], folder / f"stopped_{ranks}", 48)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("head_layers", ["0", "1"])
+def test_a_graph_trains_as_the_layers_do(tmp_path, head_layers):
+    nearest = [*TOKENIZER, "METHOD.QUANTIZER", "nearest", "DATA.BATCH_SIZE", "16"]
+    beit = [*BEIT, "METHOD.TOKENIZER", f"{tmp_path}/tokenizer_True/config.yaml"]
+    beit += ["METHOD.TOKENIZER_PATH", f"{tmp_path}/tokenizer_True/checkpoints/last"]
+    beit += ["MODEL.DEPTH", "2", "DATA.BATCH_SIZE", "16", "METHOD.HEAD_LAYERS", head_layers]
+    if head_layers != "0":
+        beit += ["METHOD.EARLY_LAYERS", "1"]
+    for name, options in (("tokenizer", nearest), ("beit", beit)):
+        for traced in ("True", "False"):
+            train([*options, "TO_STATIC", traced], tmp_path / f"{name}_{traced}", 32)
+        losses = [records(tmp_path / f"{name}_{traced}")[-1]["loss"] for traced in (True, False)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_codes_go_on_in_the_same_bits(tmp_path, ranks):
+    """A checkpoint within an epoch holds them as they were at the last update."""
+    options = [*TOKENIZER, "METHOD.QUANTIZER", "nearest", "METHOD.CODE_DECAY", "0.9"]
+    options += ["TRAIN.ACCUM_ITER", "2", "TRAIN.MODEL_EMA", "True", "DATA.BATCH_SIZE", "6"]
+    run_ranks(both, options, tmp_path, ranks, ranks=ranks)
+    assert_same_run(tmp_path / f"whole_{ranks}", tmp_path / f"stopped_{ranks}")
+
+
 @pytest.mark.parametrize("further", [0, 1])
 def test_beit_goes_on_in_the_same_bits_and_two_processes_are_one(tmp_path, tokenizer, further):
     options = [*BEIT, *tokenizer]
@@ -118,13 +146,13 @@ def test_masks_are_of_the_sample_and_the_epoch_and_an_evaluations_of_the_sample(
     task.build_network()
     for dataset, mode in ((train_set, "train"), (val, "val")):
         task.prepare_data(dataset, mode)
-    masks = [train_set.sample((epoch, 3, 0))["mask"] for epoch in (1, 1, 2)]
+    masks = [train_set.sample((epoch, 3, 0))["masked"] for epoch in (1, 1, 2)]
     np.testing.assert_array_equal(masks[0], masks[1])
     assert (masks[0] != masks[2]).any()
     first, again = (next(iter(get_dataloader(config, val, "val"))) for _ in range(2))
-    np.testing.assert_array_equal(first["mask"].numpy(), again["mask"].numpy())
-    assert list(first["mask"].shape) == [len(first["pixels"]), 16]
-    assert 1 <= first["mask"].astype("int64").sum(1).min().item() <= 6
+    np.testing.assert_array_equal(first["masked"].numpy(), again["masked"].numpy())
+    assert list(first["masked"].shape) == [len(first["pixels"]), 16]
+    assert 1 <= first["masked"].astype("int64").sum(1).min().item() <= 6
 
 
 def test_an_evaluation_of_beit_needs_the_tokenizer_and_gives_the_runs_numbers(tmp_path, tokenizer):
@@ -148,6 +176,9 @@ def test_an_evaluation_of_beit_needs_the_tokenizer_and_gives_the_runs_numbers(tm
         (["METHOD.MIN_BLOCK", "9"], "METHOD.MIN_BLOCK is 9, but no such block fits"),
         (["METHOD.TOKENIZER", "vit_digits"], "has TASK classification, expected tokenizer"),
         (["METHOD.TOKENIZER_PATH", "nowhere"], "nowhere"),
+        (["METHOD.TOKENIZER", "nowhere.yaml"], "nowhere.yaml"),
+        (["METHOD.TOKENIZER", "mae_vit_digits"], "has TASK mae, expected tokenizer"),
+        (["METHOD.TOKENIZER_PATH", "README.md"], "README.md"),
         (["METHOD.TOKENIZER_PATH", "null"], "give its YAML and its weights"),
         (["DATA.IMAGE_SIZE", "16"], "has DATA.IMAGE_SIZE 8, the model 16; make them equal"),
         (["METHOD.HEAD_LAYERS", "2"], "EARLY_LAYERS is 0"),
@@ -165,6 +196,43 @@ def test_what_does_not_fit_is_one_line_at_the_start(tmp_path, tokenizer, options
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_that_are_not_the_tokenizers_are_one_line(tmp_path, tokenizer):
+    base = [*BEIT, *tokenizer, "DATA.BATCH_SIZE", "16"]
+    mae = ["METHOD.DECODER_WIDTH", "16", "METHOD.DECODER_HEADS", "2", "METHOD.DECODER_DEPTH", "1"]
+    train(["TASK", "mae", *SHARED, *mae, "DATA.BATCH_SIZE", "16"], tmp_path / "mae", 32)
+    of_mae = ["METHOD.TOKENIZER_PATH", f"{tmp_path}/mae/checkpoints/last"]
+    message = "has weights of TASK mae, expected tokenizer; give the weights of a tokenizer"
+    refused(message, [*base, *of_mae], tmp_path / "run")
+    other = [*TOKENIZER, "METHOD.VOCABULARY", "13", "DATA.IMAGENET_MEAN", "0.2"]
+    train([*other, "DATA.BATCH_SIZE", "16"], tmp_path / "other", 32)
+    weights_of_other = ["METHOD.TOKENIZER_PATH", f"{tmp_path}/other/checkpoints/last"]
+    message = "was trained with DATA.IMAGENET_MEAN [0.2], found [0.5] in its YAML; give the config"
+    refused(message, [*base, *weights_of_other], tmp_path / "run")
+    yaml = tmp_path / "yaml.yaml"
+    yaml.write_text(f"BASE: {tmp_path}/other/config.yaml\nMETHOD: {{VOCABULARY: 12}}\n")
+    message = "codebook is [13, 8], the model's [12, 8]"
+    named = ["METHOD.TOKENIZER", str(yaml)]
+    refused(message, [*base, *weights_of_other, *named], tmp_path / "run")
+    # Two processes say the same.
+    base = [*base, "DATA.BATCH_SIZE", "8"]
+    cases = [of_mae, weights_of_other, ["METHOD.MASK_RATIO", "0.99"], ["METHOD.MIN_BLOCK", "100"]]
+    cases = [[*base, *case] for case in cases]
+    alone = refusals(cases, tmp_path / "run")
+    assert "no such block fits into the 6 masked of 4 x 4 patches" in alone[3]
+    assert run_ranks(refusals, cases, tmp_path / "run") == [alone, alone]
+    assert not (tmp_path / "run").exists()
+
+
+def refusals(cases, output):
+    """What training says with each case's options."""
+    said = []
+    for options in cases:
+        with pytest.raises(InputError) as caught:
+            train(options, output, 32)
+        said.append(str(caught.value))
+    return said
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -172,7 +240,22 @@ def test_what_does_not_fit_is_one_line_at_the_start(tmp_path, tokenizer, options
             ["METHOD.DECODER_HEADS", "3"],
             "DECODER_WIDTH 16 is not a multiple of METHOD.DECODER_HEADS 3",
         ),
-        (["METHOD.TEACHER", "vit_digits"], "give both or neither"),
+        (
+            ["METHOD.TEACHER", "vit_digits"],
+            "METHOD.TEACHER_PATH is None; give the teacher's weights",
+        ),
+        (
+            ["METHOD.TEACHER_PATH", "nowhere"],
+            "METHOD.TEACHER_PATH does nothing without METHOD.TEACHER",
+        ),
+        (
+            ["METHOD.TEACHER_OUTPUTS", "8"],
+            "METHOD.TEACHER_OUTPUTS does nothing without METHOD.TEACHER",
+        ),
+        (
+            ["METHOD.CODE_DECAY", "0.9"],
+            "METHOD.CODE_DECAY does nothing without METHOD.QUANTIZER nearest",
+        ),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5"),
         (["DATA.MULTI_SCALE", "[8,12]"], "Tokenizer takes images of 8 x 8"),
     ],
@@ -195,10 +278,95 @@ def test_a_teachers_features_are_reconstructed(tmp_path):
     # 1 minus a cosine.
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert 0 < result["reconstruction"] < 1.2
+    # The file tells its codes, which k-means has begun.
+    codes = weights(tmp_path / "run")["codebook"]
+    np.testing.assert_allclose(np.linalg.norm(codes, axis=1), 1, rtol=1e-5)
     assert not (tmp_path / "run" / "reconstructions.png").exists()
     # Such a tokenizer serves BEiT without its teacher's weights.
     beit = ["METHOD.TOKENIZER", f"{tmp_path}/run/config.yaml"]
     beit += ["METHOD.TOKENIZER_PATH", f"{tmp_path}/run/checkpoints/last"]
     train([*BEIT, *beit, "DATA.BATCH_SIZE", "16"], tmp_path / "beit", 32)
+    assert_draws_right_and_wrong_tokens(tmp_path / "beit", [*BEIT, *beit])
     small = [*options, "MODEL.PATCH_SIZE", "4"]
     refused("has 16 places, the tokenizer 2 x 2 tokens", small, tmp_path / "refused")
+
+
+def test_a_teachers_classifier_maps_each_places_features(tmp_path):
+    """As CLIP's projection does in BEiT v2."""
+    teacher = [*without(TINY, "MODEL.PATCH_SIZE"), "MODEL.PATCH_SIZE", "2", "DATA.BATCH_SIZE", "8"]
+    train(teacher, tmp_path / "teacher", 32)
+    options = [*TOKENIZER, "METHOD.QUANTIZER", "nearest", "DATA.BATCH_SIZE", "16"]
+    options += ["METHOD.TEACHER", f"{tmp_path}/teacher/config.yaml"]
+    options += ["METHOD.TEACHER_PATH", f"{tmp_path}/teacher/checkpoints/last"]
+    train([*options, "METHOD.TEACHER_OUTPUTS", "10"], tmp_path / "run", 32)
+    task, network, pixels, _ = of_run(tmp_path / "run", [*options, "METHOD.TEACHER_OUTPUTS", "10"])
+    images = task.normalize(pixels)
+    model = build_model(get_config(f"{tmp_path}/teacher/config.yaml"))
+    load_weights(model, tmp_path / "teacher" / "checkpoints" / "last")
+    model.eval()
+    expected = model.head(model.forward_features(images)[:, 1:])
+    np.testing.assert_allclose(task.teacher(images).numpy(), expected.numpy(), atol=1e-5)
+    assert network.decode_task_layer[2].weight.shape[1] == 10
+    seven = [*options, "METHOD.TEACHER_OUTPUTS", "7"]
+    refused("head.weight is [16, 10], the model's [16, 7]", seven, tmp_path / "refused")
+
+
+def drawn_rows(run, rows):
+    """The rows of a run's reconstructions.png, [rows, images, 8, 8]."""
+    with Image.open(run / "reconstructions.png") as picture:
+        drawn = np.asarray(picture)
+    assert drawn.shape == (100 * rows, 800)
+    # An image of 8 pixels along a side takes 96, and a gap of 4.
+    return drawn.reshape(rows, 100, 8, 100)[:, :96:12, :, :96:12].transpose(0, 2, 1, 3)
+
+
+def of_run(run, options):
+    """The task, the network of a run's last checkpoint, and what is drawn of it."""
+    config, _, val = get_datasets(get_config(None, [*options, "DATA.BATCH_SIZE", "16"]))
+    val = ArrayDataset(config, "val", val.images[:91], val.labels[:91], val.classes)
+    task = tasks.choose(config)(config)
+    network = task.build_network()
+    load_weights(network, run / "checkpoints" / "last")
+    network.eval()
+    task.prepare_data(val, "val")
+    names = ["pixels", *val.draws]
+    pixels, *drawn = shown_columns(val, *names)
+    return task, network, pixels, drawn[0] if drawn else None
+
+
+def of_pixels(patches):
+    """[B, 16] -> [B, 8, 8]: the values of patches of 2 x 2 pixels."""
+    return patches.reshape(-1, 4, 4).repeat(2, axis=1).repeat(2, axis=2)
+
+
+def assert_draws_right_and_wrong_tokens(run, options):
+    task, network, pixels, masked = of_run(run, options)
+    images = task.normalize(pixels)
+    right = (network.predict(images, masked) == task.teacher(images)).numpy()
+    masked = masked.numpy().astype(bool)
+    assert masked.any(1).all()
+    first, _, third = drawn_rows(run, 3)
+    expected = np.where(of_pixels(masked), 255 * of_pixels(right), first)
+    np.testing.assert_allclose(third, expected, atol=1)
+
+
+def test_beit_draws_its_masks_and_what_the_predicted_tokens_decode_to(tmp_path, tokenizer):
+    # The tokenizer's normalisation is another one.
+    options = [*BEIT, *tokenizer, "DATA.IMAGENET_MEAN", "0.3"]
+    train([*options, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 48)
+    task, network, pixels, masked = of_run(tmp_path / "run", options)
+    first, second, third, fourth = drawn_rows(tmp_path / "run", 4)
+    shown = pixels.numpy()[..., 0]
+    np.testing.assert_allclose(first, shown, atol=1)
+    hidden = of_pixels(masked.numpy()).astype(bool)
+    np.testing.assert_allclose(second, np.where(hidden, round(0.3 * 255), shown), atol=1)
+    images = task.normalize(pixels)
+    tokens = task.teacher(images).numpy()
+    predicted = network.predict(images, masked).numpy()
+    mixed = np.where(masked.numpy() > 0, predicted, tokens)
+    model = task.tokenizer
+    for row, each in ((third, tokens), (fourth, mixed)):
+        decoded = model.pictures(model.decode(model.codes(paddle.to_tensor(each)))).numpy()
+        # The tokenizer's images have the mean 0.5.
+        expected = (decoded[:, 0] * 0.5 + 0.5).clip(0, 1) * 255
+        np.testing.assert_allclose(row, expected, atol=1)

@@ -222,6 +222,24 @@ def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
         )
 
 
+def check_normalisation(config: Configuration, key: str, path: str | Path) -> None:
+    """Raises InputError if weights say that they were trained on images that were normalised by
+    other numbers than those of ``config``.
+
+    Args:
+        key: the key that names the weights.
+    """
+    description = _stored(find_weights(path))
+    for name in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
+        expected = dict(leaves(config))[name]
+        trained_with = description.values.get(name, expected) if description else expected
+        if trained_with != expected:
+            raise InputError(
+                f"{key} {path} was trained with {name} {trained_with}, found {expected} in its YAML;"
+                " give the config.yaml of its run as the YAML"
+            )
+
+
 def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
     """Returns the thresholds that are stored with weights, by output; [] if there are none.
 
