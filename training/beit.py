@@ -26,9 +26,9 @@ from training.equal_ranks import load_equal
 from training.losses import Teacher
 from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
-from training.tokenizer import check_patch_drop, normalisation, other_config
+from training.tokenizer import normalisation, other_config
 
-_MASK_RATIO = 0.4
+MASK_RATIO = 0.4
 
 
 @tasks.register("beit", metrics="token_acc", columns="")
@@ -73,10 +73,9 @@ class BeitTraining(Task):
                 " predicts a tokenizer's tokens; give its YAML and its weights (TASK tokenizer"
                 " trains one)"
             )
-        check_patch_drop(config)
         self.tokenizer_file = tokenizer
         self.tokenizer_path = tokenizer_path
-        self.mask_ratio = _MASK_RATIO if mask_ratio is None else mask_ratio
+        self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
         self.min_block = min_block
         self.blocks = (early_layers, head_layers)
         self.normalize = Normalize(*normalisation(config))

@@ -112,7 +112,6 @@ class TokenizerTraining(Task):
         teacher_outputs: Annotated[Size, is_set("METHOD.TEACHER")] | None = None,
     ) -> None:
         super().__init__(config, classes)
-        check_patch_drop(config)
         self.normalize = Normalize(*normalisation(config))
         self.vocabulary = vocabulary
         self.code_dim = code_dim
@@ -325,15 +324,6 @@ def other_config(config: Configuration, path: str, key: str) -> Configuration:
                 " make them equal"
             )
     return other
-
-
-def check_patch_drop(config: Configuration) -> None:
-    """Raises InputError if patches are left out: each has to have a token."""
-    share = config.MODEL.get("PATCH_DROP")
-    if share:
-        raise InputError(
-            f"MODEL.PATCH_DROP is {share}, but TASK {config.TASK} needs all patches; set it to 0"
-        )
 
 
 def _draw_seed(rng: np.random.Generator) -> np.ndarray:

@@ -18,7 +18,7 @@ from models.base import ImageModel
 from models.beit import Beit
 from models.layers.init import init_branches
 from models.layers.linear import Linear
-from models.pretraining.network import PretrainingNetwork
+from models.pretraining.network import PretrainingNetwork, masked_patches
 from weights.names import beit_pretraining as names
 
 
@@ -51,7 +51,7 @@ class BeitPretraining(PretrainingNetwork):
         head_layers: int = 0,
     ) -> None:
         super().__init__(encoder)
-        check_encoder(encoder, early_layers, head_layers)
+        _check_encoder(encoder, early_layers, head_layers)
         width = encoder.num_features
         self.max_masked = max_masked
         self.early_layers = early_layers
@@ -141,18 +141,8 @@ class BeitPretraining(PretrainingNetwork):
 
     def _embed(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the encoder's embedding, with the mask token in place of masked patches."""
-
-        def replace_masked(
-            layer: nn.Layer, inputs: tuple[paddle.Tensor, ...], patches: paddle.Tensor
-        ) -> paddle.Tensor:
-            is_masked = masked.unsqueeze(-1).astype(patches.dtype)
-            return patches * (1 - is_masked) + self.mask_token.astype(patches.dtype) * is_masked
-
-        hook = self.encoder.patch_embed.register_forward_post_hook(replace_masked)
-        try:
+        with masked_patches(self.encoder.patch_embed, masked, self.mask_token):
             return self.encoder._embed(images)
-        finally:
-            hook.remove()
 
 
 def masked_places(masked: paddle.Tensor, count: int) -> paddle.Tensor:
@@ -178,17 +168,13 @@ def _mean(values: paddle.Tensor, counted: paddle.Tensor) -> paddle.Tensor:
     return (values * counted).sum(1) / counted.sum(1).clip(min=1)
 
 
-def check_encoder(encoder: ImageModel, early_layers: int, head_layers: int) -> None:
+def _check_encoder(encoder: ImageModel, early_layers: int, head_layers: int) -> None:
     """Raises InputError if BEiT's training can't take the encoder."""
     name = type(encoder).__name__
     if not all(hasattr(encoder, layer) for layer in ("patch_embed", "blocks", "norm", "fc_norm")):
         raise InputError(
             f"TASK is beit, but {name} isn't a transformer whose patches have one token each; take a"
             " BEiT, a ViT or an EVA"
-        )
-    if getattr(encoder, "attn_pool", None) is not None:
-        raise InputError(
-            "MODEL.GLOBAL_POOL is map, whose weights TASK beit doesn't train; take token or avg"
         )
     depth = len(encoder.blocks)
     if head_layers and not 0 < early_layers <= depth - head_layers:

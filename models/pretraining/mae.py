@@ -23,7 +23,7 @@ from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.patch_embed import join_patches
 from models.layers.positions import sincos_2d
-from models.pretraining.network import PretrainingNetwork, check_encoder, patch_statistics
+from models.pretraining.network import PretrainingNetwork, patch_statistics
 from models.vit import VisionTransformer
 from weights.names import mae as names
 
@@ -65,7 +65,6 @@ class MaskedAutoencoder(PretrainingNetwork):
     ) -> None:
         _check_positions(encoder)
         super().__init__(encoder)
-        check_encoder(encoder)
         patches: Any = encoder.patch_embed
         self.norm_target = norm_target
         self.units = patches.grid_size

@@ -23,7 +23,7 @@ from models.layers.linear import in_float32
 from models.layers.patch_embed import cut_patches, join_patches
 from models.layers.units import to_units, unit_maps
 from models.pretraining.mae import add_decoder, take, visible_count
-from models.pretraining.network import PretrainingNetwork, check_encoder, patch_statistics
+from models.pretraining.network import PretrainingNetwork, patch_statistics
 from weights.names import mae_hiera as names
 
 
@@ -60,7 +60,6 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
         norm_target: bool = True,
     ) -> None:
         super().__init__(encoder)
-        check_encoder(encoder)
         self.units = encoder.units
         self.num_visible = visible_count(math.prod(self.units), mask_ratio, "mask units")
         self.norm_target = norm_target

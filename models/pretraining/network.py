@@ -33,6 +33,7 @@ class PretrainingNetwork(nn.Layer):
     min_image_size: int | None = None
 
     def __init__(self, encoder: ImageModel) -> None:
+        _check_encoder(encoder)
         super().__init__()
         self.encoder = encoder
         self.image_size = encoder.image_size
@@ -71,7 +72,7 @@ class PretrainingNetwork(nn.Layer):
         return [*rest, (*last, *(name for name in others if name != ENCODER))]
 
 
-def check_encoder(encoder: ImageModel) -> None:
+def _check_encoder(encoder: ImageModel) -> None:
     """Refuses options that a training of all patches excludes.
 
     Raises:

@@ -16,7 +16,6 @@ from models.layers.init import init_as_torch
 from models.mixer import MlpMixer
 from models.pretraining.network import (
     PretrainingNetwork,
-    check_encoder,
     enlarged,
     masked_patches,
 )
@@ -59,7 +58,6 @@ class SimMIM(PretrainingNetwork):
                 " MODEL.TYPE may be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
             )
         super().__init__(encoder)
-        check_encoder(encoder)
         patches = _patch_embed(encoder)
         _check_sizes(encoder, patches.patch_size, mask_patch)
         height, width = encoder.image_size
