@@ -102,16 +102,18 @@ class BeitPretraining(PretrainingNetwork):
         shared = encoder._shared()
         early = x
         stages = list(encoder._stages())
-        for number, stage in enumerate(stages, start=1):
+        # Paddle's tracing (TO_STATIC) takes no keywords of enumerate and zip.
+        for index, stage in enumerate(stages):
             x = encoder._stage(stage, x, shared)
-            if number == self.early_layers:
+            if index + 1 == self.early_layers:
                 early = x
         prefix = encoder.num_prefix_tokens
         outputs = [x]
         if len(self.cls_pt_layers):
             y = paddle.concat([x[:, :prefix], early[:, prefix:]], axis=1)
-            for stage, block in zip(stages[self.early_layers :], self.cls_pt_layers, strict=False):
+            for index, block in enumerate(self.cls_pt_layers):
                 # A ViT's stage is a block with its prompts.
+                stage = stages[self.early_layers + index]
                 replaced = (block, *stage[1:]) if isinstance(stage, tuple) else block
                 y = encoder._stage(replaced, y, shared)
             outputs.append(y)

@@ -102,8 +102,9 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         """Returns the encoder's last map, [B, D, rows, columns]. Its masked places aren't defined."""
         encoder = self.encoder
         x = encoder._embed(images)
-        for stage, stride in zip(encoder._stages(), self.strides, strict=True):
-            x = encoder._stage(stage, x, 1 - self._map_of(masked, stride))
+        # Paddle's tracing (TO_STATIC) takes no keywords of zip.
+        for index, stage in enumerate(encoder._stages()):
+            x = encoder._stage(stage, x, 1 - self._map_of(masked, self.strides[index]))
         return encoder._last_norm(x)
 
     def no_weight_decay(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""Pre-training on two processes is that on one: masks, accumulation, uneven batches, averages."""
+"""All methods of pre-training: two processes train as one, and so does a graph (TO_STATIC)."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,12 @@ from conftest import TINY, without
 from safetensors.numpy import load_file
 from support.ranks import run_ranks
 from support.training_runs import records, train, weights
+
+import utils
+from config import get_config
+from datasets import get_dataloader, get_datasets
+from settings.registry import tasks
+from training.setup import _trace
 
 # The last update of an epoch of 46 images is of two steps, of which the last one has 6 images.
 # AdamW would make something of the gradients that are zero but for rounding.
@@ -36,14 +42,18 @@ METHODS = {
 }
 
 
+def options_of(method, tokenizer):
+    """Returns the options of a method; BEiT predicts the tokens of a trained ``tokenizer``."""
+    options = ["TASK", method, *SHARED, *METHODS[method]]
+    if method == "beit":
+        options += ["METHOD.TOKENIZER", f"{tokenizer}/config.yaml"]
+        options += ["METHOD.TOKENIZER_PATH", f"{tokenizer}/checkpoints/last"]
+    return options
+
+
 def train_all(folder, tokenizer):
-    """Trains by each method; BEiT predicts the tokens of a trained ``tokenizer``."""
-    for method, options in METHODS.items():
-        paths = []
-        if method == "beit":
-            paths = ["METHOD.TOKENIZER", f"{tokenizer}/config.yaml"]
-            paths += ["METHOD.TOKENIZER_PATH", f"{tokenizer}/checkpoints/last"]
-        train(["TASK", method, *SHARED, *options, *paths], folder / method, 46)
+    for method in METHODS:
+        train(options_of(method, tokenizer), folder / method, 46)
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +89,31 @@ def test_two_processes_train_and_evaluate_as_one(runs, method):
                 assert found[name] == value, name
     evaluated = [line for line in lines[1] if line["split"] != "train"]
     assert {line["num_samples"] for line in evaluated} == {91}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [*METHODS, "beit with further blocks"])
+def test_a_graph_has_the_loss_and_the_gradients_of_the_network(runs, method):
+    options = options_of(method.split()[0], runs[0] / "tokenizer")
+    if "further" in method:
+        options += ["METHOD.HEAD_LAYERS", "1", "METHOD.EARLY_LAYERS", "1"]
+    config, data, _ = get_datasets(get_config(None, options))
+    utils.seed_everything(0)
+    task = tasks.choose(config)(config)
+    network = task.build_network()
+    task.prepare_data(data, "train")
+    batch = next(iter(get_dataloader(config, data, "train")))
+
+    def loss_and_gradients():
+        loss = task.step(network, batch, epoch=1)["loss"]
+        loss.sum().backward()
+        found = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        network.clear_gradients()
+        return loss.numpy(), {name: gradient.numpy() for name, gradient in found.items()}
+
+    loss, gradients = loss_and_gradients()
+    _trace(network)
+    traced_loss, traced = loss_and_gradients()
+    np.testing.assert_allclose(traced_loss, loss, rtol=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(traced[name], gradient, rtol=1e-3, atol=1e-5, err_msg=name)
