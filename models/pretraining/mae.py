@@ -69,6 +69,11 @@ class MaskedAutoencoder(PretrainingNetwork):
                 f" {decoder_heads}; choose one that is"
             )
         patches: Any = encoder.patch_embed
+        if norm_target and patches.patch_size**2 * encoder.in_channels == 1:
+            raise InputError(
+                "METHOD.NORM_TARGET is True, but a patch has 1 value, which has no variance; set it"
+                " False, or take larger patches"
+            )
         self.norm_target = norm_target
         self.num_visible = visible_patches(patches.num_patches, mask_ratio)
         self._fix_positions()
@@ -245,6 +250,10 @@ def visible_patches(patches: int, mask_ratio: float) -> int:
     Raises:
         InputError: all or none are.
     """
+    if patches == 1:
+        raise InputError(
+            "an image has 1 patch, but MAE masks some of several; take smaller patches or larger images"
+        )
     # As transformers computes it: in floats, 0.9 of 100 patches leave 9 visible.
     visible = int(patches * (1 - mask_ratio))
     if not 0 < visible < patches:
