@@ -19,12 +19,13 @@ from support.programs import (
 )
 from support.training_runs import assert_same_run, records
 
-# 22 steps an epoch. A checkpoint is written within each of its quarters.
+# 22 steps an epoch, and four checkpoints within it.
 RUN = [
     "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "1",
     "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.9", "MODEL.DROPPATH", "0.1",
     "DATA.GLOBAL_BATCH", "64", "DATA.NUM_WORKERS", "1", "REPORT_FREQ", "1", "VALIDATE_FREQ", "1",
     "PROBE.FREQ", "1", "BEST_METRIC", "knn", "SAVE_STEPS", "5", "SAVE_FREQ", "0", "SAVE_MINUTES", "none",
+    "REPORT", "False",
 ]  # fmt: skip
 STEPS = 22
 SEED = 50
@@ -72,10 +73,10 @@ def wait_for_moment(aim, process, run, rng):
 
 
 def kill(place, flags, aim, rng):
-    """Starts or resumes the run and kills the parent, a rank or all processes at a moment.
+    """Starts or resumes the run, and kills its parent, a rank or all processes at a moment.
 
     Returns:
-        Whether it was killed before it ended, and what it was doing.
+        What the run was doing: "evaluation", "save", both or neither.
     """
     run = place / "run"
     process = start(place, *flags)
