@@ -84,7 +84,7 @@ class BeitPretraining(PretrainingNetwork):
             tokens: [B, patches] int64, the tokens of all patches.
         """
         places = masked_places(mask, self.most)
-        counted = paddle.take_along_axis(mask, places, 1).astype("float32")
+        counted = paddle.take_along_axis(mask.astype("float32"), places, 1)
         targets = paddle.take_along_axis(tokens, places, 1)
         features = self._features(images, mask)
         predictions = [self.lm_head(_at(each, places)).astype("float32") for each in features]
@@ -126,7 +126,7 @@ class BeitPretraining(PretrainingNetwork):
         def replace_masked(
             layer: nn.Layer, inputs: tuple[paddle.Tensor, ...], patches: paddle.Tensor
         ) -> paddle.Tensor:
-            masked = mask.unsqueeze(-1).astype(patches.dtype)
+            masked = mask.astype(patches.dtype).unsqueeze(-1)
             return patches * (1 - masked) + self.mask_token.astype(patches.dtype) * masked
 
         hook = self.encoder.patch_embed.register_forward_post_hook(replace_masked)

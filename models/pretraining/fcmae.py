@@ -113,7 +113,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
     def _predict(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns normalised pixels as ``_cut`` does, float32."""
         x = self.proj(self.encode(images, masked))
-        is_masked = masked.unsqueeze(1).astype(x.dtype)
+        is_masked = masked.astype(x.dtype).unsqueeze(1)
         x = x * (1 - is_masked) + self.mask_token.astype(x.dtype) * is_masked
         x = channels_first(self.decoder(channels_last(x)))
         return self.pred(x).flatten(2).transpose([0, 2, 1]).astype("float32")

@@ -91,8 +91,8 @@ class SimMIM(PretrainingNetwork):
 
     def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the prediction of all pixels, [B, C, H, W]; for the arguments of ``forward``."""
-        # Paddle 2.6 flattens no bool on a CPU.
-        units = masked.astype("uint8")
+        # Paddle 2.6 flattens no bool on a CPU, and a graph of it expands no uint8.
+        units = masked.astype("float32")
         by_patch = _enlarged(units, self.unit_side).flatten(1).unsqueeze(-1)
 
         def replace_masked(_: Any, __: Any, patches: paddle.Tensor) -> paddle.Tensor:
