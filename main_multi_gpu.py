@@ -61,7 +61,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     from ops.device import set_device_flags
     from settings.registry import tasks
     from training import engine, parallel
-    from training.equal_ranks import check_same
+    from training.equal_ranks import check_network, check_same
     from training.optim import freeze
     from training.run import Run
 
@@ -85,6 +85,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         utils.seed_everything(config.SEED)
         task = tasks.choose(config)(config, dataset_val.classes)
         network = task.build_network()
+        check_network(network)
         if config.EVAL:
             engine.evaluate_only(task, network, dataset_val, run)
         else:

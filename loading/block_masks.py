@@ -79,6 +79,10 @@ def check_blocks(grid: tuple[int, int], count: int, min_block: int) -> None:
     rows, columns = grid
     patches = rows * columns
     where = f"of {rows} x {columns} patches"
+    if patches == 1:
+        raise InputError(
+            "an image has 1 patch, but some of several are masked; take smaller patches or larger images"
+        )
     if not 0 < count < patches:
         raise InputError(
             f"METHOD.MASK_RATIO masks {count} {where}, expected 1 to {patches - 1}; change it, or take"

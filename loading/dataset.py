@@ -105,6 +105,7 @@ class ImageDataset(paddle.io.Dataset):
         self.pixel_dtype = np.dtype(pixel_dtype(config))
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
+        self._drawn_shapes: dict[str, tuple[int, ...]] = {}
         # The source's further columns.
         self.masks: dict[str, Masks] = {}
         self.values: dict[str, np.ndarray] = {}
@@ -212,8 +213,26 @@ class ImageDataset(paddle.io.Dataset):
         if self.erasing is not None:
             columns["erased"] = self.erasing.draw(rng, *size)
         for name, draw in self.draws.items():
-            columns[name] = draw(rng)
+            columns[name] = self._checked(name, np.asarray(draw(rng)))
         return columns
+
+    def _checked(self, name: str, drawn: np.ndarray) -> np.ndarray:
+        """Returns what a function of ``draws`` returned.
+
+        Raises:
+            RunError: no column can be made of it.
+        """
+        shape = self._drawn_shapes.setdefault(name, drawn.shape)
+        found = ""
+        if name in self.own_columns:
+            found = "a name that the data's columns have; choose another"
+        elif drawn.dtype.kind not in "biuf":
+            found = f"{drawn.dtype}, expected numbers"
+        elif drawn.shape != shape:
+            found = f"{list(drawn.shape)} after {list(shape)}, expected one shape for all samples"
+        if found:
+            raise RunError(f"the task draws the column {name}: {found}")
+        return drawn
 
     def _transformed(self, index: int, rng: np.random.Generator, *size: int) -> dict[str, Any]:
         """Returns the pixels and the masks of a sample."""

@@ -45,7 +45,7 @@ from training.probing.records import CURVES
 from training.requests import Checkpointing, Requests, Stopped
 from training.run import Run
 from training.setup import Training, autocast, load_pretrained, precision_text, prepare
-from training.task import Batch, Metrics, Task, mask_logits, numbers
+from training.task import Batch, Metrics, Task, check_values, mask_logits, numbers
 from training.window import Window
 from utils import rank, reduce_dict, seed_step, world_size
 
@@ -328,6 +328,9 @@ def _accumulate(
     with sync:
         with autocast(training.config):
             values = training.task.step(network, batch, epoch)
+        check_values(batch, values)
+        if values["loss"].stop_gradient:
+            raise RunError("the task's step returned a loss without gradients; don't detach it")
         training.scaler.scale(values["loss"].sum() / group_samples).backward()
     return {name: value.detach() for name, value in values.items()}
 
@@ -404,7 +407,7 @@ def evaluate(
         )
     if not math.isfinite(metrics["loss"]):
         raise RunError(
-            f"the evaluation's loss is {metrics['loss']}: the weights give no finite logits",
+            f"the evaluation's loss is {metrics['loss']}: the weights give no finite outputs",
             shared=True,
         )
     return metrics

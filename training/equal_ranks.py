@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
+from paddle import nn
 
 from datasets import ArrayDataset, ImageDataset, ShardDataset
 from errors import InputError, printable
@@ -135,6 +136,17 @@ def check_teacher(config: Configuration, name: str = "teacher") -> None:
         if key.startswith(("MODEL.", "METHOD.", "DATA.IMAGE")) and key not in _MAY_DIFFER
     }
     _check_settings(all_gather(settings))
+
+
+def check_network(network: nn.Layer) -> None:
+    """Raises InputError, on every rank, if ranks have built other networks."""
+    if world_size() == 1:
+        return
+    shapes = {
+        f"the network's {name}": f"{'frozen' if tensor.stop_gradient else 'trained'}, {list(tensor.shape)}"
+        for name, tensor in network.named_parameters()
+    }
+    _check_settings(all_gather(shapes))
 
 
 def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> None:

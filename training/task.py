@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
+from errors import RunError
 from models import build_model
 from settings.configuration import Configuration
 from training.predictions import Predictions
@@ -31,6 +32,13 @@ from utils import all_gather
 
 Batch = dict[str, paddle.Tensor]
 Metrics = dict[str, Any]
+
+# A report has values of these names beside those of a task.
+NAMES_OF_REPORTS = {
+    "split", "step", "epoch", "samples", "num_samples", "lr", "grad_norm", "loss_scale",
+    "skipped", "skipped_updates", "fresh", "images_per_s", "data_wait", "peak_memory",
+    "peak_memory_gpu",
+}  # fmt: skip
 
 # Subtracted from a logit, it leaves a probability of 0. Infinity would make NaN of a sum.
 MASK = 1e30
@@ -121,10 +129,12 @@ class Task:
         total: Any = 0
         for batch in batches:
             values = self.step(forward, batch, epoch=0)
-            values["num_samples"] = paddle.ones_like(values["loss"])
+            check_values(batch, values)
+            check_names(list(values), names or list(values))
             names = list(values)
+            values["num_samples"] = paddle.ones_like(values["loss"])
             total = total + sum_of_each(values)
-        own = dict(zip(names, total.tolist(), strict=True)) if names else {}
+        own = dict(zip([*names, "num_samples"], total.tolist(), strict=True)) if names else {}
         # A rank without a batch doesn't know the names.
         sums: Counter[str] = Counter()
         for of_rank in all_gather(own):
@@ -156,6 +166,46 @@ class Task:
     def line(self, place: str, metrics: Metrics) -> str:
         """Returns metrics in one of the formats ``lines``, followed by those of a probe."""
         return self.lines[place].format(**metrics) + probed_text(metrics)
+
+
+def check_values(batch: Batch, values: Any) -> None:
+    """Checks what a task's ``step`` returned for a batch.
+
+    Raises:
+        RunError: it isn't what ``Task.step`` says.
+    """
+    expected = [len(batch["pixels"])]
+    found = ""
+    if not isinstance(values, dict):
+        found = f"a value of type {type(values).__name__}, expected a dict with the entry loss"
+    elif "loss" not in values:
+        found = f"a dict of {', '.join(values) or 'nothing'}, expected the entry loss in it"
+    elif taken := NAMES_OF_REPORTS.intersection(values):
+        found = f"an entry {min(taken)}, which a report has itself; choose another name"
+    else:
+        for name, value in values.items():
+            kind = type(value).__name__
+            if isinstance(value, paddle.Tensor):
+                if list(value.shape) == expected and value.is_floating_point():
+                    continue
+                kind = f"{str(value.dtype).removeprefix('paddle.')} {list(value.shape)}"
+            found = f"{name} as {kind}, expected a float tensor {expected}: a value of each sample"
+            break
+    if found:
+        raise RunError(f"the task's step returned {found}")
+
+
+def check_names(names: Sequence[str], before: Sequence[str]) -> None:
+    """Checks that a step's values have the same names, in the same order, as those of steps before.
+
+    Raises:
+        RunError: they haven't.
+    """
+    if names != before:
+        raise RunError(
+            f"the task's step returned {', '.join(names)} after {', '.join(before)}, expected the same"
+            " names in each step"
+        )
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -17,7 +17,7 @@ import paddle
 from errors import RunError
 from launch.progress import COMPUTING, LOADING, beat
 from training.setup import Training
-from training.task import Batch, sum_of_each
+from training.task import Batch, check_names, sum_of_each
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 
@@ -176,6 +176,8 @@ class Window:
         self.training = training
         self.epoch = epoch
         self.step = step
+        # Whether the first step of the epoch, or of what is left of it, is to come.
+        self.is_first = True
         self._restart(Record.of_rank(states) if states else Record())
         self.mark()
 
@@ -225,7 +227,12 @@ class Window:
             norm, skipped: as in ``Step``.
         """
         self.step = step
-        self.names = tuple(values)
+        names = tuple(values)
+        if self.is_first:
+            _check_names_of_ranks(names)
+            self.is_first = False
+        check_names(names, self.names or names)
+        self.names = names
         self.steps.append(Step(step, len(values["loss"]), sum_of_each(values), norm, skipped))
 
     def mark(self) -> None:
@@ -325,6 +332,20 @@ class Window:
             " and go on from a checkpoint before it went wrong",
             shared=True,
         )
+
+
+def _check_names_of_ranks(names: tuple[str, ...]) -> None:
+    """Checks that a step's values have the same names on all ranks. Every rank calls it.
+
+    Raises:
+        RunError: on every rank, when they haven't.
+    """
+    for number, others in enumerate(all_gather(names)):
+        if others != names:
+            raise RunError(
+                f"the task's step returned {', '.join(names)} on rank {rank()} and"
+                f" {', '.join(others)} on rank {number}, expected the same names on all ranks"
+            )
 
 
 def peak_memory() -> float:

@@ -131,8 +131,8 @@ class BeitPretraining(PretrainingNetwork):
             y = paddle.concat([x[:, :prefix], early[:, prefix:]], axis=1)
             # Paddle's graphs take no zip(strict=...).
             for index, block in enumerate(self.cls_pt_layers):
-                stage = stages[self.early_layers + index]
                 # A ViT's stage is a block with its prompts.
+                stage = stages[self.early_layers + index]
                 replaced = (block, *stage[1:]) if isinstance(stage, tuple) else block
                 y = encoder._stage(replaced, y, shared)
             outputs.append(y)

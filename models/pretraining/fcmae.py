@@ -110,8 +110,9 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         """Returns the encoder's last map, [B, D, rows, columns]. Its masked places aren't defined."""
         encoder = self.encoder
         x = encoder._embed(images)
-        for stage, stride in zip(encoder._stages(), self.strides, strict=True):
-            x = encoder._stage(stage, x, 1 - self._map_of(masked, stride))
+        # Paddle's tracing (TO_STATIC) takes no keywords of zip.
+        for index, stage in enumerate(encoder._stages()):
+            x = encoder._stage(stage, x, 1 - self._map_of(masked, self.strides[index]))
         return encoder._last_norm(x)
 
     def no_weight_decay(self) -> set[str]:
@@ -120,7 +121,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
     def _predict(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the normalised pixels of all squares, as ``cut_patches`` does, float32."""
         x = self.proj(self.encode(images, masked))
-        x = replace_masked(x, masked.unsqueeze(1), self.mask_token)
+        x = replace_masked(x, masked.astype(x.dtype).unsqueeze(1), self.mask_token)
         x = channels_first(self.decoder(channels_last(x)))
         return self.pred(x).flatten(2).transpose([0, 2, 1]).astype("float32")
 

@@ -66,11 +66,16 @@ class MaskedAutoencoder(PretrainingNetwork):
         _check_positions(encoder)
         super().__init__(encoder)
         patches: Any = encoder.patch_embed
+        pixels = patches.patch_size**2 * encoder.in_channels
+        if norm_target and pixels == 1:
+            raise InputError(
+                "METHOD.NORM_TARGET is True, but a patch has 1 value, which has no variance; set it"
+                " False, or take larger patches"
+            )
         self.norm_target = norm_target
         self.units = patches.grid_size
         self.num_visible = visible_count(patches.num_patches, mask_ratio, "patches")
         self._fix_positions()
-        pixels = patches.patch_size**2 * encoder.in_channels
         add_decoder(self, decoder_width, decoder_depth, decoder_heads, pixels)
         rows, columns = self.units
         table = sincos_2d(rows, columns, decoder_width, endpoint=False, key="METHOD.DECODER_WIDTH")
@@ -229,6 +234,11 @@ def visible_count(count: int, mask_ratio: float, parts: str) -> int:
     Raises:
         InputError: all or none are visible.
     """
+    if count == 1:
+        raise InputError(
+            f"an image has 1 of MAE's {parts}, but some of several are masked; take larger images, or a"
+            " model with smaller patches"
+        )
     # As transformers computes it: in floats, 0.9 of 100 patches leave 9 visible.
     visible = int(count * (1 - mask_ratio))
     if not 0 < visible < count:

@@ -93,8 +93,8 @@ class SimMIM(PretrainingNetwork):
 
     def reconstruct(self, images: paddle.Tensor, masked: paddle.Tensor) -> paddle.Tensor:
         """Returns the prediction of all pixels, [B, C, H, W]; for the arguments of ``forward``."""
-        # Paddle 2.6 flattens no bool on a CPU.
-        by_patch = enlarged(masked.astype("uint8"), self.unit_side).flatten(1)
+        # Paddle 2.6 flattens no bool on a CPU, and a graph of it expands no uint8.
+        by_patch = enlarged(masked.astype("float32"), self.unit_side).flatten(1)
         # Swin normalises its patches.
         patch_embed = _patch_embed(self.encoder)
         last = getattr(patch_embed, "norm", patch_embed)

@@ -24,6 +24,7 @@ Quantizer = Literal["gumbel", "nearest"]
 # The prime of ``gumbel_noise``, whose square fits into 64 bits, and the distance of two numbers.
 _MODULUS = 2**31 - 1
 _STEP = 1_103_515_245
+_FACTORS = (48_271, 69_621, 39_373)
 
 
 class Tokenizer(PretrainingNetwork):
@@ -267,13 +268,17 @@ def gumbel_noise(seeds: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
     Returns:
         [B, *shape] float32.
     """
+    # Paddle computes integers and numbers of Python in float32, in a graph and in Paddle 2.6. So the
+    # constants are tensors.
+    constants = paddle.to_tensor([1, _MODULUS, _STEP, *_FACTORS], dtype="int64")
+    one, modulus, step, *factors = constants
     index = paddle.arange(math.prod(shape), dtype="int64")
     seeds = seeds.unsqueeze(1)
-    state = (seeds + index * _STEP) % _MODULUS
+    state = (seeds + index * step) % modulus
     # Polynomials modulo a prime; each round adds the seed again, so that the numbers of two seeds
     # aren't the same ones in another order.
-    for factor in (48_271, 69_621, 39_373):
-        state = (state * state % _MODULUS + (state + seeds + 1) * factor) % _MODULUS
+    for factor in factors:
+        state = (state * state % modulus + (state + seeds + one) * factor) % modulus
     uniform = (state.astype("float64") + 0.5) / _MODULUS
     noise = -(-uniform.log()).log()
     return noise.astype("float32").reshape([seeds.shape[0], *shape])

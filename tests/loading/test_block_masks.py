@@ -90,3 +90,8 @@ def test_a_mask_has_at_least_one_patch_and_at_most_the_count(grid):
 def test_masks_of_nothing_or_everything_are_refused(count, least, message):
     with pytest.raises(InputError, match=message):
         check_blocks((4, 4), count, least)
+
+
+def test_an_image_of_one_patch_is_refused():
+    with pytest.raises(InputError, match="an image has 1 patch, but some of several are masked"):
+        check_blocks((1, 1), 1, 1)

@@ -119,6 +119,21 @@ def test_patches_are_each_tokens_pixels_and_make_the_images_again():
     np.testing.assert_array_equal(model.pictures(patches).numpy(), batch.numpy())
 
 
+def test_noise_is_computed_in_whole_numbers():
+    seeds = [0, 5, 1_234_567_890, 2**31 - 2]
+    states = []
+    for seed in seeds:
+        for index in range(12):
+            state = (seed + index * 1_103_515_245) % (2**31 - 1)
+            for factor in (48_271, 69_621, 39_373):
+                state = (state * state % (2**31 - 1) + (state + seed + 1) * factor) % (2**31 - 1)
+            states.append(state)
+    uniform = (np.asarray(states) + 0.5) / (2**31 - 1)
+    expected = -np.log(-np.log(uniform)).reshape(4, 3, 4)
+    noise = gumbel_noise(paddle.to_tensor(seeds), [3, 4]).numpy()
+    np.testing.assert_allclose(noise, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_noise_is_gumbels_and_a_function_of_each_seed():
     seeds = paddle.to_tensor([5, 6, 2**31 - 2])
     noise = gumbel_noise(seeds, [50, 2000]).numpy()

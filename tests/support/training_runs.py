@@ -17,7 +17,7 @@ from settings.parser import pairs
 from settings.registry import tasks
 from training import engine, parallel
 from training.checkpoint import storage
-from training.equal_ranks import check_same
+from training.equal_ranks import check_network, check_same
 from training.optim import freeze
 from training.run import Run
 from training.setup import share_batch
@@ -67,6 +67,7 @@ def work(config, dataset, val, draws=False):
     utils.seed_everything(config.SEED)
     task = tasks.choose(config)(config, val.classes)
     model = task.build_network()
+    check_network(model)
     if config.EVAL:
         engine.evaluate_only(task, model, val, run)
         return model

@@ -477,6 +477,24 @@ def test_another_version_of_a_rank_ends_all_in_a_line(place, monkeypatch, name):
     assert run_ranks(with_another, name, "0.0.9") == [line] * 2
 
 
+def with_another_network():
+    """Returns the error of a rank whose network has one more block on rank 1."""
+    sizes = [4, 2] if rank() == 0 else [4, 2, 2]
+    layers = [paddle.nn.Linear(4, size) for size in sizes]
+    try:
+        equal_ranks.check_network(paddle.nn.Sequential(*layers))
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_another_network_of_a_rank_ends_all_in_a_line():
+    line = "rank 1 has the network's 2.weight trained, [4, 2], rank 0 has None; give every rank"
+    found = run_ranks(with_another_network)
+    assert found[0].startswith(line)
+    assert found[0] == found[1]
+
+
 def test_another_python_of_a_rank_does_not_count(place, monkeypatch):
     monkeypatch.chdir(place)
     assert run_ranks(with_another, "python", "3.9.0") == [None] * 2

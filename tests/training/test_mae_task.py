@@ -123,6 +123,11 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
     for changes, message in (
         (["METHOD.MASK_RATIO", "0.95"], "leaves 0 of 16 patches visible, expected 1 to 15"),
         (["METHOD.MASK_RATIO", "1.0"], "METHOD.MASK_RATIO is 1.0, expected 0.01 to 0.99"),
+        (
+            ["MODEL.PATCH_SIZE", "8"],
+            "an image has 1 of MAE's patches, but some of several are masked",
+        ),
+        (["MODEL.PATCH_SIZE", "1"], "METHOD.NORM_TARGET is True, but a patch has 1 value"),
         (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
         (["METHOD.DECODER_WIDTH", "2"], "METHOD.DECODER_WIDTH is 2, expected a multiple of 4"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from conftest import without
 from safetensors.numpy import save_file
 from support.optim_model import OPTIMIZERS
 from support.training_runs import SAVE_EVERY_STEP, refused, train, work
@@ -48,6 +49,28 @@ def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
     refused("holds another run than", [*options, "MODEL.RESUME", last], tmp_path / "other")
     with pytest.raises(InputError, match="MODEL.RESUME is 'auto', expected -output with it"):
         get_config(None, ["MODEL.RESUME", "auto"])
+
+
+def test_a_run_of_another_task_or_without_the_best_metric_is_refused(tmp_path, tiny):
+    shared = ["DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *SAVE_EVERY_STEP]
+    labelled = [*tiny, *shared]
+    unlabelled = [*without(tiny, "MODEL.NUM_CLASSES"), "TASK", "simmim", "METHOD.MASK_PATCH", "4"]
+    unlabelled += shared
+    for name, options in (("labelled", labelled), ("unlabelled", unlabelled)):
+        train(options, tmp_path / name, 32)
+    for name, task, options in (
+        ("unlabelled", "simmim, found TASK classification", labelled),
+        ("labelled", "classification, found TASK simmim", unlabelled),
+    ):
+        resumed = ["MODEL.RESUME", str(tmp_path / name / "checkpoints" / "epoch_0001")]
+        refused(
+            f"epoch_0001 is of a run of TASK {task}; leave", [*options, *resumed], tmp_path / "a"
+        )
+    probed = ["PROBE.FREQ", "1", "BEST_METRIC", "knn"]
+    probed += ["MODEL.RESUME", str(tmp_path / "unlabelled" / "checkpoints" / "epoch_0001")]
+    message = "BEST_METRIC is knn, which the best evaluation of"
+    refused(message, [*unlabelled, *probed], tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):

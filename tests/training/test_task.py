@@ -23,7 +23,7 @@ from training import engine, parallel
 from training.classification import Classification
 from training.report import write_report
 from training.run import Run
-from training.task import Task
+from training.task import Task, check_names, check_values
 
 
 class Pixels(ArrayDataset):
@@ -188,3 +188,98 @@ def test_an_evaluation_that_lost_a_batch_has_no_accuracy(tiny):
     lossy.__iter__.return_value = iter(list(loader)[1:])
     with pytest.raises(RunError, match="^evaluation counted 64 samples, the dataset has 128$"):
         engine.evaluate(Classification(config), build_model(config), lossy)
+
+
+# ------------------------------------------- what a task of somebody else may do
+
+
+PER_SAMPLE = "expected a float tensor [3]: a value of each sample"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (3, "a value of type int, expected a dict with the entry loss"),
+        (None, "a value of type NoneType, expected a dict with the entry loss"),
+        ({}, "a dict of nothing, expected the entry loss in it"),
+        ({"los": paddle.ones([3])}, "a dict of los, expected the entry loss in it"),
+        ({"loss": 3.0}, f"loss as float, {PER_SAMPLE}"),
+        ({"loss": paddle.ones([])}, f"loss as float32 [], {PER_SAMPLE}"),
+        ({"loss": paddle.ones([2])}, f"loss as float32 [2], {PER_SAMPLE}"),
+        ({"loss": paddle.ones([3, 1])}, f"loss as float32 [3, 1], {PER_SAMPLE}"),
+        ({"loss": paddle.ones([3]), "hit": paddle.ones([3]) > 0}, f"hit as bool [3], {PER_SAMPLE}"),
+        (
+            {"loss": paddle.ones([3]), "n": paddle.ones([3], "int64")},
+            f"n as int64 [3], {PER_SAMPLE}",
+        ),
+        (
+            {"loss": paddle.ones([3]), "lr": paddle.ones([3])},
+            "an entry lr, which a report has itself",
+        ),
+    ],
+)
+def test_a_step_that_returns_something_else_is_one_line(values, message):
+    batch = {"pixels": paddle.zeros([3, 8, 8, 1], "uint8")}
+    check_values(batch, {"loss": paddle.ones([3]), "acc": paddle.ones([3])})
+    with pytest.raises(RunError, match=re.escape(f"the task's step returned {message}")):
+        check_values(batch, values)
+
+
+def test_the_names_of_a_steps_values_stay():
+    check_names(["loss", "acc"], ["loss", "acc"])
+    with pytest.raises(RunError, match="returned loss after loss, acc, expected the same names in"):
+        check_names(["loss"], ["loss", "acc"])
+
+
+class Wrong(Reconstruction):
+    """Does something that a task may not."""
+
+    def __init__(self, config, wrong):
+        super().__init__(config)
+        self.wrong = wrong
+
+    def prepare_data(self, dataset, mode):
+        draws = {
+            "shape": lambda rng: rng.random(rng.integers(1, 99)),
+            "type": lambda rng: "a word",
+        }
+        if self.wrong in draws:
+            dataset.draws["drawn"] = draws[self.wrong]
+        if self.wrong == "name":
+            dataset.draws["pixels"] = lambda rng: rng.random(3)
+
+    def step(self, network, batch, epoch):
+        values = super().step(network, batch, epoch)
+        if self.wrong == "detached":
+            values["loss"] = values["loss"].detach()
+        if self.wrong == "names of ranks":
+            values[f"of_{utils.rank()}"] = values["loss"].detach()
+        return values
+
+
+def train_wrongly(options, output, wrong):
+    config, data, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+    utils.seed_everything(0)
+    network = parallel.wrap_model(config, Narrow())
+    with pytest.raises(RunError) as caught:
+        engine.fit(Wrong(config, wrong), network, data, val, Run(config, []))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("detached", "returned a loss without gradients; don't detach it"),
+        ("shape", r"draws the column drawn: \[\d+\] after \[\d+\], expected one shape for all"),
+        ("type", "draws the column drawn: <U6, expected numbers"),
+        ("name", "draws the column pixels: a name that the data's columns have"),
+    ],
+)
+def test_a_task_that_can_not_train_is_one_line(tmp_path, tiny, wrong, message):
+    assert re.search(message, train_wrongly([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path, wrong))
+
+
+def test_values_of_other_names_on_another_rank_are_one_line_on_both(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    for message in run_ranks(train_wrongly, options, tmp_path / "run", "names of ranks"):
+        assert re.search("returned loss, of_[01] on rank [01] and loss, of_[01] on rank", message)

@@ -268,8 +268,18 @@ def _check_state(
         before: the settings of its run, by dotted key.
     """
     config = training.config
+    if before["TASK"] != config.TASK:
+        raise InputError(
+            f"{chosen} is of a run of TASK {printable(str(before['TASK']))}, found TASK {config.TASK};"
+            " leave TASK as it was, or start from the weights with -pretrained"
+        )
     with storage.reading_checkpoint(chosen, storage.STATE, "the state of a run of this task"):
         for metrics in state["best"].values():
+            if config.BEST_METRIC not in ("auto", *metrics):
+                raise InputError(
+                    f"BEST_METRIC is {config.BEST_METRIC}, which the best evaluation of {chosen}"
+                    " hasn't measured; leave it as it was"
+                )
             training.task.score(metrics)
             training.task.line("best", metrics)
     for change in _compare(config, before, chosen):
