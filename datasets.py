@@ -133,9 +133,11 @@ def _check_task(config: Configuration, name: str) -> None:
         raise InputError(
             f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
         )
-    # With a "*", the files say which further columns there are.
     missing = [column for column in needed if column not in columns]
-    if missing and ("*" not in columns or missing[0] == "labels"):
+    # With a "*", the files say which further columns there are. Labels have to be declared.
+    if "*" in columns:
+        missing = [column for column in missing if column == "labels"]
+    if missing:
         raise InputError(_lacks_column(config, f"DATA.DATASET '{name}'", missing[0]))
 
 

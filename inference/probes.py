@@ -1,4 +1,4 @@
-"""What ``tools/probe.py`` measures, by default and at most. Paddle isn't imported here."""
+"""What ``tools/probe.py`` can measure, and its defaults. Importing this file doesn't import Paddle."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -66,8 +66,10 @@ class Probes(NamedTuple):
                     f"-shots is {shots}, class '{name}' has {fewest} training {plural}; lower -shots"
                 )
         if {"logistic", "sgd"} & set(self.names):
+            # It imports Paddle.
             from training.probing.linear import held_out
 
+            # For its error alone: the linear classifiers need images that aren't trained on.
             held_out(labels, self.seed)
         shots = self.shots or tuple(number for number in (1, 5, 10) if number <= fewest)
         return self._replace(shots=shots)

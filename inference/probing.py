@@ -139,8 +139,8 @@ def measure(
         "classes": len(np.unique(trained.labels)),
         "seed": probes.seed,
         "rankme": spread.rankme,
-        "deviation": spread.deviation,
-        "healthy_deviation": spread.healthy,
+        "feature_std": spread.feature_std,
+        "healthy_feature_std": spread.healthy,
         "warning": spread.warning,
     }
     if "knn" in probes.names:
@@ -201,7 +201,7 @@ def table(result: dict[str, Any]) -> str:
             (f"{shots} label{plural} a class", f"{few['mean']:.2f} +- {few['deviation']:.2f}")
         )
     lines.append((f"RankMe, of {result['channels']}", f"{result['rankme']:.2f}"))
-    healthy = result["healthy_deviation"]
-    lines.append((f"deviation, healthy {healthy:.4f}", f"{result['deviation']:.4f}"))
+    healthy = result["healthy_feature_std"]
+    lines.append((f"deviation, healthy {healthy:.4f}", f"{result['feature_std']:.4f}"))
     width = max(len(name) for name, _ in lines) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in lines)

@@ -455,8 +455,9 @@ class Hiera(ImageModel):
         elif isinstance(layer, nn.Linear | nn.Conv2D):
             init_as_torch(layer)
             if self.weight_init == "mae":
+                # It sets no bias of a convolution, which stays as torch's.
                 init_as_mae(layer)
-                return
-            Normal(std=0.02)(layer.weight)
-            if isinstance(layer, nn.Linear):
-                Constant(0.02)(layer.bias)
+            else:
+                Normal(std=0.02)(layer.weight)
+                if isinstance(layer, nn.Linear):
+                    Constant(0.02)(layer.bias)

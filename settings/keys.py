@@ -143,7 +143,7 @@ Part = Annotated[float, Range("0 < value < 1", lambda value: 0 < value < 1)]
 KeyType = TypeVar("KeyType")
 # InTraining[bool]: a key that has an effect in training alone
 InTraining = Annotated[KeyType, TRAINING]
-# OfClassifier[bool]: a key that has an effect in a model with a classifier alone
+# OfClassifier[bool]: a key that has an effect only in a model with a classifier
 OfClassifier = Annotated[KeyType, CLASSIFIER]
 # Those of config.py alone.
 Batch = Annotated[int, between(1, 10_000_000)]

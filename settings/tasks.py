@@ -7,8 +7,9 @@
   the task trains on images without labels, and ignores the labels of others.
 - ``classes``: the names of the model's outputs, for a task that needs no labels. Without it the
   model has no classifier. The outputs of a task that needs labels are the data's classes.
-- ``answers``: what the outputs give of an image: "softmax" (the default where there are classes): one
-  of the classes; "sigmoid": any number of them; "": no classes. Tools then offer features alone.
+- ``answers``: how the outputs of an image are read. "softmax" (the default where there are classes):
+  it has one of the classes; "sigmoid": any number of them; "": there are no classes, and tools offer
+  features alone.
 - ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the
   task reads though it needs no labels.
 - ``metrics``: the metrics that BEST_METRIC may name.

@@ -28,6 +28,7 @@ from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
 from training.tokenizer import normalisation, other_config
 
+# The paper's value.
 MASK_RATIO = 0.4
 
 
@@ -38,7 +39,8 @@ class BeitTraining(Task):
     Args:
         tokenizer: YAML file or name of the tokenizer (TASK tokenizer), or a run's config.yaml.
         tokenizer_path: the file of the tokenizer's weights.
-        mask_ratio: the share of patches that are masked; None: the method's own.
+        mask_ratio: the share of patches that are masked. None: the method's own: 0.75 for mae (0.6
+            with a Hiera), 0.6 for simmim and fcmae, 0.4 for beit.
         min_block: the least number of patches of a masked block.
         head_layers: further blocks, which predict the tokens from the class token and an earlier
             block's patches (BEiT v2). 0: none.
@@ -134,7 +136,7 @@ class BeitTraining(Task):
         network: Any = model
         tokens = self.teacher(images)
         predicted = network.predict(images, masked)
-        hidden = network.map_of(masked)
+        hidden = network.values_of_pixels(masked)
         rows = [images, images * (1 - hidden)]
         if self.tokenizer.decodes_pixels:
             mixed = paddle.where(masked > 0, predicted, tokens)
@@ -144,7 +146,7 @@ class BeitTraining(Task):
                 paddle.to_tensor(values, "float32").reshape([1, -1, 1, 1])
                 for values in normalisation(self.config)
             )
-            white_or_black = (network.map_of(predicted == tokens) - mean) / std
+            white_or_black = (network.values_of_pixels(predicted == tokens) - mean) / std
             rows.append(images * (1 - hidden) + white_or_black * hidden)
         draw_reconstructions(self.config, rows, folder / "reconstructions.png")
 

@@ -277,10 +277,10 @@ def _choose_mae(cfg: str | None, asked: Mapping[str, str]) -> Choice:
         InputError: as ``choose``.
     """
     choice = choose(cfg, None, None, asked)
-    if choice.of_run:
+    if choice.of_run or (cfg is not None and os.path.isfile(cfg)):
         return choice
     name = MAE if cfg is None else f"mae_{Path(cfg).stem}"
-    if os.path.isfile(cfg or "") or not shipped_configs(name):
+    if not shipped_configs(name):
         return choice
     return Choice(name, f"configuration: {name}, because of {FLAG}mae_pretrain")
 

@@ -142,11 +142,11 @@ def check_network(network: nn.Layer) -> None:
     """Raises InputError, on every rank, if ranks have built other networks."""
     if world_size() == 1:
         return
-    shapes = {
-        f"the network's {name}": f"{'frozen' if tensor.stop_gradient else 'trained'}, {list(tensor.shape)}"
-        for name, tensor in network.named_parameters()
-    }
-    _check_settings(all_gather(shapes))
+    layout = {}
+    for name, tensor in network.named_parameters():
+        kind = "frozen" if tensor.stop_gradient else "trained"
+        layout[f"the network's {name}"] = f"{kind}, {list(tensor.shape)}"
+    _check_settings(all_gather(layout))
 
 
 def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> None:
@@ -358,20 +358,19 @@ def _shown(dataset: ImageDataset, names: Names, index: int) -> str:
     labels = dataset.labels
     label = labels.of(index).tolist() if isinstance(labels, LabelSets) else labels[index]
     has_label = isinstance(labels, LabelSets) or label != UNKNOWN
-    parts = []
     if names is not None:
-        parts.append(_quoted(os.fsdecode(names[index])))
-    elif not has_label:
-        parts.append("an image")
-    if has_label:
-        parts.append(f"of label {label}")
-    if names is not None and isinstance(dataset, ShardDataset):
-        before = "and" if has_label else "of"
-        parts.append(f"{before} {dataset.shards.lengths[index]} bytes")
-    if names is None and (pixels := _pixels(dataset)) is not None:
+        shown = _quoted(os.fsdecode(names[index]))
+        if has_label:
+            shown += f" of label {label}"
+        if isinstance(dataset, ShardDataset):
+            before = "and" if has_label else "of"
+            shown += f" {before} {dataset.shards.lengths[index]} bytes"
+        return shown
+    shown = f"of label {label}" if has_label else "an image"
+    if (pixels := _pixels(dataset)) is not None:
         crc = zlib.crc32(np.ascontiguousarray(pixels[index]).data)
-        parts.append(f"(CRC-32 of its pixels {crc:08x})")
-    return " ".join(parts)
+        shown += f" (CRC-32 of its pixels {crc:08x})"
+    return shown
 
 
 def _pixels(dataset: ImageDataset) -> np.ndarray | MappedImages | None:

@@ -57,22 +57,23 @@ class TokenizerTraining(Task):
         code_dim: the width of a token's code.
         quantizer: how an image's features become codes. "gumbel": a discrete VAE. "nearest": the
             codes with the smallest angle, as in BEiT v2.
-        decoder_width: channels of the decoder; None: the method's own.
-        decoder_depth: blocks of the decoder; None: the method's own.
-        decoder_heads: attention heads of each of these blocks; None: the method's own.
+        decoder_width: channels of the decoder. None: 512 for mae and fcmae, 768 for tokenizer.
+        decoder_depth: blocks of the decoder. None: 8 for mae, 1 for fcmae and tokenizer.
+        decoder_heads: attention heads of each of these blocks. None: 16 for mae, 12 for tokenizer.
         temperature: of the softmax with Gumbel noise in the first epoch.
         temperature_end: of the softmax with Gumbel noise in the last epoch; between them it falls
             by the same factor each epoch.
-        kl_weight: gumbel: the weight of the divergence from equally frequent tokens.
-        kmeans: nearest: whether the codes begin as the means of k-means on the first batch; else
+        kl_weight: the weight of the divergence from equally frequent tokens ("gumbel").
+        kmeans: whether k-means on the first batch gives the initial codes of "nearest". Otherwise
             they are random.
-        code_decay: nearest: how much of a code stays at each step. The rest is the mean of the
-            features that have become this code.
+        code_decay: the decay of the moving average that each code of "nearest" is. A step adds the
+            mean of the features that were given this code, with the weight 1 - code_decay.
         teacher: YAML file or name of a model whose last features are reconstructed instead of
             pixels (BEiT v2). None: pixels.
         teacher_path: the file of the teacher's weights.
-        teacher_outputs: the number of outputs of the teacher's classifier, which maps the features
-            of each place, such as CLIP's projection. None: the features are taken as they are.
+        teacher_outputs: the number of outputs of the linear layer with which the teacher ends, such
+            as CLIP's projection. It is applied to the features of each place. None: the features
+            are the targets themselves.
     """
 
     best = "reconstruction"
@@ -129,8 +130,8 @@ class TokenizerTraining(Task):
         self.teacher_path = teacher_path
         self.teacher_outputs = teacher_outputs
         self.teacher: Teacher | None = None
-        # Whether the codes of "nearest" have begun.
-        self.started = False
+        # Whether the codes of "nearest" are initialised.
+        self.are_codes_set = False
 
     def build_network(self) -> Tokenizer:
         """Returns the tokenizer, and loads the teacher.
@@ -173,12 +174,12 @@ class TokenizerTraining(Task):
             values = self._values(network, batch, seeds=batch["seed"], temperature=temperature)
             del values["tokens"]
             return values
-        if not self.started:
+        if not self.are_codes_set:
             # This waits for the device, but once.
-            self.network.start_codes(self.normalize(batch["pixels"]), self.config.SEED)
-            self.started = True
+            self.network.init_codes(self.normalize(batch["pixels"]), self.config.SEED)
+            self.are_codes_set = True
         values = self._values(network, batch)
-        self.network.move_codes(values.pop("features"), values.pop("tokens"), self.code_decay)
+        self.network.update_codes(values.pop("features"), values.pop("tokens"), self.code_decay)
         return values
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
@@ -283,8 +284,8 @@ class TokenizerTraining(Task):
 
 
 class _Features(nn.Layer):
-    """Maps images to the normalised features of a model's last map, [B, places, C]. If the model has
-    a classifier, it maps each place's features.
+    """Maps images to the targets of a tokenizer, [B, places, outputs]: the normalised features of a
+    model's last map, each mapped by the model's classifier if it has one.
     """
 
     def __init__(self, model: ImageModel) -> None:

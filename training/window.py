@@ -176,7 +176,7 @@ class Window:
         self.training = training
         self.epoch = epoch
         self.step = step
-        # Whether the first step of the epoch, or of what is left of it, is to come.
+        # Whether no step has been added since the epoch began, or was resumed.
         self.is_first = True
         self._restart(Record.of_rank(states) if states else Record())
         self.mark()

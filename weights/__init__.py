@@ -28,7 +28,6 @@ from weights.formats import METADATA, WeightFile, open_weights, read_metadata, w
 from weights.hub import SIDE, find_weights
 from weights.imagenet22k import keep_imagenet1k
 from weights.layout import (
-    ENCODER,
     Target,
     encoder_of,
     file_name,
@@ -46,6 +45,7 @@ from weights.names import (
 )
 from weights.names.clip import is_openais
 from weights.names.guess import guess_type
+from weights.names.rules import ENCODER_PREFIX
 from weights.names.transformers import timm_names as from_transformers
 
 __all__ = [
@@ -119,9 +119,10 @@ def load_weights(
 ) -> LoadReport:
     """Loads every parameter and buffer of ``model``; the model changes only if all of them fit.
 
-    What a training adds to a model (LoRA, projections) is not loaded. Of a network for pre-training
-    the encoder is loaded (``weights.names.encoder_arrays``). If ``model`` is such a network, and the
-    file a model's or another method's, the encoder alone is loaded, unless ``strict``.
+    What a training adds to a model (LoRA, projections) is not loaded. If the file holds a network
+    for pre-training and ``model`` is none, the file's encoder is loaded
+    (``weights.names.encoder_arrays``). If ``model`` is such a network, and the file holds a model or
+    another method's network, only the encoder is loaded. With ``strict`` that is an error.
 
     The file is read one tensor at a time: once to check all tensors, and once more to set them. So
     little memory is needed besides the model's. Position embeddings, tables of relative positions,
@@ -191,11 +192,11 @@ def _load(
         if not strict:
             state = _without_fresh(model, stored, state, arrays, report)
         heads = classifiers_of(model, list(arrays))
+        left_out = heads if report.fresh else []
         if heads and not strict and not model.num_classes:
             report.notes.append(f"left out, as there are no classes: {_shortened(heads)}")
-        elif not report.fresh:
-            heads = []
-        arrays = {name: array for name, array in arrays.items() if name not in heads}
+            left_out = heads
+        arrays = {name: array for name, array in arrays.items() if name not in left_out}
         if checksums:
             kept = {name: arrays[name] for name in state if name in arrays}
             report.checksums = _checksums(model, kept, adapter)
@@ -223,10 +224,10 @@ def _load(
 def _is_of_model(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> bool:
     """Returns whether a file has nothing of what a network for pre-training has beside its encoder.
 
-    Such a file is a model's, or another method's. A mask token alone counts as nothing: DINOv2's
+    Such a file holds a model or another method's network. A mask token alone doesn't count: DINOv2's
     models have one, too.
     """
-    own = {name for name in state if not name.startswith(f"{ENCODER}.")} - {"mask_token"}
+    own = {name for name in state if not name.startswith(ENCODER_PREFIX)} - {"mask_token"}
     try:
         named = timm_names(model.weight_names, stored.arrays, stored.layout, state)
     except InputError:
@@ -244,11 +245,13 @@ def _as_encoders(
         state: the network's tensors.
     """
     for names in (report.loaded, report.missing):
-        names[:] = [f"{ENCODER}.{name}" for name in names]
-    sums = {f"{ENCODER}.{name}": value for name, value in report.checksums.items()}
+        names[:] = [f"{ENCODER_PREFIX}{name}" for name in names]
+    sums = {f"{ENCODER_PREFIX}{name}": value for name, value in report.checksums.items()}
     fixed = [name for name, values in encoder.named_parameters() if values.stop_gradient]
-    fresh = [name.partition(".")[0] for name in state if not name.startswith(f"{ENCODER}.")]
-    note = f"they are the encoder's; {', '.join(dict.fromkeys(fresh))} start at random"
+    fresh = [name.partition(".")[0] for name in state if not name.startswith(ENCODER_PREFIX)]
+    note = (
+        f"the file's tensors are the encoder's; {', '.join(dict.fromkeys(fresh))} start at random"
+    )
     if fixed:
         note += f"; not trained: {_shortened(fixed)}"
     return replace(report, checksums=sums, notes=[note, *report.notes])

@@ -7,9 +7,6 @@ import numpy as np
 import paddle
 from paddle import nn
 
-# The name of the model within a network for pre-training.
-ENCODER = "encoder"
-
 
 class Target(Protocol):
     """A model that weights can be loaded into. ``models.base.ImageModel`` documents its attributes."""
@@ -37,7 +34,7 @@ def sublayer(model: Any, name: str) -> Any:
 
 def encoder_of(model: Any) -> Any:
     """Returns the model within a network for pre-training, its layer ``encoder``; of a model: None."""
-    return model._sub_layers.get(ENCODER)
+    return model._sub_layers.get("encoder")
 
 
 def linear_weights(model: Any) -> set[str]:

@@ -346,7 +346,7 @@ def _with_messages(
 def _mask_findings(
     config: Configuration, mode: str, split: CheckedImages, listed: bool
 ) -> list[Finding]:
-    """Returns findings about masks that don't fit their images, or hold one index alone."""
+    """Returns findings about masks that don't fit their images, or hold a single index."""
     result = []
     for column, masks in split.masks.items():
         what = f"{NAMES[mode]} masks of the column '{column}'"
@@ -364,7 +364,7 @@ def _mask_findings(
         if single.any():
             places = np.flatnonzero(single)[:_EXAMPLES].tolist()
             names = [printable(split.source.masks[column].name(place)) for place in places]
-            text = f"{what} that hold one index alone: {single.sum():,}"
+            text = f"{what} that hold a single index: {single.sum():,}"
             result.append(Finding(text, names, False))
     return result
 
@@ -381,7 +381,7 @@ def _index_findings(splits: Mapping[str, CheckedImages]) -> list[Finding]:
         untrained = (masks.pixels > 0) & (train[column].pixels == 0)
         if untrained.any():
             indices = np.flatnonzero(untrained)[:_EXAMPLES].tolist()
-            text = f"indices that validation masks of the column '{column}' alone hold"
+            text = f"indices that only validation masks of the column '{column}' hold"
             result.append(Finding(f"{text}: {untrained.sum():,}", list(map(str, indices)), False))
     return result
 

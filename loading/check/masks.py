@@ -15,8 +15,8 @@ MESSAGES = 1000
 # Of each mask: whether it can be read, whether it has its image's size, and how many indices it holds.
 _RECORD = np.dtype([("readable", "?"), ("fits", "?"), ("indices", "i4")])
 # Indices have 16 bits at most.
-_INDICES = 1 << 16
-# So many of them are shown.
+_NUM_INDICES = 1 << 16
+# The indices that a row of the table names.
 _SHOWN = 4
 
 
@@ -60,7 +60,7 @@ class CheckedMasks(NamedTuple):
 def unchecked_masks(source: MaskSource, count: int) -> CheckedMasks:
     """Returns the result for ``count`` masks that are still to be decoded."""
     return CheckedMasks(
-        source.kind, np.zeros(count, _RECORD), np.zeros(_INDICES, np.int64), messages={}
+        source.kind, np.zeros(count, _RECORD), np.zeros(_NUM_INDICES, np.int64), messages={}
     )
 
 

@@ -18,7 +18,7 @@ from models.base import ImageModel
 from models.beit import Beit
 from models.layers.init import init_branches
 from models.layers.linear import Linear
-from models.pretraining.network import PretrainingNetwork, masked_patches
+from models.pretraining.network import PretrainingNetwork, enlarged, masked_patches
 from weights.names import beit_pretraining as names
 
 
@@ -104,13 +104,11 @@ class BeitPretraining(PretrainingNetwork):
         """
         return self.lm_head(self._features(images, masked)[0]).argmax(-1)
 
-    def map_of(self, values: paddle.Tensor) -> paddle.Tensor:
-        """Returns a value of each patch as that of its pixels: [B, patches] -> [B, 1, H, W] float32."""
-        rows, columns = self.encoder.patch_embed.grid_size
-        height, width = self.image_size
-        pixels = values.astype("float32").reshape([-1, 1, rows, columns])
-        pixels = pixels.repeat_interleave(height // rows, axis=2)
-        return pixels.repeat_interleave(width // columns, axis=3)
+    def values_of_pixels(self, values: paddle.Tensor) -> paddle.Tensor:
+        """Gives each pixel the value of its patch: [B, patches] -> [B, 1, H, W] float32."""
+        patch_embed = self.encoder.patch_embed
+        values = values.astype("float32").reshape([-1, *patch_embed.grid_size])
+        return enlarged(values, patch_embed.patch_size).unsqueeze(1)
 
     def _features(self, images: paddle.Tensor, masked: paddle.Tensor) -> list[paddle.Tensor]:
         """Returns the normalised patches [B, patches, D] of the last block, and with further blocks

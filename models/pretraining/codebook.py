@@ -2,8 +2,8 @@
 2022, arXiv:2208.06366).
 
 Features and codes have the length 1, and the code of a feature is that with the smallest angle.
-Codes aren't trained by gradients: each is a moving average of its features. All functions see the
-features of all processes.
+Codes aren't trained by gradients: each is a moving average of its features. Averages and k-means are
+those of the features of all processes.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def nearest(features: paddle.Tensor, codes: paddle.Tensor) -> paddle.Tensor:
 
 
 @paddle.no_grad()
-def moved(
+def updated(
     codes: paddle.Tensor, features: paddle.Tensor, tokens: paddle.Tensor, decay: float
 ) -> paddle.Tensor:
     """Returns the codes after a step: decay * code + (1 - decay) * the mean of its features, both of
@@ -49,7 +49,7 @@ def kmeans(features: paddle.Tensor, means: paddle.Tensor) -> paddle.Tensor:
     return means
 
 
-def drawn(features: paddle.Tensor, count: int, rng: np.random.Generator) -> paddle.Tensor:
+def sampled(features: paddle.Tensor, count: int, rng: np.random.Generator) -> paddle.Tensor:
     """Returns ``count`` of the features of all processes, [count, C]. If there are fewer, some are
     drawn more than once.
 

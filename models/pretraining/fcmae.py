@@ -2,7 +2,7 @@
 arXiv:2301.00808).
 
 The encoder computes what sparse convolutions would: its layers see nothing of the masked squares.
-A decoder of one block predicts the squares' pixels. The names of its layers are those in the
+A small decoder predicts the squares' pixels. The names of its layers are those in the
 authors' files.
 """
 

@@ -23,7 +23,7 @@ from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.patch_embed import join_patches
 from models.layers.positions import sincos_2d
-from models.pretraining.network import PretrainingNetwork, patch_statistics
+from models.pretraining.network import PretrainingNetwork, check_heads, patch_statistics
 from models.vit import VisionTransformer
 from weights.names import mae as names
 
@@ -153,8 +153,8 @@ class MaskedAutoencoder(PretrainingNetwork):
         # Only visible patches are embedded.
         x = encoder.patch_embed.project(take(patches, visible))
         x = x + take(encoder.pos_embed, visible + encoder.pos_embed_prefix)
-        names = ("cls_token", "dist_token", "reg_token")
-        prefix = [getattr(encoder, name) for name in names if name in encoder._parameters]
+        tokens_before = ("cls_token", "dist_token", "reg_token")
+        prefix = [getattr(encoder, name) for name in tokens_before if name in encoder._parameters]
         if prefix:
             tokens = paddle.concat(prefix, axis=1)
             if encoder.pos_embed_prefix:
@@ -264,11 +264,7 @@ def add_decoder(
     Raises:
         InputError: width is no multiple of heads.
     """
-    if width % heads:
-        raise InputError(
-            f"METHOD.DECODER_WIDTH {width} is not a multiple of METHOD.DECODER_HEADS {heads};"
-            " choose one that is"
-        )
+    check_heads(width, heads)
     network.decoder_embed = Linear(network.encoder.num_features, width)
     network.mask_token = network.create_parameter(
         [1, 1, width], default_initializer=Normal(std=0.02)
@@ -285,7 +281,7 @@ def add_decoder(
 
 
 def _check_positions(encoder: Any) -> None:
-    """Refuses an encoder whose patches can't be left out, as their positions aren't in them alone."""
+    """Refuses an encoder that needs more than the visible patches with their positions added."""
     name = type(encoder).__name__
     if not isinstance(encoder, VisionTransformer | Beit) or encoder.pos_embed is None:
         raise InputError(

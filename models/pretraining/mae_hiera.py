@@ -65,11 +65,11 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
         self.norm_target = norm_target
         self.unit_pixels = STRIDE * encoder.unit_side
         last = encoder.feature_info[-1]
-        # A place of the last map has so many pixels along its side, a unit so many places.
+        # Pixels along the side of a place of the last map, and places along the side of a mask unit.
         self.place_pixels = last["reduction"]
         self.unit_side = self.unit_pixels // self.place_pixels
 
-        # Stages after the last pooling have maps of the last one's size, which alone is read.
+        # Stages after the last pooling have maps of equal size. Of these only the last one is read.
         self.multi_scale_fusion_heads = nn.LayerList()
         for info in encoder.feature_info:
             size = self.place_pixels // info["reduction"]
@@ -167,7 +167,9 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
         encoder: Any = self.encoder
         _, stages = encoder.forward_features(images, visible, return_intermediates=True)
         x = stages[-1].flatten(1, 3)
-        for head, stage in zip(self.multi_scale_fusion_heads, stages, strict=False):
+        # Paddle's tracing (TO_STATIC) takes no keywords of zip.
+        for index, head in enumerate(self.multi_scale_fusion_heads):
+            stage = stages[index]
             maps = channels_last(in_float32(head(channels_first(stage.flatten(0, 1)))))
             x = x + maps.reshape(x.shape)
         return encoder.head.norm(x)

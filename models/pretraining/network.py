@@ -10,7 +10,7 @@ from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel
-from weights.layout import ENCODER
+from weights.names.rules import ENCODER_PREFIX
 
 
 class PretrainingNetwork(nn.Layer):
@@ -33,7 +33,7 @@ class PretrainingNetwork(nn.Layer):
     min_image_size: int | None = None
 
     def __init__(self, encoder: ImageModel) -> None:
-        _check_encoder(encoder)
+        _check_options(encoder)
         super().__init__()
         self.encoder = encoder
         self.image_size = encoder.image_size
@@ -61,19 +61,19 @@ class PretrainingNetwork(nn.Layer):
         return self._with_others(self.encoder.timm_layer_groups())
 
     def no_weight_decay(self) -> set[str]:
-        """Returns the names of the encoder's parameters without weight decay. A network with tokens
-        of its own adds these.
+        """Returns the names of the encoder's parameters without weight decay. A network may add
+        parameters of its own.
         """
         return {_prefixed(name) for name in self.encoder.no_weight_decay()}
 
     def _with_others(self, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
         others = [*self._sub_layers, *self._parameters]
-        return [*rest, (*last, *(name for name in others if name != ENCODER))]
+        return [*rest, (*last, *(name for name in others if name != "encoder"))]
 
 
-def _check_encoder(encoder: ImageModel) -> None:
-    """Refuses options that a training of all patches excludes.
+def _check_options(encoder: ImageModel) -> None:
+    """Refuses options of the encoder that no pre-training can use.
 
     Raises:
         InputError: PATCH_DROP, or GLOBAL_POOL map, whose weights would stay as they are.
@@ -83,11 +83,22 @@ def _check_encoder(encoder: ImageModel) -> None:
     rate = getattr(patch_drop, "drop_prob", patch_drop)
     if rate:
         raise InputError(
-            f"MODEL.PATCH_DROP is {rate:g}, expected 0: the model has to see each patch that isn't masked"
+            f"MODEL.PATCH_DROP is {rate:g}, expected 0: the model has to see each patch that isn't"
+            " masked"
         )
     if getattr(encoder, "attn_pool", None) is not None:
         raise InputError(
-            "MODEL.GLOBAL_POOL is map, expected token or avg: the pooling's weights wouldn't be trained"
+            "MODEL.GLOBAL_POOL is map, expected token or avg: the weights of the pooling wouldn't be"
+            " trained"
+        )
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raises InputError if a decoder's channels aren't a multiple of its attention heads."""
+    if width % heads:
+        raise InputError(
+            f"METHOD.DECODER_WIDTH {width} is not a multiple of METHOD.DECODER_HEADS {heads};"
+            " choose one that is"
         )
 
 
@@ -126,13 +137,11 @@ def replace_masked(
     return features * (1 - masked) + mask_token.astype(features.dtype) * masked
 
 
-def enlarged(masked: paddle.Tensor, side: int) -> paddle.Tensor:
-    """Repeats each value of a mask along both sides: [B, rows, columns] -> [B, side * rows, side *
-    columns].
-    """
-    batch, rows, columns = masked.shape
-    masked = masked.reshape([batch, rows, 1, columns, 1]).expand([-1, -1, side, -1, side])
-    return masked.reshape([batch, rows * side, columns * side])
+def enlarged(values: paddle.Tensor, side: int) -> paddle.Tensor:
+    """Repeats each value along both sides: [B, rows, columns] -> [B, side * rows, side * columns]."""
+    batch, rows, columns = values.shape
+    values = values.reshape([batch, rows, 1, columns, 1]).expand([-1, -1, side, -1, side])
+    return values.reshape([batch, rows * side, columns * side])
 
 
 def patch_statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -148,4 +157,4 @@ def patch_statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tens
 
 
 def _prefixed(name: str) -> str:
-    return f"{ENCODER}.{name}"
+    return ENCODER_PREFIX + name

@@ -17,7 +17,7 @@ from models.beit import Beit
 from models.layers import Linear, init_linear
 from models.layers.batch_norm import keeping_statistics
 from models.pretraining import codebook
-from models.pretraining.network import PretrainingNetwork
+from models.pretraining.network import PretrainingNetwork, check_heads
 from weights.names import tokenizer as names
 
 Quantizer = Literal["gumbel", "nearest"]
@@ -35,7 +35,7 @@ class Tokenizer(PretrainingNetwork):
       code with the highest logit.
     - "nearest": features are projected to the codes' width, and replaced by the code with the
       smallest angle. The gradient passes as if they weren't. The codes have no gradient: they
-      follow their features (``start_codes``, ``move_codes``).
+      follow their features (``init_codes``, ``update_codes``).
 
     The decoder is a BEiT whose patches are the codes. With "nearest", names of parameters are those
     of BEiT v2's authors, but for the codes.
@@ -47,7 +47,7 @@ class Tokenizer(PretrainingNetwork):
         quantizer: "gumbel" or "nearest".
         decoder_width, decoder_depth, decoder_heads: channels, blocks and heads of the decoder.
         outputs: numbers that the decoder returns for each token; None: its pixels.
-        kmeans: "nearest": whether the codes are 0 until ``start_codes``; else they are random.
+        kmeans: "nearest": whether the codes are 0 until ``init_codes``; else they are random.
 
     Attributes:
         grid: rows and columns of tokens.
@@ -73,11 +73,7 @@ class Tokenizer(PretrainingNetwork):
         kmeans: bool = False,
     ) -> None:
         super().__init__(encoder)
-        if decoder_width % decoder_heads:
-            raise InputError(
-                f"METHOD.DECODER_WIDTH {decoder_width} is not a multiple of METHOD.DECODER_HEADS"
-                f" {decoder_heads}; choose one that is"
-            )
+        check_heads(decoder_width, decoder_heads)
         self.grid, side = grid_of(encoder)
         self.vocabulary = vocabulary
         self.quantizer = quantizer
@@ -167,9 +163,9 @@ class Tokenizer(PretrainingNetwork):
         )
 
     @paddle.no_grad()
-    def start_codes(self, images: paddle.Tensor, seed: int) -> None:
+    def init_codes(self, images: paddle.Tensor, seed: int) -> None:
         """Sets the codes of "nearest" to the means of k-means on the features of all processes'
-        images, unless they have begun already.
+        images, unless they are set already.
 
         Args:
             images: this process's, [B, C, H, W], normalised.
@@ -179,18 +175,18 @@ class Tokenizer(PretrainingNetwork):
             return
         with keeping_statistics(self):
             features = self._logits_or_features(images).flatten(0, 1)
-        first = codebook.drawn(features, self.vocabulary, np.random.default_rng(seed))
+        first = codebook.sampled(features, self.vocabulary, np.random.default_rng(seed))
         self.codebook.set_value(codebook.kmeans(features, first))
 
     @paddle.no_grad()
-    def move_codes(self, features: paddle.Tensor, tokens: paddle.Tensor, decay: float) -> None:
-        """Moves the codes of "nearest" to the features of all processes.
+    def update_codes(self, features: paddle.Tensor, tokens: paddle.Tensor, decay: float) -> None:
+        """Updates the codes of "nearest", which are moving averages of the features of all processes.
 
         Args:
             features, tokens: this process's, as ``forward`` returns them.
-            decay: how much of a code stays.
+            decay: of the moving average.
         """
-        codes = codebook.moved(self.codebook, features.flatten(0, 1), tokens.flatten(), decay)
+        codes = codebook.updated(self.codebook, features.flatten(0, 1), tokens.flatten(), decay)
         paddle.assign(codes, self.codebook)
 
     def codes(self, tokens: paddle.Tensor) -> paddle.Tensor:
@@ -250,7 +246,7 @@ class Tokenizer(PretrainingNetwork):
     def _features(self, images: paddle.Tensor) -> paddle.Tensor:
         """Returns the encoder's normalised features: [B, tokens, D]."""
         features = self.encoder.forward_features(images)
-        # It stands before the pooling here.
+        # A classifier has this norm after its pooling; here it normalises each place.
         norm = getattr(self.encoder, "fc_norm", None)
         if isinstance(norm, nn.Layer):
             features = norm(features)
@@ -321,7 +317,7 @@ def without_map(encoder: ImageModel) -> InputError:
 
 def _freeze_unread(encoder: ImageModel) -> None:
     """Freezes what only a classifier reads, such as a norm after the pooling."""
-    heads = {name.partition(".")[0] for name in encoder.classifier_names()} | {"attn_pool"}
+    heads = {name.partition(".")[0] for name in encoder.classifier_names()}
     for name, parameter in encoder.named_parameters():
         if name.partition(".")[0] in heads:
             parameter.stop_gradient = True

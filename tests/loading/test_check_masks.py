@@ -107,13 +107,13 @@ def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
         " data/masks/train/0.png: can't be read",
         "error: training masks of the column 'mask' that haven't the size of their images: 2, such"
         " as data/masks/train/2.png: the mask has 32 x 31 pixels, its image data/train/2.png 32 x 32",
-        "remark: training masks of the column 'mask' that hold one index alone: 1, such as"
+        "remark: training masks of the column 'mask' that hold a single index: 1, such as"
         " data/masks/train/2.png",
         "error: validation masks of the column 'mask' that can't be read: 3, such as"
         " data/masks/val/1.png: it has 3 channels, expected a PNG of one channel",
-        "remark: validation masks of the column 'mask' that hold one index alone: 1, such as"
+        "remark: validation masks of the column 'mask' that hold a single index: 1, such as"
         " data/masks/val/0.png",
-        "remark: indices that validation masks of the column 'mask' alone hold: 1, such as 7",
+        "remark: indices that only validation masks of the column 'mask' hold: 1, such as 7",
     ]
     assert len(errors) == len(expected)
     for line, start in zip(errors, expected, strict=True):

@@ -98,7 +98,7 @@ def codes_by_step(ranks=1):
     for step in range(vqkd.STEPS):
         features = features_of(step, rank, ranks)
         tokens = codebook.nearest(features, codes)
-        codes = codebook.moved(codes, features, tokens, vqkd.DECAY)
+        codes = codebook.updated(codes, features, tokens, vqkd.DECAY)
         yield codes.numpy(), tokens.numpy()
 
 
@@ -136,7 +136,7 @@ def test_a_mean_without_features_stays():
 
 def drawn_on(ranks):
     own = features_of(0, paddle.distributed.get_rank(), ranks)
-    return codebook.drawn(own, 20, np.random.default_rng(3)).numpy()
+    return codebook.sampled(own, 20, np.random.default_rng(3)).numpy()
 
 
 def test_k_means_begins_with_features_of_all_processes():
@@ -148,7 +148,7 @@ def test_k_means_begins_with_features_of_all_processes():
     for of_rank in run_ranks(drawn_on, 2):
         np.testing.assert_array_equal(of_rank, drawn)
     # There may be fewer features than codes.
-    more = codebook.drawn(features_of(0), 50, np.random.default_rng(3)).numpy()
+    more = codebook.sampled(features_of(0), 50, np.random.default_rng(3)).numpy()
     assert len(np.unique(more, axis=0)) <= 32
 
 
@@ -156,10 +156,10 @@ def test_codes_begin_once():
     paddle.seed(0)
     model = network(kmeans=True)
     assert not model.codebook.any()
-    model.start_codes(normalised_images(), seed=1)
+    model.init_codes(normalised_images(), seed=1)
     begun = model.codebook.numpy().copy()
     np.testing.assert_allclose(np.linalg.norm(begun, axis=1), 1, rtol=1e-5)
-    model.start_codes(normalised_images(), seed=2)
+    model.init_codes(normalised_images(), seed=2)
     np.testing.assert_array_equal(model.codebook.numpy(), begun)
     assert network().codebook.any()
 
@@ -174,6 +174,6 @@ def test_beginning_changes_no_statistics_of_batch_norm():
     statistics = {n: v.numpy().copy() for n, v in model.state_dict().items() if n.endswith("_mean")}
     assert statistics
     model.train()
-    model.start_codes(paddle.randn([2, 3, *model.image_size]), seed=0)
+    model.init_codes(paddle.randn([2, 3, *model.image_size]), seed=0)
     for name, value in statistics.items():
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), value)

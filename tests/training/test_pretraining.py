@@ -30,6 +30,10 @@ CONVNEXT = [
     "DATA.IMAGE_SIZE", "64", "MODEL.TYPE", "ConvNeXt", "MODEL.STAGE_DEPTHS", "[1,1,1,1]",
     "MODEL.EMBED_DIMS", "[4,4,8,8]", "MODEL.INIT_VALUES", "0", "MODEL.USE_GRN", "True",
 ]  # fmt: skip
+HIERA = [
+    "DATA.IMAGE_SIZE", "64", "MODEL.TYPE", "Hiera", "MODEL.STAGE_DEPTHS", "[1,1,1,1]",
+    "MODEL.EMBED_DIM", "4", "MODEL.Q_POOL", "2",
+]  # fmt: skip
 DECODER = [
     "METHOD.DECODER_WIDTH", "16", "METHOD.DECODER_HEADS", "2", "METHOD.DECODER_DEPTH", "1",
 ]  # fmt: skip
@@ -37,6 +41,7 @@ METHODS = {
     "tokenizer": [*VIT, *DECODER, "METHOD.CODE_DIM", "8", "METHOD.VOCABULARY", "12"],
     "beit": [*VIT, "METHOD.MIN_BLOCK", "2"],
     "mae": [*VIT, *DECODER],
+    "mae of a Hiera": [*HIERA, *DECODER],
     "simmim": [*VIT, "METHOD.MASK_PATCH", "2"],
     "fcmae": CONVNEXT,
 }
@@ -44,7 +49,7 @@ METHODS = {
 
 def options_of(method, tokenizer):
     """Returns the options of a method; BEiT predicts the tokens of a trained ``tokenizer``."""
-    options = ["TASK", method, *SHARED, *METHODS[method]]
+    options = ["TASK", method.split()[0], *SHARED, *METHODS[method]]
     if method == "beit":
         options += ["METHOD.TOKENIZER", f"{tokenizer}/config.yaml"]
         options += ["METHOD.TOKENIZER_PATH", f"{tokenizer}/checkpoints/last"]
@@ -94,7 +99,7 @@ def test_two_processes_train_and_evaluate_as_one(runs, method):
 @pytest.mark.long
 @pytest.mark.parametrize("method", [*METHODS, "beit with further blocks"])
 def test_a_graph_has_the_loss_and_the_gradients_of_the_network(runs, method):
-    options = options_of(method.split()[0], runs[0] / "tokenizer")
+    options = options_of(method.removesuffix(" with further blocks"), runs[0] / "tokenizer")
     if "further" in method:
         options += ["METHOD.HEAD_LAYERS", "1", "METHOD.EARLY_LAYERS", "1"]
     config, data, _ = get_datasets(get_config(None, options))

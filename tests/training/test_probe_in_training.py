@@ -68,7 +68,7 @@ def test_a_probe_during_training_equals_one_of_the_checkpoint(tmp_path, tiny):
     result = measure(model, config, training, val, Probes(("knn",), (20,)))
     assert round(result["knn"]["20"], 6) == last["knn"]
     assert result["rankme"] == pytest.approx(last["rankme"], abs=1e-5)
-    assert result["deviation"] == pytest.approx(last["feature_std"], abs=1e-6)
+    assert result["feature_std"] == pytest.approx(last["feature_std"], abs=1e-6)
 
 
 def test_the_best_may_be_that_of_the_neighbours_and_a_run_goes_on(tmp_path, tiny):

@@ -125,7 +125,7 @@ def test_rankme_and_the_deviation_equal_their_formulas():
     shares = singular / singular.sum() + 1e-7
     assert spread.rankme == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-9)
     directions = values / np.linalg.norm(values, axis=1, keepdims=True)
-    assert spread.deviation == pytest.approx(directions.std(0).mean(), rel=1e-5)
+    assert spread.feature_std == pytest.approx(directions.std(0).mean(), rel=1e-5)
     assert spread.healthy == 0.25
     assert spread.warning == ""
     # Fewer images than channels.
@@ -148,7 +148,7 @@ def test_a_collapse_is_named():
     spread_out = rng.normal(size=(400, 16)).astype(np.float32)
     labels = np.zeros(400, np.int64)
     healthy = spread_of(share(spread_out, labels))
-    assert healthy.deviation == pytest.approx(0.25, rel=0.02)
+    assert healthy.feature_std == pytest.approx(0.25, rel=0.02)
     assert not healthy.warning
     equal = spread_of(share(1 + 1e-3 * spread_out, labels))
     assert equal.warning.startswith("collapse: all images have nearly the same features")

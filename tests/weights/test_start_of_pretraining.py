@@ -30,7 +30,7 @@ def small(kind):
 
 
 def beit_v2(encoder):
-    return BeitPretraining(encoder, vocabulary=8, most=2, early_layers=1, head_layers=1)
+    return BeitPretraining(encoder, vocabulary=8, max_masked=2, early_layers=1, head_layers=1)
 
 
 def tokenizer(encoder):
@@ -81,7 +81,9 @@ def test_a_models_weights_are_the_encoders_and_the_rest_is_named(tmp_path, metho
         expected = arrays.pop(name.removeprefix("encoder."), before[name])
         assert (array == expected).all(), name
     assert not arrays
-    assert report.notes[0].startswith(f"they are the encoder's; {fresh} start at random")
+    assert report.notes[0].startswith(
+        f"the file's tensors are the encoder's; {fresh} start at random"
+    )
     assert report.notes[-1].startswith("left out, as there are no classes: head")
     assert "\n" not in str(report)
     assert set(report.loaded) == {name for name in after if name.startswith("encoder.")}

@@ -27,12 +27,12 @@ class Spread(NamedTuple):
 
     Attributes:
         rankme: from 1 to ``channels``.
-        deviation: the mean over the channels of the deviation of l2-normalised features, from 0 on.
+        feature_std: the mean over the channels of the deviation of l2-normalised features, from 0 on.
         channels, images: the numbers of channels and of images.
     """
 
     rankme: float
-    deviation: float
+    feature_std: float
     channels: int
     images: int
 
@@ -44,10 +44,10 @@ class Spread(NamedTuple):
     @property
     def warning(self) -> str:
         """A line that names a collapse; "": there is none."""
-        if self.deviation < LEAST_DEVIATION * self.healthy:
+        if self.feature_std < LEAST_DEVIATION * self.healthy:
             return (
                 "collapse: all images have nearly the same features: their deviation is"
-                f" {self.deviation:.1e}, healthy is {self.healthy:.1e}"
+                f" {self.feature_std:.1e}, healthy is {self.healthy:.1e}"
             )
         if self.rankme < LEAST_RANK and self.channels > 1:
             return (

@@ -12,7 +12,6 @@ from loading.label_sets import LabelSets
 from loading.transforms import Normalize
 from loading.workers import Loader
 from models.base import ImageModel, without_classifier
-from models.pretraining.network import ENCODER
 from settings.configuration import Configuration
 from training.probing.collapse import spread_of
 from training.probing.features import compute_features
@@ -20,6 +19,7 @@ from training.probing.knn import knn_accuracies
 from training.run import Run
 from training.setup import autocast
 from utils import rank, world_size
+from weights.layout import encoder_of
 
 
 class Probe:
@@ -110,7 +110,7 @@ class Probe:
             # It has begun to load the next pass, which is some epochs away.
             self.loader.close()
             spread = spread_of(train)
-            values = {"rankme": spread.rankme, "feature_std": spread.deviation}
+            values = {"rankme": spread.rankme, "feature_std": spread.feature_std}
             if self.is_labelled:
                 val = compute_features(forward, self.val_loader, batches(self.val_loader))
                 k = self.config.PROBE.K
@@ -160,7 +160,8 @@ class SomeImages(paddle.io.Dataset):
 
 def _encoder(model: Any) -> Any:
     """Returns the model whose features are probed: a network's encoder, or the network itself."""
-    return getattr(model, ENCODER, model)
+    encoder = encoder_of(model)
+    return model if encoder is None else encoder
 
 
 def _has_labels(dataset: Any) -> bool:

@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection
 
 from weights.names import beit
-from weights.names.rules import Arrays
+from weights.names.rules import ENCODER_PREFIX, Arrays
 
-_PREFIX = "encoder."
 # What the training alone needs: the authors' names, which the network has, too.
 _HEADS = re.compile(r"(mask_token$|lm_head\.|cls_pt_layers\.)")
 
@@ -20,10 +19,12 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    if any(name.startswith(_PREFIX) for name in arrays):
+    if any(name.startswith(ENCODER_PREFIX) for name in arrays):
         return arrays
     heads = {name: array for name, array in arrays.items() if _HEADS.match(name)}
     encoder = {name: array for name, array in arrays.items() if name not in heads}
-    of_encoder = [name.removeprefix(_PREFIX) for name in wanted if name.startswith(_PREFIX)]
+    of_encoder = [
+        name.removeprefix(ENCODER_PREFIX) for name in wanted if name.startswith(ENCODER_PREFIX)
+    ]
     renamed = beit.timm_names(encoder, layout, of_encoder)
-    return {_PREFIX + name: array for name, array in renamed.items()} | heads
+    return {ENCODER_PREFIX + name: array for name, array in renamed.items()} | heads

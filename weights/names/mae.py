@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection
 
 from weights.names import vit
-from weights.names.rules import Arrays, rename
+from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
-ENCODER = "encoder."
 _DECODER = re.compile(r"^(decoder_(embed|blocks|norm|pred)\.|mask_token$)")
 # What is left of transformers' names after ``weights.names.transformers``. Its release 5.24 writes
 # ``decoder_encoder.layer``.
@@ -32,8 +31,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = rename(arrays, _RULES)
     of_decoder = {name: array for name, array in arrays.items() if _DECODER.search(name)}
     of_encoder = {name: array for name, array in arrays.items() if name not in of_decoder}
-    if not any(name.startswith(f"{ENCODER}patch_embed.") for name in of_encoder):
-        own = [name.removeprefix(ENCODER) for name in wanted]
+    if not any(name.startswith(f"{ENCODER_PREFIX}patch_embed.") for name in of_encoder):
+        own = [name.removeprefix(ENCODER_PREFIX) for name in wanted]
         named = vit.timm_names(of_encoder, layout, own)
-        of_encoder = {f"{ENCODER}{name}": array for name, array in named.items()}
+        of_encoder = {f"{ENCODER_PREFIX}{name}": array for name, array in named.items()}
     return of_encoder | of_decoder

@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection
 
 from weights.names import hiera
-from weights.names.rules import Arrays, rename
+from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
-_ENCODER = "encoder."
 _OTHERS = re.compile(
     r"^(multi_scale_fusion_heads\.|decoder_(embed|pos_embed|blocks|norm|pred)\b|mask_token$)"
 )
@@ -32,8 +31,10 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = rename(arrays, _RULES)
     others = {name: array for name, array in arrays.items() if _OTHERS.search(name)}
     of_encoder = {
-        name.removeprefix(_ENCODER): array for name, array in arrays.items() if name not in others
+        name.removeprefix(ENCODER_PREFIX): array
+        for name, array in arrays.items()
+        if name not in others
     }
-    own = [name.removeprefix(_ENCODER) for name in wanted if name.startswith(_ENCODER)]
+    own = [name.removeprefix(ENCODER_PREFIX) for name in wanted if name.startswith(ENCODER_PREFIX)]
     renamed = hiera.timm_names(of_encoder, layout, own)
-    return {f"{_ENCODER}{name}": array for name, array in renamed.items()} | others
+    return {f"{ENCODER_PREFIX}{name}": array for name, array in renamed.items()} | others

@@ -11,6 +11,8 @@ from weights.arrays import concatenated
 Arrays = dict[str, np.ndarray]
 # Pairs of a regular expression and its replacement, as ``rename`` takes them.
 Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
+# Before the names of the model's tensors within a network for pre-training.
+ENCODER_PREFIX = "encoder."
 
 
 def rename(arrays: Arrays, rules: Rules) -> Arrays:

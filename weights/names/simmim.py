@@ -4,9 +4,8 @@ from collections.abc import Collection
 
 from weights.names import beit, cait, eva, mixer, swin, swinv2, vit
 from weights.names.guess import guess_type
-from weights.names.rules import Arrays
+from weights.names.rules import ENCODER_PREFIX, Arrays
 
-ENCODER = "encoder."
 _FAMILIES = {
     "beit": beit,
     "cait": cait,
@@ -29,14 +28,16 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    arrays = {name.removeprefix(ENCODER): array for name, array in arrays.items()}
+    arrays = {name.removeprefix(ENCODER_PREFIX): array for name, array in arrays.items()}
     others = {
         name: arrays.pop(name)
         for name in list(arrays)
         if name == "mask_token" or name.startswith("decoder.")
     }
-    encoders = [name.removeprefix(ENCODER) for name in wanted if name.startswith(ENCODER)]
+    encoders = [
+        name.removeprefix(ENCODER_PREFIX) for name in wanted if name.startswith(ENCODER_PREFIX)
+    ]
     family = _FAMILIES.get(guess_type(encoders) or "")
     if family:
         arrays = family.timm_names(arrays, layout, encoders)
-    return {f"{ENCODER}{name}": array for name, array in arrays.items()} | others
+    return {f"{ENCODER_PREFIX}{name}": array for name, array in arrays.items()} | others
