@@ -48,6 +48,12 @@ def is_leftover(name: str) -> bool:
     return name.lower() in _LEFTOVERS
 
 
+def is_run(folder: str | Path) -> bool:
+    """Returns whether a folder is that of a run, whose pictures aren't data."""
+    names = ("config.yaml", "metrics.jsonl")
+    return all(os.path.isfile(os.path.join(folder, name)) for name in names)
+
+
 def skipped_text(skipped: Sequence[str]) -> str:
     """Returns a line about the entries of a dataset's folder that were left out."""
     entries = "entry" if len(skipped) == 1 else "entries"

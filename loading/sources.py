@@ -26,6 +26,7 @@ from loading.layout import (
     describe_folder,
     is_folder,
     is_leftover,
+    is_run,
     named_as_splits,
 )
 from loading.lists import TextList, open_list
@@ -377,8 +378,9 @@ def _class_names(folder: Path) -> tuple[list[str], list[str]]:
         return [], []
     with os.scandir(folder) as entries:
         are_folders = {entry.name: is_folder(entry) for entry in entries}
-    leftovers = [name for name in sorted(are_folders) if is_leftover(name)]
-    names = [name for name in sorted(are_folders) if are_folders[name] and not is_leftover(name)]
+    check_no_run(folder)
+    leftovers = [name for name in sorted(are_folders) if is_leftover(name) or is_run(folder / name)]
+    names = [name for name in sorted(are_folders) if are_folders[name] and name not in leftovers]
     if unprintable := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(
             f"the name of its class folder '{printable(unprintable[0])}' can't be printed;"
@@ -395,6 +397,15 @@ def _class_names(folder: Path) -> tuple[list[str], list[str]]:
     return names, leftovers
 
 
+def check_no_run(folder: Path) -> None:
+    """Raises Unreadable if a folder of images is also that of a run, whose pictures would be read."""
+    if is_run(folder):
+        raise Unreadable(
+            "a run has written its pictures there (config.yaml, metrics.jsonl); move the run or the"
+            " images to another folder"
+        )
+
+
 def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -> Iterator[str]:
     """Yields the paths of the images in a folder and below, relative to ``root``, in sorted order.
 
@@ -402,8 +413,8 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
 
     Args:
         below: the folder, relative to ``root``.
-        skip: is called with the paths of entries that aren't data and of links to folders, which
-            are left out.
+        skip: is called with the paths of entries that aren't data, of folders of runs, and of links
+            to folders, all of which are left out.
 
     Raises:
         Unreadable: a folder can't be listed. Call this within ``errors.reading``.
@@ -414,11 +425,15 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
             f"its folder '{printable(str(error.filename))}' can't be listed ({error.strerror})"
         )
 
+    check_no_run(root / below)
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
         relative = os.path.relpath(folder, root)
         prefix = "" if relative == "." else f"{relative}/"
         leftovers = {name for name in (*subfolders, *files) if is_leftover(name)}
-        leftovers |= {name for name in subfolders if os.path.islink(os.path.join(folder, name))}
+        for name in subfolders:
+            path = os.path.join(folder, name)
+            if os.path.islink(path) or is_run(path):
+                leftovers.add(name)
         skip(f"{prefix}{name}" for name in sorted(leftovers))
         # os.walk descends into what is left in this list.
         subfolders[:] = sorted(set(subfolders) - leftovers)

@@ -35,8 +35,8 @@ def images(split: Split, *, data_path: str) -> Files:
             _check_one_part(root, split)
         elif not (root / below).is_dir():
             raise InputError(
-                f"{root}: there is no train/ beside val/;"
-                f" -data_path={root / 'val'} takes the images of val/ alone"
+                f"{root}: there is no train/ beside val/; move the training images into it"
+                f" (-data_path={root / 'val'} takes the images of val/ alone)"
             )
         paths = Paths(images_below(root, below, split.skip))
         if not len(paths):

@@ -134,7 +134,7 @@ def config_from_arguments(
     if arguments.mae_pretrain and config.TASK != "mae":
         raise InputError(
             f"{FLAG}mae_pretrain is for files of MAE's pre-training, but TASK is {config.TASK}"
-            f" in {choice.file}; give -cfg={MAE}, or PaddleViT's file with"
+            f" in {choice.file}; give a configuration of TASK mae, such as -cfg={MAE}, or PaddleViT's file with"
             " MODEL.MAE_PRETRAIN: True"
         )
     before = len(flags)

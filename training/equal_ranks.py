@@ -197,7 +197,10 @@ def load_equal(
     if config.MODEL.NUM_CLASSES == 0:
         # The model has no classifier, so the file's is left out.
         allow = [f"{layer}.*" for layer in network.classifier_names()]
-    report = load_weights(network, path, allow=allow, checksums=world_size() > 1)
+    try:
+        report = load_weights(network, path, allow=allow, checksums=world_size() > 1)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
     check_loaded(key, report.file, report.checksums)
     return report
 

@@ -510,7 +510,7 @@ def table(splits: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
                 if len(counts):
                     per_mask = f"{counts.min():,} to {counts.max():,}"
             values[f"{column}: pixels"] = held
-            values[f"{column}: indices"] = per_mask
+            values[f"{column}: indices in a mask"] = per_mask
         for name, value in values.items():
             rows.setdefault(name, []).append(value)
     return [(name, values) for name, values in rows.items() if any(values)]

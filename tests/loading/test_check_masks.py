@@ -85,7 +85,7 @@ def test_masks_that_fit_are_described(folder, check):
     share = counts / counts.sum()
     expected = f"3 {share[3]:.1%}, 0 {share[0]:.1%}, 255 (ignored) {share[255]:.1%}"
     assert row(lines, "mask: pixels") == f"{expected}   {expected}"
-    assert row(lines, "mask: indices").split() == ["3", "to", "3"] * 2
+    assert row(lines, "mask: indices in a mask").split() == ["3", "to", "3"] * 2
 
 
 def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
@@ -153,7 +153,7 @@ def test_shards_are_checked_as_their_files_are(folder, check, monkeypatch):
     make_shards.main()
     status, lines = check("-dataset=shards", "-data_path=out")
     assert status == 1
-    for name in ("mask: pixels", "mask: indices"):
+    for name in ("mask: pixels", "mask: indices in a mask"):
         assert row(lines[1:], name) == row(expected, name)
     findings = [
         [line for line in each if line.startswith(("error", "rem"))] for each in (lines, expected)
@@ -187,7 +187,7 @@ def test_more_indices_than_are_shown_are_counted(folder, check):
     write_mask(folder / "masks/val/0.png", values.astype(np.uint8))
     _, lines = check()
     assert row(lines, "mask: pixels").endswith(", 17 more")
-    assert row(lines, "mask: indices").split() == ["3", "to", "3", "3", "to", "20"]
+    assert row(lines, "mask: indices in a mask").split() == ["3", "to", "3", "3", "to", "20"]
 
 
 def test_a_list_of_masks_that_isnt_as_long_is_one_line(folder, check, monkeypatch):

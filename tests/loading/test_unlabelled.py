@@ -19,7 +19,7 @@ from datasets import FileDataset, ShardDataset, get_dataloader, get_dataset, get
 from errors import InputError
 from loading.folds import folds
 from loading.shards import shards
-from loading.sources import Split
+from loading.sources import Split, class_folders
 from loading.unlabelled import images, images_list
 from tools import check_dataset, make_shards
 
@@ -102,7 +102,7 @@ def test_without_a_val_folder_a_training_is_told_what_to_set(nested):
     ("folders", "message"),
     [
         (["x/"], r"in: no image in it or below it; images end in .*; it holds the folder x \("),
-        (["val/1.png"], r"no train/ beside val/; -data_path=.*in/val takes the images of val/"),
+        (["val/1.png"], r"no train/ beside val/; move the training images into it"),
         (["test/1.png", "train/1.png"], r"its folders test, train have names of a dataset's part"),
         (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; give -data_path="),
         (["val/", "train/1.png"], r"in/val: no image in it .* it holds nothing"),
@@ -132,6 +132,38 @@ def test_hidden_entries_and_linked_folders_are_skipped_and_named(nested):
     skipped = []
     assert set(read(nested, skipped=skipped)) == {*PATHS, "b/5.png"}
     assert skipped == [".hidden", "b/._0.png", "b/Thumbs.db", "b/around", "b/elsewhere"]
+
+
+def make_run(folder):
+    """A run's folder with a picture that the run drew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.yaml", "metrics.jsonl", "curves.png"):
+        (folder / name).touch()
+
+
+def test_the_pictures_of_a_run_are_no_images(nested):
+    make_run(nested / "b/run")
+    skipped = []
+    assert read(nested, skipped=skipped) == PATHS
+    assert skipped == ["b/run"]
+    make_run(nested)
+    message = r"a run has written its pictures there .* move the run or the images to another"
+    with pytest.raises(InputError, match=message):
+        read(nested)
+
+
+def test_a_run_beside_classes_is_no_class(tmp_path):
+    for mode in ("train", "val"):
+        write_images(tmp_path / mode, {"rose": 2, "tulip": 1})
+    make_run(tmp_path / "train/run")
+    make_run(tmp_path / "train/rose/run")
+    skipped = []
+    files = class_folders(Split("train", skipped=skipped), data_path=str(tmp_path))
+    assert (len(files.paths), files.classes) == (3, ["rose", "tulip"])
+    assert sorted(skipped) == ["train/rose/run", "train/run"]
+    make_run(tmp_path / "train")
+    with pytest.raises(InputError, match="a run has written its pictures there"):
+        class_folders(Split("train"), data_path=str(tmp_path))
 
 
 def test_a_folder_that_cant_be_listed_is_named(nested, monkeypatch):

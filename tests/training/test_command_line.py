@@ -215,7 +215,8 @@ def test_mae_pretrain_of_another_task_is_one_line(tmp_path, monkeypatch, words, 
         config_from_arguments("main_multi_gpu.py", ["-mae_pretrain", *words.split()])
     assert str(caught.value) == (
         f"flag -mae_pretrain is for files of MAE's pre-training, but TASK is {found};"
-        " give -cfg=mae_vit_base_patch16_224, or PaddleViT's file with MODEL.MAE_PRETRAIN: True"
+        " give a configuration of TASK mae, such as -cfg=mae_vit_base_patch16_224, or PaddleViT's file"
+        " with MODEL.MAE_PRETRAIN: True"
     )
 
 
