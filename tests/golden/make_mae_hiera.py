@@ -5,7 +5,8 @@ PYTHONPATH=tests python tests/golden/make_mae_hiera.py
 
 Weights and images are those of ``trained.array`` by the names in the state of the model. A case's
 arrays are named CASE/loss, CASE/mask, CASE/noise and CASE/grad/NAME. They are computed in float64,
-so that the rounding is ours alone.
+so that the rounding is ours alone. Norms over fewer than eight channels would enlarge it: with four,
+torch's own gradients in float32 differ by up to 1.2e-5 of their size, with eight by 5.5e-6.
 """
 
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 from golden import trained
 
 SIZES = {
-    "embed_dim": 4,
+    "embed_dim": 8,
     "depths": [1, 2, 1, 1],
     "decoder_hidden_size": 12,
     "decoder_depth": 1,

@@ -102,9 +102,8 @@ def test_loss_and_every_gradient_are_those_of_transformers(case, tmp_path):
         found[name] = found[name].T
     expected = timm_names(network.weight_names, gradients_of(case), "torch", list(found))
     assert found.keys() == expected.keys()
-    # The expected gradients are those of float64. In float32, those of the first block, which are small
-    # beside the largest one, have errors of rounding: up to 1.1e-5 of their own size, by Paddle's version.
-    least = 0.1 * max(np.abs(gradient).max() for gradient in expected.values())
+    # A gradient whose terms cancel out is only rounding.
+    least = 2e-2 * max(np.abs(gradient).max() for gradient in expected.values())
     for name, gradient in expected.items():
         within = 1e-5 * max(np.abs(gradient).max(), least)
         np.testing.assert_allclose(found[name], gradient, atol=within, rtol=0, err_msg=name)
