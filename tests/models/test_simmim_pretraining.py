@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT
 from golden.simmim import DEPTHS, PATCH, SHARED_BIAS, SIZES, SWIN, VIT, array, images_of, masked
 from safetensors.numpy import load_file, save_file
+from support.layer_groups import assert_one_group_each
 from support.small_models import SMALL_MODELS, small_swin, small_vit
 from support.transformers_names import transformers_names
 
@@ -142,15 +143,7 @@ def test_every_parameter_is_trained(kind, options):
     network(images, paddle.to_tensor(mask)).sum().backward()
     untrained = {name for name, parameter in network.named_parameters() if parameter.grad is None}
     assert untrained == set()
-    groups = network.layer_groups()
-    for name, _ in network.named_parameters():
-        prefixes = [
-            prefix
-            for group in groups
-            for prefix in group
-            if name == prefix or name.startswith(f"{prefix}.")
-        ]
-        assert len(prefixes) == 1, name
+    assert_one_group_each(network, network.layer_groups())
     assert "mask_token" in network.no_weight_decay()
 
 

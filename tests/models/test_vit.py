@@ -10,6 +10,7 @@ from conftest import ROOT
 from golden import convolutions
 from golden.formula import array
 from golden.vit import CASES, WAVES
+from support.layer_groups import assert_one_group_each
 from support.parity import assert_parity, load_formula
 from support.ranks import run_ranks
 from support.small_models import small_vit
@@ -203,14 +204,7 @@ def test_every_parameter_is_in_one_layer_group(options):
     )  # fmt: skip
     assert groups[1:-1] == [("blocks.0",), ("blocks.1",), ("blocks.2",)]
     assert groups[-1] == ("norm", "attn_pool", "fc_norm", "head", "head_dist")
-    for name, _ in model.named_parameters():
-        owners = [
-            group
-            for group in groups
-            for prefix in group
-            if name == prefix or name.startswith(f"{prefix}.")
-        ]
-        assert len(owners) == 1, name
+    assert_one_group_each(model, groups)
     assert model.no_weight_decay() == {
         "pos_embed",
         "cls_token",

@@ -74,7 +74,8 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_train_and_evaluate_as_one(runs, method):
     one, two = (folder / method for folder in runs)
-    first, second = weights(one), weights(two)
+    first = weights(one)
+    second = weights(two)
     averages = [load_file(run / "checkpoints" / "last" / "ema.safetensors") for run in (one, two)]
     for expected, found in ((first, second), averages):
         assert expected.keys() == found.keys()

@@ -7,6 +7,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import positive, values
+from support.layer_groups import assert_one_group_each
 from support.small_models import SMALL_MODELS, small_beit, small_eva, small_vit
 from support.transformers_names import mae_authors_names, mae_transformers_names
 
@@ -356,14 +357,7 @@ def test_every_parameter_belongs_to_one_group():
     for make in ENCODERS.values():
         model = MaskedAutoencoder(make(), **SMALL)
         for groups in (model.layer_groups(), model.timm_layer_groups()):
-            for key, _ in model.named_parameters():
-                owners = [
-                    prefix
-                    for group in groups
-                    for prefix in group
-                    if key == prefix or key.startswith(f"{prefix}.")
-                ]
-                assert len(owners) == 1, key
+            assert_one_group_each(model, groups)
         undecayed = model.no_weight_decay()
         assert {"mask_token", "encoder.pos_embed"} <= undecayed
         assert model.classifier_names()[0] == "encoder.head"

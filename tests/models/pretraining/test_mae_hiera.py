@@ -7,6 +7,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_mae_hiera import CASES, SIZES, array
+from support.layer_groups import assert_one_group_each
 from support.small_models import small_hiera
 from support.transformers_names import hiera_authors_names, hiera_transformers_names
 
@@ -209,16 +210,10 @@ def test_a_reconstruction_shows_visible_units_and_predictions(normalised):
 def test_everything_is_trained_and_belongs_to_one_group(case):
     network = MaskedAutoencoderHiera(small_hiera(case, num_classes=0), **SMALL)
     network(images_of(network), order_of(network)).mean().backward()
+    untrained = [name for name, parameter in network.named_parameters() if parameter.grad is None]
+    assert untrained == []
     for groups in (network.layer_groups(), network.timm_layer_groups()):
-        for name, parameter in network.named_parameters():
-            assert parameter.grad is not None, name
-            owners = [
-                prefix
-                for group in groups
-                for prefix in group
-                if name == prefix or name.startswith(f"{prefix}.")
-            ]
-            assert len(owners) == 1, name
+        assert_one_group_each(network, groups)
     # As the authors: tokens and positions of the decoder decay.
     assert network.no_weight_decay() == {"encoder.pos_embed"}
 
