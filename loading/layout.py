@@ -56,9 +56,10 @@ def is_run(folder: str | Path) -> bool:
 
 def skipped_text(skipped: Sequence[str]) -> str:
     """Returns a line about the entries of a dataset's folder that were left out."""
-    entries = "entry" if len(skipped) == 1 else "entries"
+    what = "entry that isn't data" if len(skipped) == 1 else "entries that aren't data"
     count = f"{len(skipped):,}"
-    return f"skipped {count} hidden, system or linked {entries}, such as {printable(skipped[0])}"
+    kinds = "hidden, the system's, a run's, links"
+    return f"skipped {count} {what} ({kinds}), such as {printable(skipped[0])}"
 
 
 def is_folder(entry: "os.DirEntry[str]") -> bool:

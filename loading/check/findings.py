@@ -288,7 +288,7 @@ def _reader_findings(
         is_error = not listed or mode not in splits
         result.append(Finding(text, messages[1:_EXAMPLES], is_error))
     if skipped:
-        text = f"hidden, system or linked entries, skipped: {len(skipped):,}"
+        text = f"entries that aren't data (hidden, the system's, a run's, links), skipped: {len(skipped):,}"
         result.append(Finding(text, skipped[:_EXAMPLES], False))
     return result
 

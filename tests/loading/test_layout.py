@@ -83,6 +83,7 @@ def littered(tmp_path):
     return tmp_path
 
 
+KINDS = "(hidden, the system's, a run's, links)"
 SKIPPED = 4 * len(LEFTOVERS) + 1
 
 
@@ -95,14 +96,14 @@ def test_hidden_entries_are_no_classes_and_no_images(littered):
         2,
     )
     assert config.notes == [
-        f"skipped {SKIPPED} hidden, system or linked entries, such as train/#recycle"
+        f"skipped {SKIPPED} entries that aren't data {KINDS}, such as train/#recycle"
     ]
     config, _, val = get_datasets(folder_config(littered, "EVAL", "True"))
     assert (len(val), len(config.notes)) == (4, 1)
     config, train, val = get_datasets(folder_config(littered / "train", "DATA.VAL_SPLIT", "0.2"))
     assert (train.classes, len(train), len(val)) == (["cat", "dog"], 16, 4)
     assert config.notes == [
-        f"skipped {2 * len(LEFTOVERS) + 1} hidden, system or linked entries, such as #recycle"
+        f"skipped {2 * len(LEFTOVERS) + 1} entries that aren't data {KINDS}, such as #recycle"
     ]
 
 
@@ -118,9 +119,9 @@ def test_the_same_images_are_found_with_and_without_leftovers(littered, tmp_path
 
 def test_a_check_names_what_was_skipped(littered):
     result = check_dataset.check_images(folder_config(littered), workers=1)
-    [said] = [one for one in result.findings if "hidden, system or linked" in one.text]
+    [said] = [one for one in result.findings if "entries that aren't data" in one.text]
     assert (said.text, said.is_error) == (
-        f"hidden, system or linked entries, skipped: {SKIPPED}",
+        f"entries that aren't data {KINDS}, skipped: {SKIPPED}",
         False,
     )
     assert said.examples[0] == "train/#recycle"
@@ -141,7 +142,7 @@ def test_shards_are_packed_without_leftovers_and_read_without_them(
     make_shards.main()
     told = capsys.readouterr()
     assert "20 train images and 4 val images" in told.out
-    assert f"skipped {SKIPPED} hidden, system or linked entries" in told.err
+    assert f"skipped {SKIPPED} entries that aren't data {KINDS}" in told.err
 
 
 def test_members_of_a_shard_that_macos_added_are_skipped(tmp_path, capsys):
@@ -165,7 +166,7 @@ def test_members_of_a_shard_that_macos_added_are_skipped(tmp_path, capsys):
     config, train, _ = get_datasets(listed_config(tmp_path, dataset="shards"))
     assert sorted(train.labels.tolist()) == [0, 1]
     assert config.notes == [
-        f"skipped 8 hidden, system or linked entries, such as {tmp_path}/train-000000.tar: ./._000.png"
+        f"skipped 8 entries that aren't data {KINDS}, such as {tmp_path}/train-000000.tar: ./._000.png"
     ]
 
 
@@ -175,7 +176,7 @@ def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_name
     monkeypatch.chdir(littered)
     assert len(paths_of(["train"])) == 20
     assert (
-        f"skipped {2 * len(LEFTOVERS) + 1} hidden, system or linked entries, such as train/"
+        f"skipped {2 * len(LEFTOVERS) + 1} entries that aren't data {KINDS}, such as train/"
         in capsys.readouterr().err
     )
     assert len(paths_of(["train/*"])) == 20
@@ -194,7 +195,9 @@ def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_name
     assert capsys.readouterr().err == ""
     with pytest.raises(
         InputError,
-        match="no file has such a name; skipped 1 hidden, system or linked entry, such as train/@eaD",
+        match=re.escape(
+            f"no file has such a name; skipped 1 entry that isn't data {KINDS}, such as train/@eaD"
+        ),
     ):
         paths_of(["train/@e*"])
 
