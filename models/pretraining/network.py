@@ -25,9 +25,12 @@ class PretrainingNetwork(nn.Layer):
     Attributes:
         weight_names: the module of ``weights.names`` that maps other toolkits' names of this
             network's tensors, if there is one.
+        encoders: names of the models in it that start from a model's weights. The last one is what
+            the network is trained for: it is probed, and becomes the model of other tasks.
     """
 
     weight_names: ModuleType | None = None
+    encoders: tuple[str, ...] = ("encoder",)
     pos_embed_layout = "NLC"
     # Masks are drawn for images of one size.
     min_image_size: int | None = None
@@ -39,8 +42,12 @@ class PretrainingNetwork(nn.Layer):
         self.image_size = encoder.image_size
         self.in_channels = encoder.in_channels
         self.num_classes = encoder.num_classes
-        self.first_conv = _prefixed(encoder.first_conv)
-        self.beside_first_conv = tuple(_prefixed(name) for name in encoder.beside_first_conv)
+        self.first_conv, *others = [
+            f"{name}.{convolution}"
+            for name in self.encoders
+            for convolution in (encoder.first_conv, *encoder.beside_first_conv)
+        ]
+        self.beside_first_conv = tuple(others)
 
     @property
     def input_sizes(self) -> str:
