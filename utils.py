@@ -154,6 +154,18 @@ def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
     return total
 
 
+def all_gather_tensor(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Returns the rows of all processes, in the order of ranks: [B, ...] -> [processes * B, ...].
+
+    They have no gradients. Every process has to call it, with the same shape and dtype.
+    """
+    if world_size() == 1:
+        return tensor.detach()
+    parts: list[paddle.Tensor] = []
+    dist.all_gather(parts, to_device(tensor.detach()))
+    return paddle.concat(parts)
+
+
 def all_reduce_mean(tensor: paddle.Tensor | float) -> paddle.Tensor | float:
     """Returns the mean of ``tensor`` over all processes. For a number, the mean is a number, too."""
     if isinstance(tensor, paddle.Tensor):

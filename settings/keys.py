@@ -173,7 +173,7 @@ FilePath = Annotated[
 ]
 # What a signature's annotation may name.
 VOCABULARY: dict[str, Any] = {
-    **{kind.__name__: kind for kind in (bool, int, float, str)},
+    **{kind.__name__: kind for kind in (bool, int, float, str, tuple)},
     "Literal": Literal,
     "Sequence": Sequence,
     **{name: value for name, value in globals().items() if get_origin(value) is Annotated},

@@ -28,8 +28,9 @@ from training.reconstructions import draw_reconstructions, shown_columns
 from training.task import Batch, Task
 from training.tokenizer import normalisation, other_config
 
-# The paper's value.
+# The paper's values.
 MASK_RATIO = 0.4
+MIN_BLOCK = 16
 
 
 @tasks.register("beit", metrics="token_acc", columns="")
@@ -41,7 +42,7 @@ class BeitTraining(Task):
         tokenizer_path: the file of the tokenizer's weights.
         mask_ratio: the share of patches that are masked. None: the method's own: 0.75 for mae (0.6
             with a Hiera), 0.6 for simmim and fcmae, 0.4 for beit.
-        min_block: the least number of patches of a masked block.
+        min_block: the least number of patches of a masked block. None: 16 for beit, 4 for dino.
         head_layers: further blocks, which predict the tokens from the class token and an earlier
             block's patches (BEiT v2). 0: none.
         early_layers: the block, counted from 1, whose patches the further blocks read.
@@ -64,7 +65,7 @@ class BeitTraining(Task):
         tokenizer: FilePath | None = None,
         tokenizer_path: FilePath | None = None,
         mask_ratio: Annotated[float, between(0.01, 0.99)] | None = None,
-        min_block: Size = 16,
+        min_block: Size | None = None,
         head_layers: Blocks = 0,
         early_layers: Annotated[Blocks, above_zero("METHOD.HEAD_LAYERS")] = 0,
     ) -> None:
@@ -78,7 +79,7 @@ class BeitTraining(Task):
         self.tokenizer_file = tokenizer
         self.tokenizer_path = tokenizer_path
         self.mask_ratio = MASK_RATIO if mask_ratio is None else mask_ratio
-        self.min_block = min_block
+        self.min_block = MIN_BLOCK if min_block is None else min_block
         self.blocks = (early_layers, head_layers)
         self.normalize = Normalize(*normalisation(config))
 

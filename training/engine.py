@@ -105,6 +105,7 @@ def fit(
     evaluated = len(val) + probe.images
     ending = Ending(config, progress, run, steps, _evaluation_cost(training, evaluated))
     training.schedule = ending.pace(training.schedule)
+    training.share = ending.pace(training.share)
     run.start_steps(ending.epochs, ending.num_steps, progress.step)
 
     def after_step(window: Window, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
@@ -118,7 +119,7 @@ def fit(
         metrics = _evaluate_models(
             training, val_loader, probe, progress.epoch, ending, checkpointing
         )
-        _keep_best(task, progress, metrics)
+        progress.keep_best(_scored(metrics, progress.epoch), task.score)
 
     while not ending.over:
         epoch = progress.epoch + 1
@@ -136,8 +137,9 @@ def fit(
         # The epoch counts as done once it is evaluated. Then it is decided whether the run is over,
         # because a checkpoint holds that decision.
         progress.end_epoch(epoch)
-        improved = _keep_best(task, progress, metrics)
-        ending.after_epoch({split: task.score(values) for split, values in metrics.items()})
+        scored = _scored(metrics, epoch)
+        improved = progress.keep_best(scored, task.score)
+        ending.after_epoch({split: task.score(values) for split, values in scored.items()})
         regular = bool(config.SAVE_FREQ) and epoch % config.SAVE_FREQ == 0
         described = {split: task.description_of(values) for split, values in metrics.items()}
         checkpointing.end_epoch(improved, regular or ending.over, described)
@@ -188,10 +190,9 @@ def _draw(task: Task, model: nn.Layer, dataset: ImageDataset, run: Run) -> None:
             task.draw(model, dataset, run.directory)
 
 
-def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
-    """Keeps the best evaluations; returns the splits whose best it is."""
-    numbers_by_split = {split: numbers(values) for split, values in metrics.items()}
-    return progress.keep_best(numbers_by_split, task.score)
+def _scored(metrics: dict[str, Metrics], epoch: int) -> dict[str, Metrics]:
+    """Returns what a task scores of each split: the metrics that are numbers, and their epoch."""
+    return {split: {"epoch": epoch, **numbers(values)} for split, values in metrics.items()}
 
 
 def _conclude(
@@ -293,7 +294,7 @@ def train_one_epoch(
 
         seed_step(config.SEED, step)
         values = _accumulate(training, batch, epoch, group_samples, updates_now)
-        norm = _update(training, update) if updates_now else None
+        norm = _update(training, update, epoch) if updates_now else None
 
         window.add(step, values, norm, batch.get("skipped"))
         if index + 1 == last or (index + 1) % config.REPORT_FREQ == 0:
@@ -345,16 +346,23 @@ def _copy_statistics(statistics: dict[str, paddle.Tensor], accum: int) -> dict[s
     return {key: tensor.clone() for key, tensor in statistics.items()}
 
 
-def _update(training: Training, update: int) -> paddle.Tensor:
-    """Makes one update by the accumulated gradients; returns their global norm before clipping."""
+def _update(training: Training, update: int, epoch: int) -> paddle.Tensor:
+    """Makes one update by the accumulated gradients; returns their global norm before clipping.
+
+    Args:
+        update: its number in the run, from 0.
+        epoch: the epoch, from 1.
+    """
     reduce_gradients(training.network, training.optimizer)
     training.scaler.unscale(training.trained_parameters)
+    training.task.before_update(training.model, epoch)
     norm = clip_gradients(training.config, training.model, training.trained_parameters)
     training.optimizer.set_lr(training.schedule(update))
     training.scaler.step(training.optimizer, norm)
     # Gradients are freed. Setting them to zero would cost each parameter a kernel now and an
     # addition later.
     training.optimizer.clear_grad(False)
+    training.task.after_update(training.model, training.share(update))
     if training.ema:
         training.ema.update(training.model, update)
     trim_buffers()

@@ -40,7 +40,8 @@ _FAR = 4
 class Training:
     """The objects of a training run, and the predictions of its last evaluation by split.
 
-    ``network`` is ``model``, or what ``parallel.wrap_model`` made of it. ``optimizer`` is what
+    ``schedule`` maps an update, from 0, to its learning rate, and ``share`` to the share of the
+    run's updates before it. ``network`` is ``model``, or what ``parallel.wrap_model`` made of it. ``optimizer`` is what
     ``parallel.wrap_optimizer`` returned.
     """
 
@@ -51,6 +52,7 @@ class Training:
     ema: ModelEma | None
     optimizer: paddle.optimizer.Optimizer
     schedule: Callable[[float], float]
+    share: Callable[[float], float]
     scaler: LossScaler
     loader: Loader
     run: Run
@@ -106,6 +108,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     updates = -(-steps // accum)
     effective_batch = config.DATA.BATCH_SIZE * world_size() * accum
     schedule = build_schedule(config, updates, effective_batch)
+    planned = updates * config.TRAIN.NUM_EPOCHS
     scaler = LossScaler(enabled=precision(config) == "float16")
     _log_model(config, model, run)
     _log_steps(config, len(train), steps, schedule, run)
@@ -126,6 +129,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
         ema=ema,
         optimizer=optimizer,
         schedule=schedule,
+        share=lambda update: update / planned,
         scaler=scaler,
         loader=loader,
         run=run,

@@ -114,6 +114,28 @@ class Task:
         """
         raise NotImplementedError
 
+    def before_update(self, model: nn.Layer, epoch: int) -> None:
+        """Changes gradients before they are clipped, such as those of a layer that isn't trained
+        yet.
+
+        Args:
+            model: the network, not wrapped. Its gradients are those of all processes.
+            epoch: the epoch, from 1.
+        """
+
+    def after_update(self, model: nn.Layer, share: float) -> None:
+        """Updates what isn't trained by gradients, such as a moving average of weights.
+
+        All of it belongs to the network's frozen parameters, so that checkpoints hold it. What a
+        step learns of a batch waits for this method. Otherwise a run that was stopped between two
+        updates would go on with it.
+
+        Args:
+            model: the network, not wrapped, after the optimizer's step.
+            share: of the run's updates, how many were made before this one, from 0 to below 1. A
+                schedule is a function of it. TRAIN.MAX_MINUTES shortens it as the learning rate's.
+        """
+
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns the metrics of all ranks' batches, with ``loss`` (a mean) and ``num_samples``.
 
@@ -152,7 +174,11 @@ class Task:
         """
 
     def score(self, metrics: Metrics) -> float:
-        """Returns how good metrics are: the best checkpoint has the highest score."""
+        """Returns how good metrics are: the best checkpoint has the highest score.
+
+        Args:
+            metrics: the numbers of an evaluation, and "epoch", after which it was.
+        """
         key = self.best if self.config.BEST_METRIC == "auto" else self.config.BEST_METRIC
         return -metrics[key] if key == "loss" else metrics[key]
 

@@ -188,10 +188,11 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
     so that their statistics stay as they are.
 
     A batch norm without parameters is frozen if the layers beside it are, which are the classifier.
+    Those of a moving average (``models.pretraining.momentum``) go on: their weights change, too.
     """
     for parent in model.sublayers(include_self=True):
         for layer in parent.children():
-            if not isinstance(layer, BATCH_NORMS):
+            if not isinstance(layer, BATCH_NORMS) or getattr(layer, "of_average", False):
                 continue
             parameters = layer.parameters() or parent.parameters()
             if all(parameter.stop_gradient for parameter in parameters):

@@ -18,7 +18,13 @@ from models.base import ImageModel
 from models.beit import Beit
 from models.layers.init import init_branches
 from models.layers.linear import Linear
-from models.pretraining.network import PretrainingNetwork, enlarged, masked_patches
+from models.pretraining.network import (
+    PretrainingNetwork,
+    at_places,
+    enlarged,
+    masked_patches,
+    masked_places,
+)
 from weights.names import beit_pretraining as names
 
 
@@ -89,7 +95,7 @@ class BeitPretraining(PretrainingNetwork):
         counted = paddle.take_along_axis(masked, places, 1)
         targets = paddle.take_along_axis(tokens, places, 1)
         features = self._features(images, masked)
-        predictions = [self.lm_head(_at(each, places)).astype("float32") for each in features]
+        predictions = [self.lm_head(at_places(each, places)).astype("float32") for each in features]
         losses = [F.cross_entropy(each, targets, reduction="none") for each in predictions]
         loss = paddle.stack([each.reshape(targets.shape) for each in losses]).sum(0)
         right = (predictions[0].detach().argmax(-1) == targets).astype("float32") * 100
@@ -141,24 +147,6 @@ class BeitPretraining(PretrainingNetwork):
         """Returns the encoder's embedding, with the mask token in place of masked patches."""
         with masked_patches(self.encoder.patch_embed, masked, self.mask_token):
             return self.encoder._embed(images)
-
-
-def masked_places(masked: paddle.Tensor, count: int) -> paddle.Tensor:
-    """Returns ``count`` places of each sample, the masked ones first: [B, count] int64.
-
-    Args:
-        masked: [B, patches] of 0 and 1.
-    """
-    patches = masked.shape[1]
-    # No two keys are equal, so that the order is defined.
-    keys = masked.astype("int64") * patches - paddle.arange(patches)
-    return paddle.topk(keys, count, axis=1)[1]
-
-
-def _at(features: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
-    """Returns the features [B, N, D] at places [B, K]: [B, K, D]."""
-    batch = paddle.arange(places.shape[0]).unsqueeze(1).expand_as(places)
-    return paddle.gather_nd(features, paddle.stack([batch, places], axis=-1))
 
 
 def _mean(values: paddle.Tensor, counted: paddle.Tensor) -> paddle.Tensor:

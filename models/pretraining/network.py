@@ -144,6 +144,24 @@ def replace_masked(
     return features * (1 - masked) + mask_token.astype(features.dtype) * masked
 
 
+def masked_places(masked: paddle.Tensor, count: int) -> paddle.Tensor:
+    """Returns ``count`` places of each sample, the masked ones first: [B, count] int64.
+
+    Args:
+        masked: [B, patches] of 0 and 1.
+    """
+    patches = masked.shape[1]
+    # No two keys are equal, so that the order is defined.
+    keys = masked.astype("int64") * patches - paddle.arange(patches)
+    return paddle.topk(keys, count, axis=1)[1]
+
+
+def at_places(features: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
+    """Returns the features [B, N, D] at places [B, K]: [B, K, D]."""
+    batch = paddle.arange(places.shape[0]).unsqueeze(1).expand_as(places)
+    return paddle.gather_nd(features, paddle.stack([batch, places], axis=-1))
+
+
 def enlarged(values: paddle.Tensor, side: int) -> paddle.Tensor:
     """Repeats each value along both sides: [B, rows, columns] -> [B, side * rows, side * columns]."""
     batch, rows, columns = values.shape

@@ -3,8 +3,9 @@
 import copy
 from typing import Any
 
-import paddle
-from paddle import _C_ops, nn
+from paddle import nn
+
+from models.layers.moving_average import MovingAverage
 
 
 class ModelEma:
@@ -41,7 +42,6 @@ class ModelEma:
             return min(self.decay, 1 - (1 + update) ** (-2 / 3))
         return self.decay
 
-    @paddle.no_grad()
     def update(self, model: nn.Layer, update: int) -> None:
         """Adds the model's weights after update number ``update`` (from 0) to the average.
 
@@ -50,28 +50,9 @@ class ModelEma:
                 to be set in place (``set_value``).
         """
         if self._paired_with is not model:
-            self._pair(model)
-        weight = 1 - self.decay_at(update)
-        for dtype, pairs in self._floating.items():
-            # One tensor for all: Paddle would make a new tensor of a number at each call.
-            share = paddle.full([], weight, dtype)
-            for average, new in pairs:
-                _C_ops.lerp_(average, new, share)
-        for average, new in self._others:
-            paddle.assign(new, average)
-
-    def _pair(self, model: nn.Layer) -> None:
-        """Pairs each average with the model's tensor.
-
-        A tensor that the model has under several names is averaged once.
-        """
-        new = model.state_dict()
-        pairs = {
-            id(average): (average, new[name]) for name, average in self.model.state_dict().items()
-        }
-        self._floating: dict[paddle.dtype, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
-        for average, tensor in pairs.values():
-            if average.is_floating_point():
-                self._floating.setdefault(average.dtype, []).append((average, tensor))
-        self._others = [pair for pair in pairs.values() if not pair[0].is_floating_point()]
-        self._paired_with = model
+            # A tensor that the model has under several names is averaged once.
+            new = model.state_dict()
+            averages = self.model.state_dict().items()
+            self._average = MovingAverage((average, new[name]) for name, average in averages)
+            self._paired_with = model
+        self._average.update(1 - self.decay_at(update))

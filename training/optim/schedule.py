@@ -98,6 +98,15 @@ def build_schedule(
     return schedule
 
 
+def cosine_between(start: float, end: float, share: float) -> float:
+    """Returns the value that goes from ``start`` to ``end`` along half a cosine.
+
+    Args:
+        share: of the way, from 0 to 1.
+    """
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * share))
+
+
 # The first is PaddleViT's name.
 @schedules.register("warmupcosine", "cosine")
 def cosine(at: At, *, warmup_prefix: bool) -> float:

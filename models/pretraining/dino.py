@@ -1,0 +1,254 @@
+"""DINO (Caron et al. 2021, arXiv:2104.14294): a student learns what its own moving average makes of
+other views of an image.
+
+iBOT (Zhou et al. 2021, arXiv:2111.07832) adds the same for patches that are masked in the student's
+image alone. DINOv2 (Oquab et al. 2023, arXiv:2304.07193) brings both to large models.
+"""
+
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Uniform
+
+from errors import InputError
+from models.base import ImageModel
+from models.layers import Linear, init_linear
+from models.layers.activations import GELU
+from models.layers.linear import matmul
+from models.pretraining.momentum import FrozenCopy
+from models.pretraining.network import (
+    PretrainingNetwork,
+    at_places,
+    masked_patches,
+    masked_places,
+)
+
+
+class Dino(PretrainingNetwork):
+    """A student and its teacher, each an encoder with a projection head.
+
+    ``encoder``, ``head`` and ``patch_head`` are the student's, the layers of ``teacher`` have the
+    same names. The teacher has no gradients: ``follow`` makes it a moving average of the student.
+    ``center`` and ``patch_center`` are means of the teacher's outputs, which a training updates.
+
+    Args:
+        encoder: a model without a classifier. Its pooled features are the image's.
+        prototypes: outputs of the heads.
+        head_width: channels between a head's layers.
+        head_outputs: channels before a head's last layer.
+        norm_last_layer: whether the weights of the last layer have a fixed length.
+        max_masked: the largest number of an image's patches that are predicted, too, in both views
+            together; 0: none are.
+        separate_head: whether patches have a head of their own.
+        has_teacher: whether the teacher is the student's average. Otherwise another network
+            teaches, and no patches are masked.
+
+    Raises:
+        InputError: ``max_masked`` with an encoder whose patches can't be masked.
+    """
+
+    def __init__(
+        self,
+        encoder: ImageModel,
+        prototypes: int,
+        head_width: int = 2048,
+        head_outputs: int = 256,
+        norm_last_layer: bool = True,
+        *,
+        max_masked: int = 0,
+        separate_head: bool = False,
+        has_teacher: bool = True,
+    ) -> None:
+        super().__init__(encoder)
+        width = encoder.num_features
+        sizes = (width, prototypes, head_width, head_outputs, norm_last_layer)
+        self.max_masked = max_masked
+        self.patches = max_masked > 0
+        self.head = ProjectionHead(*sizes)
+        self.center = _zeros(self, prototypes)
+        self.patch_head = None
+        self.mask_token = None
+        if self.patches:
+            _check_patches(encoder)
+            self.patch_center = _zeros(self, prototypes)
+            if separate_head:
+                self.patch_head = ProjectionHead(*sizes)
+            if has_teacher:
+                self.mask_token = self.create_parameter(
+                    [1, 1, width], default_initializer=Constant(0.0)
+                )
+        self.teacher = None
+        if has_teacher:
+            self.teacher = FrozenCopy(self, ("encoder", "head", "patch_head"))
+
+    def no_weight_decay(self) -> set[str]:
+        """Returns no names: the authors' positions and tokens decay, too."""
+        return set()
+
+    def forward(
+        self,
+        images: paddle.Tensor,
+        local: paddle.Tensor | None = None,
+        chosen: paddle.Tensor | None = None,
+    ) -> dict[str, paddle.Tensor]:
+        """Returns what student and teacher make of a batch.
+
+        Args:
+            images: the global views, [2 B, C, H, W], normalised, those of an image one after the
+                other.
+            local: the local views, [L B, C, h, w], alike.
+            chosen: the patches to predict, which the student sees masked: [B, 2 N] of 0 and 1.
+
+        Returns:
+            "student" [B, 2 + L, K] and "teacher" [B, 2, K], their logits. "features" [B, 2, D], the
+            student's of the global views. With patches also "student_patches" and
+            "teacher_patches" [B, M, K], and "counted" [B, M]: 1 for a chosen patch, 0 for one that
+            makes up the number, and "places" [B, M], theirs among the 2 N. Without a teacher its
+            parts are missing.
+        """
+        if chosen is not None:
+            # Paddle 2.6 takes no uint8 in a graph.
+            chosen = chosen.astype("float32")
+        tokens = self._student_tokens(images, chosen)
+        pooled = [_by_image(self.encoder.forward_head(tokens), len(images) // 2)]
+        if local is not None:
+            of_local = self.encoder.forward_head(self.encoder.forward_features(local))
+            pooled.append(_by_image(of_local, len(images) // 2))
+        outputs = {"features": pooled[0], "student": self.head(paddle.concat(pooled, axis=1))}
+        places = None
+        if chosen is not None:
+            places = masked_places(chosen, self.max_masked)
+            outputs["places"] = places
+            outputs["student_patches"] = _patch_logits(self, tokens, places)
+            outputs["counted"] = paddle.take_along_axis(chosen, places, 1)
+        if self.teacher is not None:
+            outputs |= self.teacher_outputs(images, places)
+        return outputs
+
+    @paddle.no_grad()
+    def teacher_outputs(
+        self, images: paddle.Tensor, places: paddle.Tensor | None = None
+    ) -> dict[str, paddle.Tensor]:
+        """Returns "teacher" and "teacher_patches" of ``forward``. The teacher sees all patches.
+
+        Args:
+            images: as in ``forward``.
+            places: what ``forward`` returned.
+        """
+        # A network that a larger one taught teaches by its own layers.
+        teacher: Any = self if self.teacher is None else self.teacher
+        tokens = teacher.encoder.forward_features(images)
+        pooled = _by_image(teacher.encoder.forward_head(tokens), len(images) // 2)
+        outputs = {"teacher": teacher.head(pooled)}
+        if places is not None:
+            outputs["teacher_patches"] = _patch_logits(teacher, tokens, places)
+        return outputs
+
+    def follow(self, momentum: float) -> None:
+        """Moves the teacher towards the student: momentum * teacher + (1 - momentum) * student."""
+        self.teacher.follow(self, momentum)
+
+    def _student_tokens(self, images: paddle.Tensor, chosen: paddle.Tensor | None) -> paddle.Tensor:
+        if chosen is None or self.mask_token is None:
+            return self.encoder.forward_features(images)
+        of_views = chosen.reshape([len(images), -1])
+        with masked_patches(self.encoder.patch_embed, of_views, self.mask_token):
+            return self.encoder.forward_features(images)
+
+
+class ProjectionHead(nn.Layer):
+    """DINO's head: an MLP of three layers, and similarities to prototypes.
+
+    The MLP's output has the length 1. The last layer is a Linear without bias whose weights are
+    split into lengths ``weight_g`` and directions ``weight_v`` (Salimans & Kingma 2016,
+    arXiv:1602.07868). Names are the authors'.
+
+    Args:
+        width: channels of the input.
+        prototypes: K, the number of outputs.
+        hidden: channels between the layers.
+        outputs: channels of the MLP's output.
+        norm_last_layer: whether the lengths stay 1.
+
+    Shape: [..., width] -> [..., K] float32.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        prototypes: int,
+        hidden: int = 2048,
+        outputs: int = 256,
+        norm_last_layer: bool = True,
+    ) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            Linear(width, hidden), GELU(), Linear(hidden, hidden), GELU(), Linear(hidden, outputs)
+        )
+        self.mlp.apply(init_linear)
+        self.last_layer = _Prototypes(outputs, prototypes, norm_last_layer)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.last_layer(F.normalize(self.mlp(x).astype("float32"), axis=-1))
+
+
+class _Prototypes(nn.Layer):
+    def __init__(self, width: int, count: int, norm_last_layer: bool) -> None:
+        super().__init__()
+        self.weight_g = self.create_parameter([count, 1], default_initializer=Constant(1.0))
+        self.weight_g.stop_gradient = norm_last_layer
+        # PyTorch's initialisation of a Linear.
+        bound = width**-0.5
+        self.weight_v = self.create_parameter(
+            [count, width], default_initializer=Uniform(-bound, bound)
+        )
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        # The logits are scaled instead of the weights, of which there are more.
+        lengths = self.weight_v.square().sum(1).sqrt()
+        scale = self.weight_g.flatten() / lengths
+        logits = matmul(x.flatten(0, -2), self.weight_v, transpose_y=True)
+        return (logits.astype("float32") * scale).reshape([*x.shape[:-1], -1])
+
+
+def _by_image(features: paddle.Tensor, count: int) -> paddle.Tensor:
+    """Returns the features of views [count * V, D] by image: [count, V, D]."""
+    return features.reshape([count, -1, features.shape[-1]])
+
+
+def _patch_logits(branch: Any, tokens: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
+    """Returns a student's or a teacher's logits for patches, [B, M, K].
+
+    Args:
+        tokens: of the global views, [2 B, prefix + N, D].
+        places: of the patches among the 2 N of an image, [B, M].
+    """
+    patches = tokens[:, branch.encoder.num_prefix_tokens :]
+    patches = patches.reshape([len(places), -1, patches.shape[-1]])
+    head = branch.head if branch.patch_head is None else branch.patch_head
+    return head(at_places(patches, places))
+
+
+def _zeros(layer: nn.Layer, size: int) -> paddle.Tensor:
+    """Returns a frozen parameter [size] of zeros."""
+    zeros = layer.create_parameter([size], default_initializer=Constant(0.0))
+    zeros.stop_gradient = True
+    return zeros
+
+
+def _check_patches(encoder: ImageModel) -> None:
+    """Raises InputError if the encoder has no patches that can be masked and predicted."""
+    name = type(encoder).__name__
+    embeds = getattr(getattr(encoder, "patch_embed", None), "grid_size", None)
+    if encoder.layout != "NLC" or embeds is None or not hasattr(encoder, "blocks"):
+        raise InputError(
+            f"METHOD.PATCH_LOSS is set, but {name} isn't a transformer whose patches have one token"
+            " each; take a ViT or an EVA, or set it to 0"
+        )
+    if isinstance(getattr(encoder, "norm", None), nn.Identity):
+        raise InputError(
+            "METHOD.PATCH_LOSS is set, but the last norm comes after the pooling, so the patches have"
+            " none; set MODEL.GLOBAL_POOL token"
+        )

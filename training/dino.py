@@ -1,0 +1,363 @@
+"""DINO (Caron et al. 2021, arXiv:2104.14294), with the options of iBOT (Zhou et al. 2021,
+arXiv:2111.07832) and DINOv2 (Oquab et al. 2023, arXiv:2304.07193): an encoder learns without labels
+what its moving average makes of other views of an image.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from config import get_config
+from datasets import ImageDataset
+from errors import InputError
+from loading.block_masks import block_mask, check_blocks
+from loading.transforms import Normalize
+from models import build_model
+from models.base import ImageModel
+from models.pretraining.dino import Dino
+from settings.configuration import Configuration
+from settings.keys import (
+    Factor,
+    FilePath,
+    Positive,
+    Rate,
+    Share,
+    Size,
+    WholeEpochs,
+    above_zero,
+    is_,
+    is_set,
+)
+from settings.registry import tasks
+from training.equal_ranks import load_equal
+from training.losses.self_distillation import (
+    centred,
+    koleo,
+    patch_loss,
+    sinkhorn_knopp,
+    view_loss,
+)
+from training.optim.schedule import cosine_between
+from training.task import Batch, Task
+from training.tokenizer import normalisation, other_config
+from utils import all_reduce_sum
+
+# The papers' values.
+MOMENTUM = 0.996
+MIN_BLOCK = 4
+
+
+@tasks.register("dino", columns="")
+class SelfDistillation(Task):
+    """The task of a student that predicts its teacher's outputs for other views of an image.
+
+    Labels are ignored. ``models.pretraining.dino`` has the networks. An evaluation measures the
+    loss on views of the validation images, which are always the same. The teacher has changed
+    between two of them, so the loss doesn't tell which weights are better: the newest count as the
+    best, unless BEST_METRIC is knn.
+
+    Args:
+        prototypes: outputs of the projection heads.
+        head_width: channels between the layers of a projection head.
+        head_outputs: channels before the last layer of a projection head.
+        norm_last_layer: whether the weights of the heads' last layer have a fixed length.
+        freeze_last_layer: the first epochs, in which the heads' last layer isn't trained.
+        momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
+            cosine. None: 0.996 for dino, 0.99 for moco.
+        teacher_temp: temperature of the teacher's softmax.
+        warmup_teacher_temp: temperature of the teacher's softmax in the first epoch.
+        warmup_teacher_temp_epochs: epochs in which the temperature goes from warmup_teacher_temp to
+            teacher_temp. 0: it doesn't change.
+        centering: how collapse is avoided. "centering": the mean of the teacher's outputs is
+            subtracted from them. "sinkhorn_knopp": prototypes become equally frequent in a batch.
+        center_momentum: the share of the centre that an update keeps.
+        koleo: weight of KoLeo, which spreads the features of the global views (DINOv2: 0.1).
+        patch_loss: weight of the loss of masked patches (iBOT and DINOv2: 1). 0: no patches are
+            masked.
+        separate_head: whether patches have a projection head of their own (DINOv2).
+        mask_ratios: the smallest and largest share of patches that are masked in one of an image's
+            two global views.
+        min_block: the least number of patches of a masked block. None: 16 for beit, 4 for dino.
+        large_teacher: YAML file of a larger network that TASK dino has trained. It is the teacher,
+            and isn't changed (how DINOv2 trains its small models). None: the student's average.
+        large_teacher_path: the file of its weights.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        classes: Sequence[str] = (),
+        *,
+        prototypes: Size = 65536,
+        head_width: Size = 2048,
+        head_outputs: Size = 256,
+        norm_last_layer: bool = True,
+        freeze_last_layer: WholeEpochs = 1,
+        momentum: Rate | None = None,
+        teacher_temp: Positive = 0.04,
+        warmup_teacher_temp: Annotated[
+            Positive, above_zero("METHOD.WARMUP_TEACHER_TEMP_EPOCHS")
+        ] = 0.04,
+        warmup_teacher_temp_epochs: WholeEpochs = 0,
+        centering: Literal["centering", "sinkhorn_knopp"] = "centering",
+        center_momentum: Annotated[Share, is_("METHOD.CENTERING", "centering")] = 0.9,
+        koleo: Factor = 0.0,
+        patch_loss: Factor = 0.0,
+        separate_head: Annotated[bool, above_zero("METHOD.PATCH_LOSS")] = False,
+        mask_ratios: Annotated[tuple[Share, Share], above_zero("METHOD.PATCH_LOSS")] = (0.1, 0.5),
+        min_block: Size | None = None,
+        large_teacher: FilePath | None = None,
+        large_teacher_path: Annotated[FilePath, is_set("METHOD.LARGE_TEACHER")] | None = None,
+    ) -> None:
+        super().__init__(config, classes)
+        self.head = {
+            "prototypes": prototypes,
+            "head_width": head_width,
+            "head_outputs": head_outputs,
+            "norm_last_layer": norm_last_layer,
+        }
+        self.frozen_epochs = freeze_last_layer
+        self.momentum = MOMENTUM if momentum is None else momentum
+        self.teacher_temp = teacher_temp
+        self.warmup_temps = np.linspace(
+            warmup_teacher_temp, teacher_temp, warmup_teacher_temp_epochs
+        )
+        self.sinkhorn = centering == "sinkhorn_knopp"
+        self.center_momentum = center_momentum
+        self.koleo_weight = koleo
+        self.patch_weight = patch_loss
+        self.separate_head = separate_head
+        self.mask_ratios = mask_ratios
+        self.min_block = MIN_BLOCK if min_block is None else min_block
+        self.teacher_file = large_teacher
+        self.teacher_path = large_teacher_path
+        self.large_teacher: Dino | None = None
+        self.normalize = Normalize(*normalisation(config))
+        # Of the steps since the last update: the sum of the teacher's logits [K] and their number
+        # [1], by the name of the centre that follows them.
+        self._logits: dict[str, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
+
+    def build_network(self) -> Dino:
+        """Returns the student with its teacher, and loads a large one.
+
+        Raises:
+            InputError: the encoder can't take the local views or has no patches to mask, the masks
+                don't fit, or the large teacher doesn't.
+        """
+        if self.config.TRAIN.MODEL_EMA and self.teacher_file is None:
+            raise InputError(
+                "TRAIN.MODEL_EMA is True, but the teacher of TASK dino is the average of the weights;"
+                " set it False"
+            )
+        network = self.network = self.make_network(build_model(self.config))
+        if self.teacher_file is not None:
+            self.large_teacher = self._load_large_teacher(network)
+        return network
+
+    def make_network(self, encoder: ImageModel) -> Dino:
+        """Returns the network of an encoder, with fresh weights. A large teacher isn't needed."""
+        encoder.take_other_sizes()
+        options: dict[str, Any] = {}
+        if self.patch_weight:
+            options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
+        return Dino(encoder, **self.head, has_teacher=self.teacher_file is None, **options)
+
+    def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
+        if self.patch_weight and self.teacher_file is None:
+            dataset.draws["masked"] = functools.partial(
+                draw_masks, grid=self.grid, ratios=self.mask_ratios, min_block=self.min_block
+            )
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        images = self._images(batch["pixels"])
+        local = batch.get("local")
+        if local is not None:
+            local = self._images(local)
+        chosen = None
+        if self.patch_weight:
+            chosen = self._chosen_patches(batch)
+        outputs = network(images, local, chosen)
+        if self.large_teacher is not None:
+            outputs |= self.large_teacher.teacher_outputs(images, outputs.get("places"))
+        # The losses are in float32, under autocast, too.
+        with paddle.amp.auto_cast(enable=False):
+            return self._losses(outputs, epoch)
+
+    def before_update(self, model: nn.Layer, epoch: int) -> None:
+        if epoch > self.frozen_epochs:
+            return
+        for name, parameter in model.named_parameters():
+            if ".last_layer." in name and parameter.grad is not None:
+                # False frees the gradient. One of zeros would still let the weights decay.
+                parameter.clear_gradient(False)
+
+    def after_update(self, model: nn.Layer, share: float) -> None:
+        network: Any = model
+        if network.teacher is not None:
+            network.follow(cosine_between(self.momentum, 1.0, share))
+        for name, sums in self._logits.items():
+            total = paddle.concat([paddle.stack(each).sum(0) for each in zip(*sums, strict=True)])
+            total = all_reduce_sum(total)
+            mean = total[:-1] / total[-1:].clip(min=1)
+            center = getattr(network, name)
+            kept = self.center_momentum
+            paddle.assign(center * kept + mean * (1 - kept), center)
+        self._logits.clear()
+
+    def score(self, metrics: dict[str, Any]) -> float:
+        if self.config.BEST_METRIC == "auto":
+            return metrics["epoch"]
+        return super().score(metrics)
+
+    def _images(self, pixels: paddle.Tensor) -> paddle.Tensor:
+        """Returns views [B, V, H, W, C] as normalised images [B * V, C, H, W]."""
+        return self.normalize(pixels.flatten(0, 1))
+
+    def _chosen_patches(self, batch: Batch) -> paddle.Tensor:
+        """Returns the patches to predict, [B, 2 N] of 0 and 1: the masked ones, or all of them with
+        a large teacher, where none are masked.
+        """
+        if "masked" in batch:
+            return batch["masked"].flatten(1)
+        rows, columns = self.grid
+        return paddle.ones([len(batch["pixels"]), 2 * rows * columns], "uint8")
+
+    def _losses(self, outputs: dict[str, paddle.Tensor], epoch: int) -> Batch:
+        """Returns the losses of each image, [B]; "loss" is their weighted sum."""
+        teacher = outputs["teacher"]
+        targets = self._targets("center", teacher, paddle.ones(teacher.shape[:2]), epoch)
+        values = {"view_loss": view_loss(outputs["student"], targets)}
+        loss = values["view_loss"]
+        if self.patch_weight:
+            counted = outputs["counted"]
+            targets = self._targets("patch_center", outputs["teacher_patches"], counted, epoch)
+            values["patch_loss"] = patch_loss(outputs["student_patches"], targets, counted)
+            loss = loss + self.patch_weight * values["patch_loss"]
+        if self.koleo_weight:
+            features = outputs["features"]
+            values["koleo"] = koleo(features[:, 0]) + koleo(features[:, 1])
+            loss = loss + self.koleo_weight * values["koleo"]
+        if len(values) == 1:
+            return {"loss": loss}
+        return {"loss": loss, **values}
+
+    def _targets(
+        self, center: str, logits: paddle.Tensor, counted: paddle.Tensor, epoch: int
+    ) -> paddle.Tensor:
+        """Returns the distributions [B, N, K] that the teacher's logits stand for.
+
+        Args:
+            center: the name of the parameter that is their mean.
+            counted: [B, N], 1 for logits that count, else 0.
+            epoch: as of ``step``. An evaluation, which is epoch 0, doesn't move the centre.
+        """
+        temperature = self._temperature(epoch)
+        flat = logits.flatten(0, 1)
+        weights = counted.flatten()
+        if self.sinkhorn:
+            return sinkhorn_knopp(flat, temperature, weights).reshape(logits.shape)
+        if epoch:
+            total = paddle.matmul(weights.unsqueeze(0), flat).flatten()
+            self._logits.setdefault(center, []).append((total, weights.sum().reshape([1])))
+        return centred(logits, getattr(self.network, center), temperature)
+
+    def _temperature(self, epoch: int) -> float:
+        """Returns the teacher's temperature in an epoch, from 1; in an evaluation the last one."""
+        if 0 < epoch <= len(self.warmup_temps):
+            return float(self.warmup_temps[epoch - 1])
+        return self.teacher_temp
+
+    def _max_masked(self, encoder: Any) -> int:
+        """Returns how many patches of an image are predicted at most, in both views together.
+
+        Raises:
+            InputError: the masks don't fit.
+        """
+        self.grid = getattr(getattr(encoder, "patch_embed", None), "grid_size", (0, 0))
+        patches = self.grid[0] * self.grid[1]
+        if self.teacher_file is not None or not patches:
+            return 2 * patches
+        low, high = self.mask_ratios
+        if low > high:
+            raise InputError(
+                f"METHOD.MASK_RATIOS is [{low:g}, {high:g}], expected the smaller one first"
+            )
+        check_blocks(self.grid, masked_count(patches, high), min_block=1)
+        return masked_count(patches, high)
+
+    def _load_large_teacher(self, network: Dino) -> Dino:
+        """Returns the larger network with its weights.
+
+        Raises:
+            InputError: it is of another task, or its heads, images or patches don't fit.
+        """
+        file = str(self.teacher_file)
+        if self.teacher_path is None:
+            raise InputError(
+                f"METHOD.LARGE_TEACHER is {file}, METHOD.LARGE_TEACHER_PATH is None; give the"
+                " teacher's weights"
+            )
+        key = "METHOD.LARGE_TEACHER"
+        config = other_config(self.config, file, key)
+        if config.TASK != "dino":
+            raise InputError(f"{key} {file} has TASK {config.TASK}, expected dino")
+        if normalisation(config) != normalisation(self.config):
+            raise InputError(
+                f"{key} {file} normalises images otherwise; set DATA.IMAGENET_MEAN and"
+                " DATA.IMAGENET_STD as there"
+            )
+        large = tasks.choose(config)(config).make_network(build_model(config))
+        report = load_equal(large, config, "teacher", f"{key}_PATH", self.teacher_path)
+        self.note = f"large teacher {config.MODEL.NAME}: {report}"
+        _check_outputs(large, network)
+        large.eval()
+        for parameter in large.parameters():
+            parameter.stop_gradient = True
+        return large
+
+
+def draw_masks(
+    rng: np.random.Generator, grid: tuple[int, int], ratios: tuple[float, float], min_block: int
+) -> np.ndarray:
+    """Returns which patches of an image's two global views are masked: [2, rows * columns] uint8.
+
+    One of the views has blocks of masked patches, the other one has none. The share of masked
+    patches is uniform between the two ``ratios``. The authors mask half of a batch's views, too.
+    """
+    patches = grid[0] * grid[1]
+    masks = np.zeros((2, patches), np.uint8)
+    view = rng.integers(2)
+    count = masked_count(patches, rng.uniform(*ratios))
+    masks[view] = block_mask(rng, grid, count, min_block)
+    return masks
+
+
+def masked_count(patches: int, ratio: float) -> int:
+    """Returns how many patches a share of them is, rounded down, but at least one."""
+    return max(1, int(patches * ratio))
+
+
+def _check_outputs(large: Dino, network: Dino) -> None:
+    """Raises InputError if a large teacher's outputs aren't those that the student predicts."""
+    found = len(large.center)
+    if found != len(network.center):
+        raise InputError(
+            f"METHOD.LARGE_TEACHER has {found} prototypes, METHOD.PROTOTYPES is"
+            f" {len(network.center)}; make them equal"
+        )
+    if not network.patches:
+        return
+    if not large.patches:
+        raise InputError(
+            "METHOD.PATCH_LOSS is set, but METHOD.LARGE_TEACHER was trained without it; set it to 0"
+        )
+    grid, of_large = (each.encoder.patch_embed.grid_size for each in (network, large))
+    if grid != of_large:
+        raise InputError(
+            "METHOD.LARGE_TEACHER has {} x {} patches, the model {} x {}; take models with equal"
+            " patches".format(*of_large, *grid)
+        )
