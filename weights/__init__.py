@@ -45,6 +45,7 @@ from weights.names import (
 )
 from weights.names.clip import is_openais
 from weights.names.guess import guess_type
+from weights.names.rules import ENCODER_PREFIX
 from weights.names.transformers import timm_names as from_transformers
 
 __all__ = [
@@ -171,10 +172,11 @@ def _load(
     }
     encoders = encoders_of(model)
     if encoders and not strict and _is_of_model(model, stored, state):
-        first, *others = encoders.values()
-        report = _load(first, stored, strict, allow, classes, adapter_path, checksums)
-        for encoder in others:
-            _copy(first, encoder)
+        encoder = encoders["encoder"]
+        report = _load(encoder, stored, strict, allow, classes, adapter_path, checksums)
+        for other in encoders.values():
+            if other is not encoder:
+                _copy(encoder, other)
         return _as_encoders(report, encoders, state)
     stored = _encoder_of(stored, state)
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
@@ -249,17 +251,16 @@ def _copy(source: nn.Layer, target: nn.Layer) -> None:
 def _as_encoders(
     report: LoadReport, encoders: dict[str, Any], state: dict[str, paddle.Tensor]
 ) -> LoadReport:
-    """Returns the report of the weights of a network's first encoder as one of the whole network's.
+    """Returns the report of an encoder's weights as one of the whole network's.
 
     Args:
-        encoders: by name; the others are copies of the first one.
+        encoders: the network's by name, which have the same weights now.
         state: the network's tensors.
     """
     for names in (report.loaded, report.missing):
         names[:] = [f"{encoder}.{name}" for encoder in encoders for name in names]
-    first = next(iter(encoders))
-    sums = {f"{first}.{name}": value for name, value in report.checksums.items()}
-    parameters = encoders[first].named_parameters()
+    sums = {f"{ENCODER_PREFIX}{name}": value for name, value in report.checksums.items()}
+    parameters = encoders["encoder"].named_parameters()
     fixed = [name for name, values in parameters if values.stop_gradient]
     owner = "the encoder's" if len(encoders) == 1 else f"those of {' and '.join(encoders)}"
     others = ", ".join(dict.fromkeys(_beside_encoders(encoders, state).values()))

@@ -21,30 +21,31 @@ class PretrainingNetwork(nn.Layer):
 
     Args:
         encoder: a model without a classifier (NUM_CLASSES 0).
+        encoders: names of the models in the network that start from a model's weights: ``encoder``,
+            and a teacher's or a moving average's. The last one is what the network is trained for:
+            it is probed, and becomes the model of other tasks.
 
     Attributes:
         weight_names: the module of ``weights.names`` that maps other toolkits' names of this
             network's tensors, if there is one.
-        encoders: names of the models in it that start from a model's weights. The last one is what
-            the network is trained for: it is probed, and becomes the model of other tasks.
     """
 
     weight_names: ModuleType | None = None
-    encoders: tuple[str, ...] = ("encoder",)
     pos_embed_layout = "NLC"
     # Masks are drawn for images of one size.
     min_image_size: int | None = None
 
-    def __init__(self, encoder: ImageModel) -> None:
+    def __init__(self, encoder: ImageModel, encoders: tuple[str, ...] = ("encoder",)) -> None:
         _check_options(encoder)
         super().__init__()
         self.encoder = encoder
+        self.encoders = encoders
         self.image_size = encoder.image_size
         self.in_channels = encoder.in_channels
         self.num_classes = encoder.num_classes
         self.first_conv, *others = [
             f"{name}.{convolution}"
-            for name in self.encoders
+            for name in encoders
             for convolution in (encoder.first_conv, *encoder.beside_first_conv)
         ]
         self.beside_first_conv = tuple(others)

@@ -76,7 +76,7 @@ def _note(left_out: Collection[str], root: str) -> str:
         return ""
     counts: Counter[str] = Counter()
     for name in left_out:
-        owner = re.match(rf"decoder|({root}\.)?[^.]*", name)
+        owner = re.match(rf"decoder|({root}\.(module\.)?(backbone\.)?)?[^.]*", name)
         counts[owner[0] if owner else name] += 1
     (first, count), *others = counts.most_common()
     plural = "tensor" if count == 1 else "tensors"
