@@ -9,7 +9,7 @@ is [out, in].
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,7 +29,7 @@ from weights.hub import SIDE, find_weights
 from weights.imagenet22k import keep_imagenet1k
 from weights.layout import (
     Target,
-    encoder_of,
+    encoders_of,
     file_name,
     linear_weights,
     numpy_dtype,
@@ -122,7 +122,8 @@ def load_weights(
     What a training adds to a model (LoRA, projections) is not loaded. If the file holds a network
     for pre-training and ``model`` is none, the file's encoder is loaded
     (``weights.names.encoder_arrays``). If ``model`` is such a network, and the file holds a model or
-    another method's network, only the encoder is loaded. With ``strict`` that is an error.
+    another method's network, only the encoder is loaded, and the teacher's or the moving average's
+    is a copy of it. With ``strict`` that is an error.
 
     The file is read one tensor at a time: once to check all tensors, and once more to set them. So
     little memory is needed besides the model's. Position embeddings, tables of relative positions,
@@ -169,10 +170,14 @@ def _load(
     state = {
         file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)
     }
-    encoder = encoder_of(model)
-    if encoder is not None and not strict and _is_of_model(model, stored, state):
+    encoders = encoders_of(model)
+    if encoders and not strict and _is_of_model(model, stored, state):
+        encoder = encoders["encoder"]
         report = _load(encoder, stored, strict, allow, classes, adapter_path, checksums)
-        return _as_encoders(report, encoder, state)
+        for other in encoders.values():
+            if other is not encoder:
+                _copy(encoder, other)
+        return _as_encoders(report, encoders, state)
     stored = _encoder_of(stored, state)
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     _check_activation(stored, model)
@@ -227,7 +232,7 @@ def _is_of_model(model: Target, stored: WeightFile, state: dict[str, paddle.Tens
     Such a file holds a model or another method's network. A mask token alone doesn't count: DINOv2's
     models have one, too.
     """
-    own = {name for name in state if not name.startswith(ENCODER_PREFIX)} - {"mask_token"}
+    own = set(_beside_encoders(encoders_of(model), state)) - {"mask_token"}
     try:
         named = timm_names(model.weight_names, stored.arrays, stored.layout, state)
     except InputError:
@@ -236,25 +241,53 @@ def _is_of_model(model: Target, stored: WeightFile, state: dict[str, paddle.Tens
     return own.isdisjoint(named)
 
 
+def _copy(source: nn.Layer, target: nn.Layer) -> None:
+    """Gives one model's tensors to another one of the same kind."""
+    values = source.state_dict()
+    for name, tensor in target.state_dict().items():
+        tensor.set_value(values[name])
+
+
 def _as_encoders(
-    report: LoadReport, encoder: Target, state: dict[str, paddle.Tensor]
+    report: LoadReport, encoders: dict[str, Any], state: dict[str, paddle.Tensor]
 ) -> LoadReport:
     """Returns the report of an encoder's weights as one of the whole network's.
 
     Args:
+        encoders: the network's by name, which have the same weights now.
         state: the network's tensors.
     """
     for names in (report.loaded, report.missing):
-        names[:] = [f"{ENCODER_PREFIX}{name}" for name in names]
+        names[:] = [f"{encoder}.{name}" for encoder in encoders for name in names]
     sums = {f"{ENCODER_PREFIX}{name}": value for name, value in report.checksums.items()}
-    fixed = [name for name, values in encoder.named_parameters() if values.stop_gradient]
-    fresh = [name.partition(".")[0] for name in state if not name.startswith(ENCODER_PREFIX)]
-    note = (
-        f"the file's tensors are the encoder's; {', '.join(dict.fromkeys(fresh))} start at random"
-    )
+    parameters = encoders["encoder"].named_parameters()
+    fixed = [name for name, values in parameters if values.stop_gradient]
+    owner = "the encoder's" if len(encoders) == 1 else f"those of {' and '.join(encoders)}"
+    others = ", ".join(dict.fromkeys(_beside_encoders(encoders, state).values()))
+    note = f"the file's tensors are {owner}; {others} start afresh"
     if fixed:
         note += f"; not trained: {_shortened(fixed)}"
     return replace(report, checksums=sums, notes=[note, *report.notes])
+
+
+def _beside_encoders(encoders: Collection[str], names: Iterable[str]) -> dict[str, str]:
+    """Returns the names that aren't an encoder's, each with its layer, such as "teacher.head".
+
+    Args:
+        encoders: the names of a network's encoders.
+        names: of the network's tensors.
+    """
+    prefixes = tuple(f"{encoder}." for encoder in encoders)
+    owners = {encoder.rpartition(".")[0] for encoder in encoders}
+    layers = {}
+    for name in names:
+        if name.startswith(prefixes):
+            continue
+        layer, _, rest = name.partition(".")
+        if layer in owners:
+            layer += "." + rest.partition(".")[0]
+        layers[name] = layer
+    return layers
 
 
 def _encoder_of(stored: WeightFile, state: dict[str, paddle.Tensor]) -> WeightFile:

@@ -153,7 +153,8 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
         array = adapt_input_channels(array, channels)
         lines.append(f"{name} adapted from 3 channels to {channels}")
     # Only a convolution that embeds patches can be resampled, not one of a deeper stem.
-    embeds_patches = hasattr(sublayer(model, model.first_conv.rpartition(".")[0]), "grid_size")
+    convolution = name.removesuffix(".weight")
+    embeds_patches = hasattr(sublayer(model, convolution.rpartition(".")[0]), "grid_size")
     same_channels = array.shape[:2] == (out, channels)
     if embeds_patches and same_channels and array.shape[2:] != tuple(kernel):
         lines.append(
@@ -167,7 +168,7 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     """Resizes a model's position embeddings, or those of the models within a network."""
     lines = []
-    for part, layer in model.named_children():
+    for part, layer in model.named_sublayers():
         if hasattr(layer, "pos_embed_layout"):
             inside = _inside(part, arrays)
             for line in _fit_pos_embed(layer, _inside(part, state), inside, shape):

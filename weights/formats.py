@@ -52,6 +52,8 @@ WRAPPERS = (
     "net",
     "teacher",
 )
+# The parts of a checkpoint of self-distillation. They are read together, each name behind its part's.
+_PARTS = ("student", "teacher", "dino_loss", "ibot_loss")
 # Prefixes of names, in any order: that of DataParallel, and the attributes in which other modules,
 # such as Lightning's, usually hold the model. "model." before a number isn't a prefix: PaddleViT's
 # VOLO has its stages there.
@@ -488,11 +490,10 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
         content = _flat(content)
     # A wrapper may hold another one, as in {"model": {"state_dict": ...}}.
     for _ in range(3):
-        held = [
-            key
-            for key in WRAPPERS
-            if type(content) is dict and type(content.get(key)) is dict and content[key]
-        ]
+        held = [key for key in WRAPPERS if _holds(content, key)]
+        if _holds(content, "student") and _holds(content, "teacher"):
+            content = _joined_parts(content)
+            break
         if not held:
             break
         if len(held) > 1:
@@ -525,6 +526,22 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
     if others:
         notes.append(f"left out, being no arrays: {listed}")
     return arrays, notes
+
+
+def _holds(content: Any, key: str) -> bool:
+    """Returns whether a checkpoint holds a dictionary under a key, and something in it."""
+    return type(content) is dict and type(content.get(key)) is dict and bool(content[key])
+
+
+def _joined_parts(content: Content) -> Content:
+    """Returns what the parts of a checkpoint of self-distillation hold, as "teacher.NAME" and so on."""
+    return {
+        # A name that is too long stays so, and is refused later.
+        f"{part}.{name[: LONGEST_NAME + 1]}": value
+        for part in _PARTS
+        if _holds(content, part)
+        for name, value in content[part].items()
+    }
 
 
 def _flat(program: Script) -> Content:

@@ -32,9 +32,18 @@ def sublayer(model: Any, name: str) -> Any:
     return model
 
 
+def encoders_of(model: Any) -> dict[str, Any]:
+    """Returns the models within a network for pre-training by their names; of a model: {}.
+
+    They are ``PretrainingNetwork.encoders``, such as a student's and its teacher's.
+    """
+    return {name: sublayer(model, name) for name in getattr(model, "encoders", ())}
+
+
 def encoder_of(model: Any) -> Any:
-    """Returns the model within a network for pre-training, its layer ``encoder``; of a model: None."""
-    return model._sub_layers.get("encoder")
+    """Returns the model that a network for pre-training is trained for; of a model: None."""
+    *_, encoder = [None, *encoders_of(model).values()]
+    return encoder
 
 
 def linear_weights(model: Any) -> set[str]:

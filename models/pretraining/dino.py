@@ -24,6 +24,7 @@ from models.pretraining.network import (
     masked_patches,
     masked_places,
 )
+from weights.names import dino as names
 
 
 class Dino(PretrainingNetwork):
@@ -49,6 +50,8 @@ class Dino(PretrainingNetwork):
         InputError: ``max_masked`` with an encoder whose patches can't be masked.
     """
 
+    weight_names = names
+
     def __init__(
         self,
         encoder: ImageModel,
@@ -61,7 +64,7 @@ class Dino(PretrainingNetwork):
         separate_head: bool = False,
         has_teacher: bool = True,
     ) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, ("encoder", "teacher.encoder") if has_teacher else ("encoder",))
         width = encoder.num_features
         sizes = (width, prototypes, head_width, head_outputs, norm_last_layer)
         self.max_masked = max_masked

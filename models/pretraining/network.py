@@ -21,6 +21,9 @@ class PretrainingNetwork(nn.Layer):
 
     Args:
         encoder: a model without a classifier (NUM_CLASSES 0).
+        encoders: names of the models in the network that start from a model's weights: ``encoder``,
+            and a teacher's or a moving average's. The last one is what the network is trained for:
+            it is probed, and becomes the model of other tasks.
 
     Attributes:
         weight_names: the module of ``weights.names`` that maps other toolkits' names of this
@@ -32,15 +35,20 @@ class PretrainingNetwork(nn.Layer):
     # Masks are drawn for images of one size.
     min_image_size: int | None = None
 
-    def __init__(self, encoder: ImageModel) -> None:
+    def __init__(self, encoder: ImageModel, encoders: tuple[str, ...] = ("encoder",)) -> None:
         _check_options(encoder)
         super().__init__()
         self.encoder = encoder
+        self.encoders = encoders
         self.image_size = encoder.image_size
         self.in_channels = encoder.in_channels
         self.num_classes = encoder.num_classes
-        self.first_conv = _prefixed(encoder.first_conv)
-        self.beside_first_conv = tuple(_prefixed(name) for name in encoder.beside_first_conv)
+        self.first_conv, *others = [
+            f"{name}.{convolution}"
+            for name in encoders
+            for convolution in (encoder.first_conv, *encoder.beside_first_conv)
+        ]
+        self.beside_first_conv = tuple(others)
 
     @property
     def input_sizes(self) -> str:

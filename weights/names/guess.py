@@ -33,7 +33,8 @@ _NAMES = {
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
     "volo": r"network\.\d+\.\d+\.norm1\.weight",
     "xcit": r"cls_attn_blocks\.\d+\.norm1\.weight",
-    "vit": r"blocks\.\d+\.attn\.qkv\.weight",
+    # DINOv2 has its blocks in chunks.
+    "vit": r"blocks\.\d+\.(\d+\.)?attn\.qkv\.weight",
 }
 
 

@@ -2,21 +2,8 @@
 
 from collections.abc import Collection
 
-from weights.names import beit, cait, eva, mixer, swin, swinv2, vit
-from weights.names.guess import guess_type
+from weights.names.encoders import with_timm_names
 from weights.names.rules import ENCODER_PREFIX, Arrays
-
-_FAMILIES = {
-    "beit": beit,
-    "cait": cait,
-    "eva": eva,
-    "gmlp": mixer,
-    "mixer": mixer,
-    "resmlp": mixer,
-    "swin": swin,
-    "swinv2": swinv2,
-    "vit": vit,
-}
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
@@ -34,10 +21,4 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         for name in list(arrays)
         if name == "mask_token" or name.startswith("decoder.")
     }
-    encoders = [
-        name.removeprefix(ENCODER_PREFIX) for name in wanted if name.startswith(ENCODER_PREFIX)
-    ]
-    family = _FAMILIES.get(guess_type(encoders) or "")
-    if family:
-        arrays = family.timm_names(arrays, layout, encoders)
-    return {f"{ENCODER_PREFIX}{name}": array for name, array in arrays.items()} | others
+    return with_timm_names(arrays, ENCODER_PREFIX, layout, wanted) | others
