@@ -154,7 +154,7 @@ class SelfDistillation(Task):
         self.teacher_file = large_teacher
         self.teacher_path = large_teacher_path
         self.large_teacher: Dino | None = None
-        self.views = {
+        self.views: dict[str, Any] = {
             "global_scale": global_scale,
             "local_views": local_views,
             "local_size": local_size,
