@@ -4,13 +4,16 @@
 from a generator of its own (``ImageDataset.views``).
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from errors import InputError
+from loading.transforms.decode import EncodedImage
+from loading.transforms.image import Picture as LoadedImage
 from loading.transforms.image import Size, TrainTransform
 from loading.transforms.ops import (
     Picture,
@@ -141,6 +144,26 @@ def recolor(pixels: np.ndarray, colors: Colors) -> np.ndarray:
     return np.asarray(image)
 
 
+def draw_views(
+    image: LoadedImage,
+    views: Mapping[str, Sequence[ViewTransform]],
+    generator: Callable[[int], np.random.Generator],
+) -> dict[str, np.ndarray]:
+    """Returns the views of an image by their column, each [V, H, W, C]. It is decoded once.
+
+    Args:
+        views: by column; those of a column have one size.
+        generator: returns the generator of a view by its number, which counts over all columns.
+    """
+    if isinstance(image, EncodedImage):
+        image.keep_pixels()
+    numbers = itertools.count()
+    return {
+        name: np.stack([view(image, generator(next(numbers))) for view in transforms])
+        for name, transforms in views.items()
+    }
+
+
 def multi_crop(
     config: Configuration,
     *,
@@ -201,9 +224,9 @@ def _refuse_colors(values: dict[str, float | Sequence[float]], config: Configura
     channels = config.DATA.IMAGE_CHANNELS
     for key, value in values.items():
         if np.any(value):
-            off = 0.0 * np.asarray(value)
+            found = np.asarray(value).tolist()
+            expected = np.zeros_like(value).tolist()
             raise InputError(
-                f"METHOD.{key} is {quoted(list(value) if off.ndim else value)}, expected"
-                f" {off.tolist()} with IMAGE_CHANNELS {channels} of float32: it is for colours and"
-                " grey of 8 bits"
+                f"METHOD.{key} is {quoted(found)}, expected {expected} with IMAGE_CHANNELS"
+                f" {channels} of float32: it is for colours and grey of 8 bits"
             )
