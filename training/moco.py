@@ -12,12 +12,12 @@ from paddle import nn
 from datasets import ImageDataset
 from errors import InputError
 from launch.progress import EVALUATING, beat
-from loading.transforms import Normalize
+from loading.transforms import Normalize, multi_crop
 from models import build_model
 from models.layers.linear import float32_matmul
 from models.pretraining.moco import MoCo
 from settings.configuration import Configuration
-from settings.keys import Positive, Rate, Size
+from settings.keys import Factor, Positive, Rate, Share, Size
 from settings.registry import tasks
 from training.classification import hits
 from training.losses import CrossEntropy
@@ -31,7 +31,7 @@ MOMENTUM = 0.99
 SIMILARITIES = 2**24
 
 
-@tasks.register("moco", metrics="contrast_acc", columns="")
+@tasks.register("moco", metrics="contrast_acc", columns="", views="pixels")
 class MomentumContrast(Task):
     """The task of finding an image's key among the keys of all processes' images.
 
@@ -45,6 +45,12 @@ class MomentumContrast(Task):
         contrast_temperature: divides the similarities of queries and keys.
         momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
             cosine. None: 0.996 for dino, 0.99 for moco.
+        global_scale: the smallest and largest share of the image's area that a global view shows.
+        color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
+        grey: the probability that a view loses its colours.
+        blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
+            in local ones.
+        solarize: the probability that bright pixels of the second global view are inverted.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -65,11 +71,24 @@ class MomentumContrast(Task):
         projector_outputs: Size = 256,
         contrast_temperature: Positive = 0.2,
         momentum: Rate | None = None,
+        global_scale: tuple[Share, Share] = (0.4, 1.0),
+        color: Factor = 1.0,
+        grey: Share = 0.2,
+        blur: tuple[Share, Share, Share] = (1.0, 0.1, 0.5),
+        solarize: Share = 0.2,
     ) -> None:
         super().__init__(config, classes)
         self.widths = (projector_width, projector_outputs)
         self.temperature = contrast_temperature
         self.momentum = MOMENTUM if momentum is None else momentum
+        self.views = multi_crop(
+            config,
+            global_scale=global_scale,
+            color=color,
+            grey=grey,
+            blur=blur,
+            solarize=solarize,
+        )
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 
     def build_network(self) -> MoCo:
