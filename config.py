@@ -439,9 +439,10 @@ class TRAIN(Section):
     # The bound that GRAD_CLIP_MODE applies to the gradients. None: gradients aren't clipped.
     GRAD_CLIP: Positive | None = key(None, TRAINING)
 
-    # Clip the norm of all gradients together. "value": clip each element. "agc": clip each unit's
-    # norm at GRAD_CLIP times the norm of its weights, except in the classifier.
-    GRAD_CLIP_MODE: Literal["norm", "value", "agc"] = key(
+    # Clip the norm of all gradients together. "parameter": clip each parameter's norm. "value": clip
+    # each element. "agc": clip each unit's norm at GRAD_CLIP times the norm of its weights, except in
+    # the classifier.
+    GRAD_CLIP_MODE: Literal["norm", "parameter", "value", "agc"] = key(
         "norm", TRAINING, is_set("TRAIN.GRAD_CLIP")
     )
 
