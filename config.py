@@ -425,6 +425,9 @@ class TRAIN(Section):
     # The classifier's learning rate is multiplied by this.
     HEAD_LR: Factor = key(1.0, TRAINING, LABELS)
 
+    # The learning rate of the layer that reads the image is multiplied by this. DINOv2: 0.2.
+    PATCH_EMBED_LR: Factor = key(1.0, TRAINING)
+
     # Patterns of parameters that don't train: ["patch_embed.*", "blocks.[0-5].*"]. "backbone": all
     # but the classifier. None: all parameters train.
     FREEZE: Sequence[str] | None = key(None, TRAINING, is_unset("TRAIN.ADAPTER.NAME"))

@@ -286,6 +286,7 @@ EVERYWHERE = {
     "TRAIN.MODEL_EMA": (True, [of_updates]),
     "TRAIN.NUM_EPOCHS": (9, [of_schedules]),
     "TRAIN.OPTIMIZER.NAME": ("SGD", [of_updates]),
+    "TRAIN.PATCH_EMBED_LR": (0.2, [of_updates]),
     "TRAIN.RANDOM_ERASE_PROB": (1.0, [of_images]),
     "TRAIN.REPEATED_AUGMENT": (2, [of_data]),
     # in the loss of classes, in the batch of several labels
