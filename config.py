@@ -386,6 +386,9 @@ class TRAIN(Section):
     # Each update shrinks weights by rate x this. Adam, SGD, LARS: an L2 term of the gradient.
     WEIGHT_DECAY: Factor = key(0.3, TRAINING)
 
+    # WEIGHT_DECAY goes to this along a cosine over all updates, as DINO's. None: it stays.
+    WEIGHT_DECAY_END: Factor | None = key(None, TRAINING)
+
     # False: only matrices decay. True: biases, norms and tokens decay too (PaddleViT).
     DECAY_ALL: bool = key(False, TRAINING)
 

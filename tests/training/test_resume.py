@@ -83,6 +83,16 @@ WITH_OPTIMIZER = {
             "TRAIN.AUTO_AUGMENT",
             "rand-m9-mstd0.5-inc1",
         ],
+        [
+            "TRAIN.WEIGHT_DECAY_END",
+            "0.9",
+            "TRAIN.GRAD_CLIP",
+            "0.1",
+            "TRAIN.GRAD_CLIP_MODE",
+            "parameter",
+            "TRAIN.PATCH_EMBED_LR",
+            "0.2",
+        ],
         ["DATA.SAMPLER", "balanced", "DATA.DROP_LAST", "False", "TRAIN.LR_SCHEDULER.NAME", "poly"],
     ],
 )

@@ -3,7 +3,11 @@
 from training.optim.ema import ModelEma
 from training.optim.gradients import LossScaler, clip_gradients
 from training.optim.groups import decayed_parameters, freeze, layer_scales
-from training.optim.optimizer import build_optimizer
+from training.optim.optimizer import (
+    build_optimizer,
+    set_weight_decay,
+    weight_decay_at,
+)
 from training.optim.schedule import build_schedule
 
 __all__ = [
@@ -15,4 +19,6 @@ __all__ = [
     "decayed_parameters",
     "freeze",
     "layer_scales",
+    "set_weight_decay",
+    "weight_decay_at",
 ]
