@@ -31,7 +31,7 @@ from training.checkpoint.resume import resume, rewind_folder
 from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
 from training.ending import Ending
-from training.optim import clip_gradients, set_weight_decay, weight_decay_at
+from training.optim import clip_gradients, create_state, set_weight_decay, weight_decay_at
 from training.parallel import (
     ShardedOptimizer,
     broadcast_weights,
@@ -73,6 +73,7 @@ def fit(
     # fails leaves a run's folder as it was.
     training = prepare(task, network, train, run)
     progress, checkpoint = resume(training)
+    create_state(unwrapped(training.optimizer))
     for model in training.evaluated_models.values():
         # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
         own = own_statistics(model) if checkpoint else ()

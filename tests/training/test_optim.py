@@ -10,6 +10,7 @@ from golden.optim_problem import (
     BETAS,
     CASES,
     DECAYED,
+    LATE,
     SCALES,
     SHAPES,
     STEPS,
@@ -27,6 +28,7 @@ from settings.registry import optimizers
 from training.optim import (
     adamw,
     build_optimizer,
+    create_state,
     freeze,
     set_weight_decay,
     weight_decay_at,
@@ -82,11 +84,15 @@ def problem(case, model, *options):
     )
 
 
-def run_steps(optimizer, model, steps):
+def run_steps(optimizer, model, steps, late=()):
+    """Makes steps; a parameter in ``late`` has no gradient before its step."""
     for step in steps:
-        optimizer.clear_grad()
+        optimizer.clear_grad(False)
         optimizer.set_lr(rate(step))
         model.set_gradients(gradients(step))
+        for name, parameter in model.named_parameters():
+            if name in late and step < late[name]:
+                parameter.clear_gradient(False)
         optimizer.step()
 
 
@@ -152,6 +158,69 @@ def test_an_optimizer_whose_weight_decay_cannot_change_is_refused(monkeypatch):
         " change; leave it out",
     ):
         problem("Lion", Small(), "TRAIN.WEIGHT_DECAY_END", WEIGHT_DECAY_END)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_whose_first_gradient_comes_late_are_the_references(case):
+    """Neither moments nor weights change until then, and the correction of a bias begins there."""
+    model = Small()
+    optimizer = problem(case, model)
+    create_state(optimizer)
+    run_steps(optimizer, model, range(min(LATE.values())), LATE)
+    start = array("fc.weight", SHAPES["fc.weight"])
+    np.testing.assert_array_equal(model.arrays()["fc.weight"], start)
+    run_steps(optimizer, model, range(min(LATE.values()), STEPS), LATE)
+    assert_reference(model, f"late {case}")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", OPTIMIZER_CASES)
+def test_the_state_that_is_made_ahead_has_the_bits_of_paddles(case):
+    plain = Small()
+    ahead = Small()
+    others = problem(case, plain)
+    run_steps(others, plain, range(5), LATE)
+    optimizer = problem(case, ahead)
+    create_state(optimizer)
+    state = {
+        (kind, name): tensor.numpy()
+        for kind, tensors in optimizer._accumulators.items()
+        for name, tensor in tensors.items()
+    }
+    # As many as after all parameters were updated, of zeros and the first powers of beta.
+    assert len(state) == len(others.state_dict())
+    for (kind, _), value in state.items():
+        first = {"beta1_pow_acc": BETAS[0], "beta2_pow_acc": BETAS[1]}.get(kind, 0.0)
+        np.testing.assert_array_equal(value, np.full_like(value, first))
+    run_steps(optimizer, ahead, range(5), LATE)
+    for name, expected in plain.arrays().items():
+        np.testing.assert_array_equal(ahead.arrays()[name], expected, err_msg=name)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", OPTIMIZER_CASES)
+def test_a_late_parameters_state_is_saved_before_its_first_gradient(case):
+    straight = Small()
+    first = Small()
+    second = Small()
+    run_steps(problem(case, straight), straight, range(6), LATE)
+    saved = problem(case, first)
+    create_state(saved)
+    run_steps(saved, first, range(2), LATE)
+    names = {p.name: q.name for p, q in zip(first.parameters(), second.parameters(), strict=True)}
+    state = {}
+    for key, value in saved.state_dict().items():
+        (own,) = [name for name in names if key.startswith(f"{name}_")]
+        state[names[own] + key[len(own) :]] = paddle.to_tensor(value.numpy())
+    loaded = problem(case, second)
+    loaded.set_state_dict(state)
+    create_state(loaded)
+    assert loaded.state_dict().keys() == state.keys()
+    second.set_state_dict({name: p.clone() for name, p in first.state_dict().items()})
+    run_steps(loaded, second, range(2, 6), LATE)
+    for name, expected in straight.arrays().items():
+        np.testing.assert_array_equal(second.arrays()[name], expected, err_msg=name)
 
 
 def test_every_optimizer_has_a_reference():

@@ -5,6 +5,7 @@ from training.optim.gradients import LossScaler, clip_gradients
 from training.optim.groups import decayed_parameters, freeze, layer_scales
 from training.optim.optimizer import (
     build_optimizer,
+    create_state,
     set_weight_decay,
     weight_decay_at,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "build_optimizer",
     "build_schedule",
     "clip_gradients",
+    "create_state",
     "decayed_parameters",
     "freeze",
     "layer_scales",

@@ -6,6 +6,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
+from paddle.base.layer_helper import LayerHelper
 
 from errors import InputError
 from settings.configuration import Configuration
@@ -88,6 +89,23 @@ def set_weight_decay(optimizer: Any, value: float) -> bool:
             parameter.regularizer._coeff = value
             found = True
     return found
+
+
+@paddle.no_grad()
+def create_state(optimizer: Any) -> None:
+    """Gives each parameter the state that Paddle makes at its first update, or what was restored.
+
+    A parameter may have no gradient in the first updates. Its state is then saved and restored
+    like that of the others. It counts its updates from its first gradient on, as torch does.
+
+    Args:
+        optimizer: not wrapped.
+    """
+    # Paddle 2.6 sets it in the first step.
+    optimizer.helper = LayerHelper(type(optimizer).__name__)
+    trained = [parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient]
+    block = paddle.static.default_main_program().global_block()
+    optimizer._create_accumulators(block, trained)
 
 
 @optimizers.register("Adam")
