@@ -37,7 +37,7 @@ def checkpoint():
         arrays[theirs] = positive(theirs, shape)
         if theirs.endswith("running_var"):
             counted = theirs.replace("running_var", "num_batches_tracked")
-            arrays[counted] = np.int64(7)
+            arrays[counted] = np.array(7, np.int64)
     return arrays
 
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_fills_both_encoders_and_the_mlps(tmp_path):
     assert "module.base_encoder.head.7.weight" not in arrays
     assert arrays["module.predictor.3.weight"].shape == (12, 16)
     model = network()
-    report = load_weights(model, made(tmp_path / "moco.npz", arrays))
+    report = load_weights(model, made(tmp_path / "moco.safetensors", arrays))
     assert not report.changes
     assert not report.notes
     loaded = file_arrays(model)
@@ -70,7 +70,7 @@ def test_a_checkpoint_fills_both_encoders_and_the_mlps(tmp_path):
 def test_the_model_is_the_encoder_that_gradients_train(tmp_path):
     arrays = checkpoint()
     model = vit()
-    report = load_weights(model, made(tmp_path / "moco.npz", arrays))
+    report = load_weights(model, made(tmp_path / "moco.safetensors", arrays))
     np.testing.assert_array_equal(
         model.norm.weight.numpy(), arrays["module.base_encoder.norm.weight"]
     )
