@@ -71,6 +71,7 @@ from settings.needs import (
     LOADED_AHEAD,
     MIXING,
     MIXUP,
+    ONE_VIEW,
     OWN_BATCH,
     PARTS,
     TEACHER,
@@ -232,7 +233,7 @@ class DATA(Section):
     PREFETCH: Few = key(2, LOADED_AHEAD)
 
     # Training: "dali" decodes with NVIDIA DALI, on the GPU if there is one.
-    LOADER: Literal["paddle", "dali"] = key("paddle", TRAINING)
+    LOADER: Literal["paddle", "dali"] = key("paddle", TRAINING, ONE_VIEW)
 
     # Subtracted from pixels (0 to 1, or floats as stored). One value, or one per channel.
     IMAGENET_MEAN: Sequence[Annotated[float, between(-1000, 1000)]] = [0.5, 0.5, 0.5]
@@ -251,7 +252,7 @@ class DATA(Section):
     SAMPLER: Literal["shuffle", "balanced"] = key("shuffle", TRAINING, LABELS)
 
     # Training: a list of image sizes in pixels. Each step uses one of them. None: IMAGE_SIZE.
-    MULTI_SCALE: Sequence[Side] | None = key(None, TRAINING)
+    MULTI_SCALE: Sequence[Side] | None = key(None, TRAINING, ONE_VIEW)
 
     # Every epoch uses all sizes. A batch has as many pixels as BATCH_SIZE images of IMAGE_SIZE.
     # "progressive" (timm): the run goes from the first size to the last. Each batch has BATCH_SIZE
@@ -528,15 +529,18 @@ class TRAIN(Section):
     # crop at random. "short_side", "squash" (big_vision): resize the short side, or both sides, to
     # IMAGE_SIZE / CROP_PCT, crop at random.
     CROP: Literal["random_resized", "random_resized_once", "simple", "short_side", "squash"] = key(
-        "random_resized", TRAINING
+        "random_resized", TRAINING, ONE_VIEW
     )
 
     # short_side, squash: the share of the resized side that the crop keeps, 0.1 to 1.
-    CROP_PCT: CropShare = key(0.875, TRAINING, is_("TRAIN.CROP", "short_side", "squash"))
+    CROP_PCT: CropShare = key(0.875, TRAINING, ONE_VIEW, is_("TRAIN.CROP", "short_side", "squash"))
 
     # Random boxes: smallest and largest share of the image's area.
     CROP_SCALE: tuple[float, float] = key(
-        [0.08, 1.0], TRAINING, is_("TRAIN.CROP", "random_resized", "random_resized_once")
+        [0.08, 1.0],
+        TRAINING,
+        ONE_VIEW,
+        is_("TRAIN.CROP", "random_resized", "random_resized_once"),
     )
 
     # Random boxes: smallest and largest width / height.
@@ -560,10 +564,10 @@ class TRAIN(Section):
 
     # A policy in timm's spelling: rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or
     # augmix-m3-w3-d2. rand-m9-tRotate+Invert uses only these operations. None: no policy.
-    AUTO_AUGMENT: str | None = key(None, TRAINING)
+    AUTO_AUGMENT: str | None = key(None, TRAINING, ONE_VIEW)
 
     # Strength of random brightness, contrast and saturation, applied after AUTO_AUGMENT.
-    COLOR_JITTER: Annotated[float, between(0, 10)] = key(0.0, TRAINING)
+    COLOR_JITTER: Annotated[float, between(0, 10)] = key(0.0, TRAINING, ONE_VIEW)
 
     # Probability that boxes of an image are erased.
     RANDOM_ERASE_PROB: Share = key(0.0, TRAINING, LABELS)

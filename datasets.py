@@ -44,7 +44,7 @@ from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note
 from settings.paddlevit.programs import instead
 from settings.registry import datasets, tasks
-from settings.tasks import columns_of, dataset_columns, mixes, own_classes
+from settings.tasks import columns_of, dataset_columns, mixes, own_classes, view_columns
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
@@ -419,9 +419,22 @@ def get_dataloader(
 
 
 def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:
-    """Raises InputError where masks can't follow what a key does to the pixels."""
+    """Raises InputError where masks can't follow what the task or a key does to the pixels, or where
+    the task has views that it doesn't declare.
+    """
+    for name in dataset.views:
+        if name not in view_columns(config.TASK):
+            raise InputError(
+                f"TASK {config.TASK} draws views in the column '{name}', which its registration"
+                " doesn't name; add it to the keyword views"
+            )
     if not dataset.needed_masks:
         return
+    if dataset.views:
+        raise InputError(
+            f"TASK {config.TASK} draws several views of an image, which the column"
+            f" '{dataset.needed_masks[0]}' can't follow; leave one of the two out"
+        )
     policy = config.TRAIN.AUTO_AUGMENT
     if train and policy and policy.partition("-")[0] == "augmix":
         raise InputError(

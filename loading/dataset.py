@@ -6,6 +6,7 @@ configuration asks for.
 """
 
 import copy
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,9 @@ from loading.transforms import (
     RandomErasing,
     Size,
     TrainTransform,
+    ViewTransform,
     check_mask_size,
+    draw_views,
     encoded_image,
     image_of,
     largest_file,
@@ -52,13 +55,14 @@ class ImageDataset(paddle.io.Dataset):
     A sample is ``dataset[index]`` or ``dataset[epoch, index, copy]``. A fourth number, or pair of
     numbers, is the size of its pixels, if that isn't IMAGE_SIZE. ``columns`` names its items:
 
-    - "pixels": [H, W, C] uint8 or float32
+    - "pixels": [H, W, C] uint8 or float32; with ``views`` [V, H, W, C]
     - "labels", if TASK needs them: an integer, or [K] uint8 of 0 and 1 where an image has several
       labels
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
     - one for each of a source's further columns: a mask [H, W] uint8 or int32, or numbers
+    - one for each further column of ``views``
     - one for each of ``draws``
 
     An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
@@ -79,6 +83,11 @@ class ImageDataset(paddle.io.Dataset):
         draws: functions of a sample's generator by the name of their column. Each is called after
             the sample's transform, in the mapping's order, and returns an array of one shape.
             Entries have to be added before a loader is made.
+        views: transforms that each give one view of an image, by the column that holds the views,
+            [V, H, W, C]. Those of a column have one size. "pixels" is one of the columns, and
+            replaces the one view that there is without. Views are numbered over all columns. View v
+            is drawn by (seed, epoch, index, copy, v), however many there are; the image is decoded
+            once. To be set before a loader is made.
     """
 
     def __init__(
@@ -106,6 +115,7 @@ class ImageDataset(paddle.io.Dataset):
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         self.draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {}
         self._drawn_shapes: dict[str, tuple[int, ...]] = {}
+        self.views: dict[str, list[ViewTransform]] = {}
         # The source's further columns.
         self.masks: dict[str, Masks] = {}
         self.values: dict[str, np.ndarray] = {}
@@ -128,7 +138,8 @@ class ImageDataset(paddle.io.Dataset):
     @property
     def columns(self) -> tuple[str, ...]:
         """Returns the names of a sample's items."""
-        return (*self.own_columns, *self.draws)
+        further = [name for name in self.views if name not in self.own_columns]
+        return (*self.own_columns, *further, *self.draws)
 
     def add_columns(self, columns: Mapping[str, Masks | np.ndarray]) -> None:
         """Adds a source's further columns. A sample has those that TASK needs.
@@ -166,7 +177,7 @@ class ImageDataset(paddle.io.Dataset):
         slower for large ones.
 
         Args:
-            size: (height, width) of the pixels.
+            size: (height, width) of the pixels. Views have sizes of their own.
         """
         # Images of any size, one at a time, go through the pipes.
         if self.keeps_sizes:
@@ -174,6 +185,8 @@ class ImageDataset(paddle.io.Dataset):
         shapes: Shapes = {"pixels": ((*size, self.channels), self.pixel_dtype)}
         for name in self.needed_masks:
             shapes[name] = size, np.dtype(self.masks[name].dtype)
+        for name, views in self.views.items():
+            shapes[name] = (len(views), *views[0].size, self.channels), self.pixel_dtype
         return shapes
 
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
@@ -190,7 +203,7 @@ class ImageDataset(paddle.io.Dataset):
                 continue
             rng = self.generator(epoch, index, copy)
             try:
-                sample = self._transformed(read, rng, *size)
+                transformed = self._transformed(read, (epoch, index, copy), rng, *size)
                 break
             except RunError as error:
                 if not self.skip_broken:
@@ -200,9 +213,9 @@ class ImageDataset(paddle.io.Dataset):
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
         # Items that aren't columns of this task are left out at the end.
+        sample: dict[str, Any] = {name: values[read] for name, values in self.values.items()}
+        sample |= transformed
         sample["labels"] = self.labels[read]
-        for name, values in self.values.items():
-            sample[name] = values[read]
         if self.skip_broken:
             sample["skipped"] = -1 if read == index else index
         return sample | self.drawn(rng, *size)
@@ -224,7 +237,7 @@ class ImageDataset(paddle.io.Dataset):
         """
         shape = self._drawn_shapes.setdefault(name, drawn.shape)
         found = ""
-        if name in self.own_columns:
+        if name in self.own_columns or name in self.views:
             found = "a name that the data's columns have; choose another"
         elif drawn.dtype.kind not in "biuf":
             found = f"{drawn.dtype}, expected numbers"
@@ -234,10 +247,21 @@ class ImageDataset(paddle.io.Dataset):
             raise RunError(f"the task draws the column {name}: {found}")
         return drawn
 
-    def _transformed(self, index: int, rng: np.random.Generator, *size: int) -> dict[str, Any]:
-        """Returns the pixels and the masks of a sample."""
+    def _transformed(
+        self, index: int, drawn_by: tuple[int, int, int], rng: np.random.Generator, *size: int
+    ) -> dict[str, Any]:
+        """Returns the pixels and the masks of a sample, or its views.
+
+        Args:
+            index: of the image that is read.
+            drawn_by: (epoch, index, copy) of the sample.
+            rng: the sample's generator.
+        """
         try:
             picture = self.picture(index)
+            if self.views:
+                generator = functools.partial(self.generator, *drawn_by)
+                return draw_views(picture, self.views, generator)
             names = self.needed_masks
             if not names:
                 return {"pixels": self.transform(picture, rng, *size)}
@@ -253,18 +277,22 @@ class ImageDataset(paddle.io.Dataset):
         check_mask_size(image, self.mask_name(column, index), size, self.name(index))
         return Mask(image, self.masks[column].ignored)
 
-    def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
-        """Returns the generator that a sample's augmentation is drawn from.
+    def generator(
+        self, epoch: int, index: int, copy: int, view: int | None = None
+    ) -> np.random.Generator:
+        """Returns the generator that a sample's augmentation is drawn from, or that of one view.
 
         In an evaluation ``epoch`` and ``copy`` have no effect.
         """
         seeds = [self.seed, epoch if self.train else 0, index]
         if copy and self.train:
             seeds.append(copy)
-        return np.random.default_rng(seeds)
+        # Zeros at the end of the seeds change nothing, so the view's number isn't one of them.
+        key = () if view is None else (view,)
+        return np.random.default_rng(np.random.SeedSequence(seeds, spawn_key=key))
 
     def as_evaluated(self: _Dataset, config: Configuration) -> _Dataset:
-        """Returns the same images, prepared as for an evaluation, without masks and drawn columns.
+        """Returns the same images, prepared as for an evaluation, without masks, views and drawn columns.
 
         With DATA.SKIP_BROKEN, unreadable images are still replaced.
         """
@@ -273,6 +301,7 @@ class ImageDataset(paddle.io.Dataset):
         dataset.transform = EvalTransform(config)
         dataset.erasing = None
         dataset.draws = {}
+        dataset.views = {}
         kept = ("pixels", "labels", "skipped")
         dataset.own_columns = [name for name in self.own_columns if name in kept]
         return dataset

@@ -92,6 +92,8 @@ class ImageModel(nn.Layer):
         beside_first_conv: names of other convolutions that read the image.
         min_image_size: least H and W, for an architecture that takes images of any size; None: it
             takes image_size only.
+        resizable: whether ``take_other_sizes`` makes the model take images of other sizes than
+            image_size, by its ``patch_embed``.
         feature_info: for each intermediate, as in timm: ``module``, the layer that outputs it;
             ``num_chs``, its channels; ``reduction``, how many pixels along a side make one place.
         layout: axes of a stage's output: "NCHW", "NHWC", or "NLC": tokens, row by row.
@@ -110,6 +112,7 @@ class ImageModel(nn.Layer):
     first_conv = "patch_embed.proj"
     beside_first_conv: tuple[str, ...] = ()
     min_image_size: int | None = None
+    resizable = False
     feature_info: Sequence[dict[str, Any]] = ()
     layout: Literal["NCHW", "NHWC", "NLC"] = "NCHW"
     pos_embed_layout: str = "NLC"
@@ -141,7 +144,27 @@ class ImageModel(nn.Layer):
         """The sizes of images that the model takes, in words."""
         if self.min_image_size:
             return f"images of at least {self.min_image_size} x {self.min_image_size}"
+        if self.resizable:
+            return self.patch_embed.input_sizes
         return "images of {} x {}".format(*self.image_size)
+
+    def take_other_sizes(self) -> None:
+        """Makes the model take images of other sizes than image_size, as timm's
+        ``dynamic_img_size``; a model with ``min_image_size`` does so anyway.
+
+        A position embedding is resized for each batch. ``input_sizes`` says which sizes are taken,
+        and images of any other raise an InputError.
+
+        Raises:
+            InputError: the architecture takes images of one size alone.
+        """
+        if self.resizable:
+            self.patch_embed.any_size = True
+        elif not self.min_image_size:
+            raise InputError(
+                f"{type(self).__name__} takes images of one size; MODEL.TYPE may be vit, deit, eva,"
+                " swin, swinv2, xcit or convnext"
+            )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.forward_head(self.forward_features(x))
@@ -277,8 +300,11 @@ class ImageModel(nn.Layer):
         return self._last_norm(x) if last else x
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Returns the rows and columns of so many tokens of places, if ``layout`` is "NLC"."""
-        return sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
+        """Returns the rows and columns of so many tokens of the last images' places, if ``layout``
+        is "NLC".
+        """
+        patch_embed = sublayer(self, self.first_conv.rpartition(".")[0])
+        return patch_embed.last_grid if self.resizable else patch_embed.grid_size
 
     def _places_of(self, indices: int | Sequence[int] | None) -> list[int]:
         """Returns the indices into ``feature_info`` that ``indices`` stands for, in rising order."""

@@ -20,6 +20,7 @@ from models.layers.init import init_branches
 from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
+from models.layers.positions import ResizedPositions
 from models.layers.rotary import RotaryEmbedding
 from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import drop_path_rates, feature_info
@@ -163,7 +164,8 @@ class Block(nn.Layer):
 
 @register("eva")
 class Eva(ImageModel):
-    """EVA-02 and DINOv3. They take images of image_size only, unless dynamic_img_size is set.
+    """EVA-02 and DINOv3. They take images of image_size only, unless dynamic_img_size is set
+    (or ``take_other_sizes`` is called).
 
     Their features are all tokens: [B, prefix + patches, embed_dim]. They are normalised, unless the
     last norm comes after the pooling.
@@ -188,8 +190,8 @@ class Eva(ImageModel):
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
             arXiv:2309.16588).
         use_abs_pos_emb: whether there is a position embedding of all tokens.
-        dynamic_img_size: whether images of other sizes than image_size are taken, too; only without
-            a position embedding.
+        dynamic_img_size: whether images of other sizes than image_size are taken, too. A position
+            embedding is resized for them.
         rope_type: "cat": EVA-02's angles, by the index of row and column; "dinov3": DINOv3's, by
             the position in the image.
         rope_temperature: the frequencies of the angles are powers of it.
@@ -216,6 +218,7 @@ class Eva(ImageModel):
 
     weight_names = names
     layout = "NLC"
+    resizable = True
 
     def __init__(
         self,
@@ -256,10 +259,6 @@ class Eva(ImageModel):
             raise InputError(
                 f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
             )
-        if dynamic_img_size and use_abs_pos_emb:
-            raise InputError(
-                "DYNAMIC_IMG_SIZE True needs USE_ABS_POS_EMB False: a position embedding has one size"
-            )
         if global_pool == "token" and not class_token:
             raise InputError(
                 "GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read"
@@ -270,9 +269,9 @@ class Eva(ImageModel):
         self.ref_feat_shape = ref_feat_shape
         self.num_prefix_tokens = class_token + reg_tokens
         self.pos_embed_prefix = self.num_prefix_tokens
-        self.patch_embed = PatchEmbed(
-            self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size
-        )
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
+        if dynamic_img_size:
+            self.take_other_sizes()
         if class_token:
             self.cls_token = self._make_tokens(1)
         if reg_tokens:
@@ -282,6 +281,9 @@ class Eva(ImageModel):
             self.pos_embed = self._make_tokens(
                 self.patch_embed.num_patches + self.num_prefix_tokens
             )
+        self.resized_positions = ResizedPositions(
+            self.patch_embed.grid_size, self.num_prefix_tokens
+        )
         self.pos_drop = nn.Dropout(dropout)
         self.rope = RotaryEmbedding(
             rope_type,
@@ -337,13 +339,6 @@ class Eva(ImageModel):
         init_branches(self.blocks)
         self._scale_classifiers()
 
-    @property
-    def input_sizes(self) -> str:
-        side = self.patch_embed.patch_size
-        if self.patch_embed.any_size:
-            return f"images of multiples of {side} pixels"
-        return super().input_sizes
-
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         patches = in_float32(self.patch_embed(x))
         names = ("cls_token", "reg_token")
@@ -351,11 +346,12 @@ class Eva(ImageModel):
         prefix = [token.expand([patches.shape[0], -1, -1]) for token in prefix]
         x = concat([*prefix, patches], axis=1)
         if self.pos_embed is not None:
-            x = add_to_all(x, self.pos_embed)
+            positions = self.resized_positions(self.pos_embed, self.patch_embed.last_grid)
+            x = add_to_all(x, positions)
         return self.pos_drop(x)
 
     def _shared(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        return self.rope(self.patch_embed.grid_size)
+        return self.rope(self.patch_embed.last_grid)
 
     def _stage(
         self, stage: Any, x: paddle.Tensor, shared: tuple[paddle.Tensor, paddle.Tensor]

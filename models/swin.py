@@ -16,6 +16,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.attention import attend_heads
+from models.layers.constants import Constants
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
@@ -83,9 +84,9 @@ class WindowAttention(RelativePositionBias):
 class Block(nn.Layer):
     """x + attention(norm1(x)) within windows, then x + mlp(norm2(x)), each branch with drop path.
 
-    Windows are no larger than the feature map. They are shifted by half their side where there is
-    more than one. A map that isn't a multiple of them is padded by zeros. As in timm and the
-    original, tokens attend to these, too.
+    Windows are no larger than the feature map of image_size. They are shifted by half their side
+    where it has more than one; both stay so for maps of other sizes. A map that isn't a multiple
+    of them is padded by zeros. As in timm and the original, tokens attend to these, too.
 
     Args:
         dim: channels D of the tokens.
@@ -136,18 +137,28 @@ class Block(nn.Layer):
         self.drop_path2 = DropPath(drop_path)
         mask: Any = None
         if any(self.shift_size):
-            mask = paddle.to_tensor(shift_mask(resolution, self.window_size, self.shift_size))
+            mask = paddle.to_tensor(self._masks(resolution)[0])
         self.register_buffer("attn_mask", mask, persistable=False)
+        self.masks_of_other_maps = Constants(self._masks)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.drop_path1(self._attend(self.norm1(x)), onto=x)
         return self.drop_path2(self.mlp(self.norm2(x)), onto=x)
 
     def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
-        return in_windows(x, self.window_size, self._attend_in_a_window, self.shift_size)
+        layer = partial(self.attn, mask=self._mask_of(x))
+        return in_windows(x, self.window_size, layer, self.shift_size)
 
-    def _attend_in_a_window(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.attn(x, self.attn_mask)
+    def _mask_of(self, x: paddle.Tensor) -> paddle.Tensor | None:
+        """Returns the mask of shifted windows for maps x; None: windows aren't shifted."""
+        size = (x.shape[1], x.shape[2])
+        if self.attn_mask is None or size == self.resolution:
+            return self.attn_mask
+        [mask] = self.masks_of_other_maps(size)
+        return mask
+
+    def _masks(self, size: tuple[int, int]) -> list[np.ndarray]:
+        return [shift_mask(size, self.window_size, self.shift_size)]
 
 
 def shift_mask(
@@ -213,7 +224,8 @@ class Stage(nn.Layer):
 
 @register("swin")
 class SwinTransformer(ImageModel):
-    """Swin Transformer. It takes images of image_size only.
+    """Swin Transformer. It takes images of image_size only (``take_other_sizes``: of other sizes,
+    too).
 
     Its features are the last stage's tokens, normalised: [B, height, width, num_features].
 
@@ -241,6 +253,7 @@ class SwinTransformer(ImageModel):
 
     weight_names = names
     layout = "NHWC"
+    resizable = True
     block: type[Block] = Block
     merging: type[nn.Layer] = PatchMerging
 
@@ -308,7 +321,7 @@ class SwinTransformer(ImageModel):
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed.norm(self.patch_embed(x))
-        return x.reshape([-1, *self.patch_embed.grid_size, x.shape[-1]])
+        return x.reshape([-1, *self.patch_embed.last_grid, x.shape[-1]])
 
     def _stages(self) -> Iterable[Any]:
         return self.layers

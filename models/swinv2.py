@@ -177,7 +177,8 @@ class PatchMerging(nn.Layer):
 
 @register("swinv2")
 class SwinTransformerV2(SwinTransformer):
-    """Swin Transformer V2. It takes images of image_size only.
+    """Swin Transformer V2. It takes images of image_size only (``take_other_sizes``: of other
+    sizes, too).
 
     Its features are the last stage's tokens, normalised: [B, height, width, num_features].
 

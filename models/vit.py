@@ -32,7 +32,7 @@ from models.layers.differential import (
 from models.layers.init import init_as_big_vision, init_as_mae
 from models.layers.layout import concat
 from models.layers.parallel import ParallelBlock
-from models.layers.positions import sincos_2d
+from models.layers.positions import ResizedPositions, sincos_2d
 from models.layers.scale import add_to_all
 from models.layers.stages import drop_path_rates, feature_info
 from settings.keys import (
@@ -52,7 +52,8 @@ from weights.names import vit as names
 
 @register("vit", "deit")
 class VisionTransformer(ImageModel):
-    """The Vision Transformer and its variants. It takes images of image_size only.
+    """The Vision Transformer and its variants. It takes images of image_size only
+    (``take_other_sizes``: of other sizes, too).
 
     Its features are all tokens [B, prefix + patches, embed_dim]. They are normalised, unless the
     last norm comes after the pooling.
@@ -117,6 +118,7 @@ class VisionTransformer(ImageModel):
 
     weight_names = names
     layout = "NLC"
+    resizable = True
     distilled_training = False
 
     def __init__(
@@ -223,6 +225,7 @@ class VisionTransformer(ImageModel):
             positions = self.pos_embed_prefix + self.patch_embed.num_patches
             std = embed_dim**-0.5 if weight_init == "big_vision" else 0.02
             self.pos_embed = self._make_tokens(positions, Normal(std=std))
+        self.resized_positions = ResizedPositions(self.patch_embed.grid_size, self.pos_embed_prefix)
         self.pos_drop = nn.Dropout(dropout)
         self.patch_drop = PatchDropout(patch_drop, positioned_prefix)
         self.norm_pre = norm_layer() if pre_norm else nn.Identity()
@@ -290,13 +293,14 @@ class VisionTransformer(ImageModel):
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
+        positions = self.resized_positions(self.pos_embed, self.patch_embed.last_grid)
         if self.no_embed_class:
-            x = add_to_all(x, self.pos_embed)
+            x = add_to_all(x, positions)
         names = ("cls_token", "dist_token", "reg_token")
         prefix = [getattr(self, name) for name in names if name in self._parameters]
         x = concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
         if not self.no_embed_class:
-            x = add_to_all(x, self.pos_embed)
+            x = add_to_all(x, positions)
         x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
         if self.num_prompts:
             x = self._insert_prompts(x, self.prompt_tokens[0], replaced=0)

@@ -266,6 +266,55 @@ extern "C" void NAME(color)(int64_t n, const Byte* in, float factor, Byte* out) 
   }
 }
 
+INLINE int larger(int a, int b) { return a > b ? a : b; }
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+
+// The image whose hues are moved by ``shift`` of 256 steps, of n pixels [3], each converted to Pillow's mode HSV and back.
+extern "C" void NAME(hue)(int64_t n, const Byte* in, int64_t shift, Byte* out) {
+  const int block = 256;
+  int32_t x[block] = {}, y[block] = {}, z[block] = {};  // red, green, blue, or hue, saturation, value
+  for (int64_t first = 0; first < n; first += block, in += 3 * block, out += 3 * block) {
+    int count = std::min<int64_t>(block, n - first), steps = shift;
+    for (int i = 0; i < count; ++i) {
+      x[i] = in[3 * i];
+      y[i] = in[3 * i + 1];
+      z[i] = in[3 * i + 2];
+    }
+#pragma omp simd
+    for (int i = 0; i < block; ++i) {
+      int r = x[i], g = y[i], b = z[i], most = larger(r, larger(g, b)), range = most - smaller(r, smaller(g, b));
+      float divisor = larger(range, 1), red = (float)(most - r) / divisor, green = (float)(most - g) / divisor;
+      float blue = (float)(most - b) / divisor;
+      float second = (float)(2.0 + red - blue), third = (float)(4.0 + green - red);
+      float place = r == most ? blue - green : g == most ? second : third;
+      double turn = place / 6.0 + 1.0;
+      float share = (float)(turn >= 1.0 ? turn - 1.0 : turn);
+      int hue = (int)(share * 255.0);
+      x[i] = ((range > 0 ? hue : 0) + steps) & 255;
+      y[i] = (int)((float)range / (float)larger(most, 1) * 255.0);
+      z[i] = most;
+    }
+#pragma omp simd
+    for (int i = 0; i < block; ++i) {
+      int v = z[i];
+      double sixths = (float)x[i] * 6.0 / 255.0;
+      int k = (int)sixths;
+      float part = (float)(sixths - k), s = (float)(y[i] / 255.0);
+      int p = (int)(v * (1.0 - s) + 0.5), q = (int)(v * (1.0 - s * part) + 0.5);
+      int t = (int)(v * (1.0 - s * (1.0 - part)) + 0.5);
+      k = k == 6 ? 0 : k;
+      x[i] = (k == 0) | (k == 5) ? v : k == 1 ? q : k == 4 ? t : p;
+      y[i] = (k == 1) | (k == 2) ? v : k == 0 ? t : k == 3 ? q : p;
+      z[i] = (k == 3) | (k == 4) ? v : k == 2 ? t : k == 5 ? q : p;
+    }
+    for (int i = 0; i < count; ++i) {
+      out[3 * i] = x[i];
+      out[3 * i + 1] = y[i];
+      out[3 * i + 2] = z[i];
+    }
+  }
+}
+
 // The sum of what the pixels are in grey.
 extern "C" void NAME(sum_of_greys)(int64_t n, int64_t channels, const Byte* in, int64_t* found) {
   int64_t sum = 0;

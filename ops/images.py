@@ -102,6 +102,16 @@ def adjust_color(pixels: np.ndarray, factor: float) -> np.ndarray:
     )
 
 
+def shift_hue(pixels: np.ndarray, steps: int) -> np.ndarray:
+    """Returns the image whose hues are moved by ``steps`` of the 256 that Pillow's mode HSV has.
+
+    Of grey images nothing changes.
+    """
+    if pixels.ndim == 2:
+        return pixels
+    return _change("hue", pixels, pixels.size // 3, pixels, int(steps))
+
+
 def blend(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
     """Returns ``Image.blend(first, second, share)``."""
     return _change("blend", first, first.size, first, second, float(share))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from errors import InputError
 from settings.configuration import COMMAND_LINE, Given
 from settings.keys import Key
-from settings.needs import CLASSIFIER, LABELS, TRAINING, Need, Values, is_, is_not
+from settings.needs import CLASSIFIER, LABELS, ONE_VIEW, TRAINING, Need, Values, is_, is_not
 from settings.registry import KINDS, Registry, datasets, losses, tasks
 from settings.tasks import is_read_by
 
@@ -51,10 +51,12 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
 
 
 def with_tasks(key: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    """Returns a key's needs, with the tasks that read it in place of ``LABELS`` or ``CLASSIFIER``."""
+    """Returns a key's needs, with the tasks that read it in place of ``LABELS``, ``CLASSIFIER`` and
+    ``ONE_VIEW``.
+    """
     replaced: tuple[Need, ...] = ()
     for need in needs:
-        if need in (LABELS, CLASSIFIER):
+        if need in (LABELS, CLASSIFIER, ONE_VIEW):
             readers = [task for task in tasks.names() if is_read_by(task, key, need)]
             replaced += _component(tasks, readers)
         else:

@@ -12,6 +12,8 @@
   features alone.
 - ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the
   task reads though it needs no labels.
+- ``views``: the columns that hold several views of each image, such as "pixels local", for a task
+  that sets ``ImageDataset.views``. It doesn't read keys with the need ``ONE_VIEW``.
 - ``metrics``: the metrics that BEST_METRIC may name.
 
 All of these are literal texts, with spaces between words. ``check_tasks`` refuses others.
@@ -24,12 +26,12 @@ from typing import Any
 from errors import InputError
 from settings.configuration import Configuration, leaves
 from settings.keys import Key
-from settings.needs import CLASSIFIER, LABELS, MIXING, Need
+from settings.needs import CLASSIFIER, LABELS, MIXING, ONE_VIEW, Need
 from settings.registry import datasets, losses, refuse_other, tasks
 from settings.suggestions import nearest
 from settings.values import quoted
 
-_KEYWORDS = ("columns", "classes", "answers", "reads", "metrics")
+_KEYWORDS = ("columns", "classes", "answers", "reads", "views", "metrics")
 
 
 def columns_of(task: str) -> tuple[str, ...]:
@@ -51,10 +53,19 @@ def answers_of(task: str) -> str:
     return _declared(task).get("answers", "softmax")
 
 
+def view_columns(task: str) -> tuple[str, ...]:
+    """Returns the names of the columns that hold several views of each image; (): there is one."""
+    return tuple(_declared(task).get("views", "").split())
+
+
 def is_read_by(task: str, key: str, need: Need = LABELS) -> bool:
-    """Returns whether a task reads a key that is declared with the need ``LABELS`` or ``CLASSIFIER``."""
+    """Returns whether a task reads a key that is declared with the need ``LABELS``, ``CLASSIFIER`` or
+    ``ONE_VIEW``.
+    """
     if need == CLASSIFIER:
         return own_classes(task) != []
+    if need == ONE_VIEW:
+        return not view_columns(task)
     if "labels" in columns_of(task):
         return True
     patterns = _declared(task).get("reads", "").split()
@@ -98,6 +109,10 @@ def check_tasks(shared: Mapping[str, Key]) -> None:
                 raise InputError(
                     f"{where}{word} has no effect, because columns has labels; leave one out"
                 )
+        if "views" in declared and "pixels" not in view_columns(task):
+            raise InputError(
+                f"{where}views is {quoted(declared['views'])}, expected pixels among the columns"
+            )
         if declared.get("answers") and own_classes(task) == []:
             raise InputError(f"{where}answers has no effect without classes; leave it out")
         for pattern in declared.get("reads", "").split():

@@ -5,8 +5,9 @@ r"""Draws the images that a model is trained and evaluated with, as they are aug
 
 The images come from the run's own loader and transforms: the first batch of an epoch, in one
 process, turned back into colours. With -cfg=RUN/config.yaml they are the images that the run saw.
-Mixed labels are shown with their shares, without smoothing. All other flags are
-main_multi_gpu.py's, with -o.
+Mixed labels are shown with their shares, without smoothing. Of a task that trains on several views
+of an image (dino), each line has the views of one image. All other flags are main_multi_gpu.py's,
+with -o.
 """
 
 import sys
@@ -30,6 +31,7 @@ from settings.parser import Parser  # noqa: E402
 
 # The most images of each kind.
 _MOST = 64
+_COLUMNS = 8
 # the colour of the frame around an evaluation image
 _EVALUATION = "#2e7d32"
 
@@ -43,14 +45,22 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
         RunError: an image can't be read.
     """
     from datasets import get_datasets
-    from inference.visualization.batches import evaluation_panels, training_panels
+    from inference.visualization.batches import evaluation_panels, training_panels, view_panels
     from inference.visualization.draw import sheet
     from models.pretrained import with_preprocessing
+    from settings.registry import tasks
+    from settings.tasks import view_columns
 
     config, train, val = get_datasets(with_preprocessing(config))
     if train is None:
         raise InputError("an evaluation has no training images; leave out -eval (EVAL)")
-    training = training_panels(config, train, epoch, count)
+    columns = _COLUMNS
+    if view_columns(config.TASK):
+        train.views = tasks.choose(config)(config, train.classes).views
+        training = view_panels(config, train, epoch, count)
+        columns = max(columns, *map(len, training))
+    else:
+        training = [training_panels(config, train, epoch, count)]
     evaluation = [
         panel._replace(frame=_EVALUATION) for panel in evaluation_panels(config, val, count)
     ]
@@ -58,7 +68,7 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
         f"{config.MODEL.NAME}, {config.DATA.DATASET}:"
         f" training images of epoch {epoch}; framed: evaluation"
     )
-    return sheet([training, evaluation], title, columns=8)
+    return sheet([*training, evaluation], title, columns=columns)
 
 
 def main() -> None:

@@ -11,21 +11,22 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from config import get_config
 from datasets import ImageDataset
 from errors import InputError
 from loading.block_masks import block_mask, check_blocks
-from loading.transforms import Normalize
+from loading.transforms import Normalize, multi_crop
 from models import build_model
 from models.base import ImageModel
 from models.pretraining.dino import Dino
 from settings.configuration import Configuration
 from settings.keys import (
+    Count,
     Factor,
     FilePath,
     Positive,
     Rate,
     Share,
+    Side,
     Size,
     WholeEpochs,
     above_zero,
@@ -51,7 +52,7 @@ MOMENTUM = 0.996
 MIN_BLOCK = 4
 
 
-@tasks.register("dino", columns="")
+@tasks.register("dino", columns="", views="pixels local")
 class SelfDistillation(Task):
     """The task of a student that predicts its teacher's outputs for other views of an image.
 
@@ -85,6 +86,15 @@ class SelfDistillation(Task):
         large_teacher: YAML file of a larger network that TASK dino has trained. It is the teacher,
             and isn't changed (how DINOv2 trains its small models). None: the student's average.
         large_teacher_path: the file of its weights.
+        global_scale: the smallest and largest share of the image's area that a global view shows.
+        local_views: the number of local views, which the student alone sees.
+        local_size: pixels along a side of the local views.
+        local_scale: the smallest and largest share of the image's area that a local view shows.
+        color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
+        grey: the probability that a view loses its colours.
+        blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
+            in local ones.
+        solarize: the probability that bright pixels of the second global view are inverted.
     """
 
     def __init__(
@@ -112,6 +122,14 @@ class SelfDistillation(Task):
         min_block: Size | None = None,
         large_teacher: FilePath | None = None,
         large_teacher_path: Annotated[FilePath, is_set("METHOD.LARGE_TEACHER")] | None = None,
+        global_scale: tuple[Share, Share] = (0.4, 1.0),
+        local_views: Count = 8,
+        local_size: Annotated[Side, above_zero("METHOD.LOCAL_VIEWS")] = 96,
+        local_scale: Annotated[tuple[Share, Share], above_zero("METHOD.LOCAL_VIEWS")] = (0.05, 0.4),
+        color: Factor = 1.0,
+        grey: Share = 0.2,
+        blur: tuple[Share, Share, Share] = (1.0, 0.1, 0.5),
+        solarize: Share = 0.2,
     ) -> None:
         super().__init__(config, classes)
         self.head = {
@@ -136,6 +154,16 @@ class SelfDistillation(Task):
         self.teacher_file = large_teacher
         self.teacher_path = large_teacher_path
         self.large_teacher: Dino | None = None
+        self.views = {
+            "global_scale": global_scale,
+            "local_views": local_views,
+            "local_size": local_size,
+            "local_scale": local_scale,
+            "color": color,
+            "grey": grey,
+            "blur": blur,
+            "solarize": solarize,
+        }
         self.normalize = Normalize(*normalisation(config))
         # Of the steps since the last update: the sum of the teacher's logits [K] and their number
         # [1], by the name of the centre that follows them.
@@ -167,6 +195,7 @@ class SelfDistillation(Task):
         return Dino(encoder, **self.head, has_teacher=self.teacher_file is None, **options)
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
+        dataset.views = multi_crop(self.config, **self.views)
         if self.patch_weight and self.teacher_file is None:
             dataset.draws["masked"] = functools.partial(
                 draw_masks, grid=self.grid, ratios=self.mask_ratios, min_block=self.min_block

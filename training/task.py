@@ -23,6 +23,7 @@ from paddle import nn
 
 from datasets import ImageDataset
 from errors import RunError
+from loading.transforms import ViewTransform
 from models import build_model
 from settings.configuration import Configuration
 from training.predictions import Predictions
@@ -57,6 +58,7 @@ class Task:
         curves: the metrics that curves.png draws over the steps, with the labels of their axes.
         note: a line that a run logs at its beginning; "": none.
         predictions: what the last ``evaluate`` kept of this rank's samples; None: nothing.
+        views: what ``prepare_data`` gives to a dataset as its ``views``; {}: an image has one view.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -70,6 +72,7 @@ class Task:
         self.config = config
         self.classes = classes
         self.predictions: Predictions | None = None
+        self.views: dict[str, list[ViewTransform]] = {}
 
     def build_network(self) -> nn.Layer:
         """Returns the network with fresh weights: the model of the configuration.
@@ -85,12 +88,13 @@ class Task:
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         """Prepares a dataset before its loader is made.
 
-        A task that draws random numbers for each sample, such as a mask, adds a function to
-        ``dataset.draws``.
+        It gets the task's views. A task that draws random numbers for each sample, such as a mask,
+        adds a function to ``dataset.draws``.
 
         Args:
             mode: "train" or "val".
         """
+        dataset.views = self.views
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds what a training needs besides the network. An evaluation does without.

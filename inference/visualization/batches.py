@@ -32,11 +32,7 @@ def training_panels(
         epoch: the epoch, from 1.
         count: the number of images.
     """
-    config = with_values(config, DATA__DROP_LAST=False)
-    loader = get_dataloader(config, dataset, "train")
-    loader.batch_sampler.set_epoch(epoch)
-    batch = next(iter(loader))
-    loader.close()
+    batch = _first_batch(config, dataset, epoch)
     if "labels" not in batch:
         normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         return _panels(config, normalize(batch["pixels"][:count]))
@@ -51,6 +47,39 @@ def training_panels(
         least = smoothing / (2 if answers_of(config.TASK) == "sigmoid" else classes)
         shares = (targets - least) / (1 - smoothing)
     return _panels(config, images[:count], _titles(shares, dataset.classes))
+
+
+def view_panels(
+    config: Configuration, dataset: ImageDataset, epoch: int, count: int
+) -> list[list[Panel]]:
+    """Returns the views of the first images of an epoch's first batch, those of an image in a list.
+
+    Their titles are their column and their number in it.
+
+    Args:
+        dataset: has ``views``.
+        epoch, count: as of ``training_panels``.
+    """
+    batch = _first_batch(config, dataset, epoch)
+    return [
+        [
+            Panel(f"{name} {number}", enlarge(pixels))
+            for name in dataset.views
+            for number, pixels in enumerate(batch[name][image].numpy(), 1)
+        ]
+        for image in range(min(count, len(batch["pixels"])))
+    ]
+
+
+def _first_batch(
+    config: Configuration, dataset: ImageDataset, epoch: int
+) -> dict[str, paddle.Tensor]:
+    config = with_values(config, DATA__DROP_LAST=False)
+    loader = get_dataloader(config, dataset, "train")
+    loader.batch_sampler.set_epoch(epoch)
+    batch = next(iter(loader))
+    loader.close()
+    return batch
 
 
 def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) -> list[Panel]:

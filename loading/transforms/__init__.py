@@ -18,6 +18,7 @@ from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, Picture, Size, TrainTransform
 from loading.transforms.masks import Mask, check_mask_size, mask_image
+from loading.transforms.views import ViewTransform, draw_views, multi_crop
 
 __all__ = [
     "Bands",
@@ -33,15 +34,18 @@ __all__ = [
     "RandomErasing",
     "Size",
     "TrainTransform",
+    "ViewTransform",
     "bands_of",
     "check_mask_size",
     "convert",
+    "draw_views",
     "encoded_image",
     "gives_distributions",
     "image_of",
     "largest_file",
     "mask_image",
     "most_resized",
+    "multi_crop",
     "opened_image",
     "pixel_dtype",
     "pixel_mode",

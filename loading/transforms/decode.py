@@ -100,11 +100,24 @@ class EncodedImage:
             raise Broken(f"{name}: {reason}")
         self._turn = TURNS[orientation_of(data) if oriented else 1]
         self.size = self._turn.size(self._image.size)
+        self._keeps = False
+        # What is kept: the pixels of a plain JPEG as they are stored, or else the image.
+        self._pixels: np.ndarray | None = None
+        self._decoded: Image.Image | None = None
+
+    def keep_pixels(self) -> None:
+        """Lets the next crop decode the image in full, once for all crops that follow."""
+        self._keeps = True
 
     def decode(self) -> Image.Image:
         """Returns the image as Pillow decodes it; 16-bit grey as ``convert`` describes."""
+        if self._decoded is not None:
+            return self._decoded
         with readable(self._name):
-            return self._turn.image(convert(self._image, self.mode))
+            image = self._turn.image(convert(self._image, self.mode))
+        if self._keeps:
+            self._decoded = image
+        return image
 
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
@@ -118,6 +131,8 @@ class EncodedImage:
             return self._exact_crop(box, size, resample, window)
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])
         scale = max(scale for scale in (1, 2, 4, 8) if scale == 1 or room >= scale * _GAP)
+        if self._keeps:
+            scale = 1
         with readable(self._name):
             stored = self._turn.box(box, self.size)
             pixels = self._jpeg(stored[3], scale)
@@ -156,14 +171,19 @@ class EncodedImage:
 
         None is returned if this is no JPEG, or one that isn't decoded without a flaw.
         """
+        # Pillow may have decoded the image already, because the JPEG has a flaw.
+        if self._pixels is not None or self._decoded is not None:
+            return self._pixels
         if self._image.format != "JPEG" or self._image.mode not in ("RGB", "L"):
             return None
         width, height = self._image.size
-        enough = min(rows + _MARGIN, height)
+        enough = height if self._keeps else min(rows + _MARGIN, height)
         pixels = _decode(_cut_jpeg(self._data, enough), (enough, width), self.mode, scale)
         # A progressive JPEG can't be cut.
         if pixels is None and enough < height:
             pixels = _decode(self._data, (height, width), self.mode, scale)
+        if self._keeps:
+            self._pixels = pixels
         return pixels
 
 

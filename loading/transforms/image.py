@@ -133,11 +133,13 @@ class TrainTransform:
             for place, mask in enumerate(masks):
                 cropped = Mask(Image.fromarray(moved[place]), mask.ignored)
                 moved[place] = np.asarray(self.augment(cropped, copy.deepcopy(rng)).image)
-        if self.augment is not None or self.color_jitter:
-            pixels = self._recolor(pixels if images.load() else Image.fromarray(pixels), rng)
-        return _pixels(pixels), moved
+        return _pixels(self._recolor(pixels, rng)), moved
 
-    def _recolor(self, image: Image.Image | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _recolor(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Returns the pixels of a crop after AUTO_AUGMENT and the colour jitter."""
+        if self.augment is None and not self.color_jitter:
+            return pixels
+        image = pixels if images.load() else Image.fromarray(pixels)
         if self.augment is not None:
             image = self.augment(image, rng)
         if self.color_jitter:

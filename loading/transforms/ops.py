@@ -224,6 +224,23 @@ def sharpness(image: Picture, factor: float, *_: object) -> Picture:
     return ImageEnhance.Sharpness(image).enhance(factor)
 
 
+def hue(image: Picture, shift: float) -> Picture:
+    """Returns an image whose hues are moved, as by torchvision's ``adjust_hue``; grey ones stay.
+
+    Args:
+        shift: a share of the circle of hues, -0.5 to 0.5. It is cut off to a whole number of
+            Pillow's 256 hues.
+    """
+    steps = int(shift * 255)
+    if isinstance(image, np.ndarray):
+        return images.shift_hue(image, steps)
+    if image.mode == "L":
+        return image
+    hues, saturation, value = image.convert("HSV").split()
+    hues = hues.point([(level + steps) % 256 for level in range(256)])
+    return Image.merge("HSV", (hues, saturation, value)).convert(image.mode)
+
+
 def translate_x(image: Picture, pixels: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, 0, pixels, 0, 1, 0), resample, fill)
 

@@ -27,10 +27,11 @@ class PatchEmbed(nn.Layer):
         bias: whether the projection has a bias.
         cut: whether H and W may be no multiples of patch_size; the pixels after the last patch are
             ignored.
-        any_size: whether images of other sizes than ``image_size`` are taken.
 
     Attributes:
-        grid_size: (H / patch_size, W / patch_size); with ``any_size`` that of the last images.
+        any_size: whether images of other sizes than ``image_size`` are taken.
+        grid_size: (H / patch_size, W / patch_size) of ``image_size``.
+        last_grid: that of the last images; another one only with ``any_size``.
 
     Raises:
         InputError: an image size that isn't a multiple of the patch size, or isn't the model's.
@@ -44,15 +45,16 @@ class PatchEmbed(nn.Layer):
         embed_dim: int,
         bias: bool = True,
         cut: bool = False,
-        any_size: bool = False,
     ) -> None:
         super().__init__()
-        self.any_size = any_size
+        self.any_size = False
         height, width = self.image_size = tuple(image_size)
+        self.may_cut = cut
         if not cut:
             check_multiples(image_size, patch_size, f"PATCH_SIZE {patch_size}")
         self.patch_size = patch_size
         self.grid_size = (height // patch_size, width // patch_size)
+        self.last_grid = self.grid_size
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         # PyTorch's default initialisation of a convolution, which timm keeps.
         bound = (in_channels * patch_size**2) ** -0.5
@@ -66,6 +68,15 @@ class PatchEmbed(nn.Layer):
             bias_attr=uniform if bias else False,
         )
 
+    @property
+    def input_sizes(self) -> str:
+        """The sizes of images that are taken, in words."""
+        if not self.any_size:
+            return "images of {} x {}".format(*self.image_size)
+        if self.may_cut:
+            return f"images of at least {self.patch_size} x {self.patch_size}"
+        return f"images of multiples of {self.patch_size} pixels"
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.project(self.cut(x))
 
@@ -74,15 +85,16 @@ class PatchEmbed(nn.Layer):
         height, width = x.shape[2:]
         size = self.patch_size
         if self.any_size:
-            if not (height and width) or height % size or width % size:
+            fits = self.may_cut or not (height % size or width % size)
+            if min(height, width) < size or not fits:
                 raise InputError(
-                    f"the model takes multiples of {size} pixels, found images of {height} x {width}"
+                    f"the model takes {self.input_sizes}, found {height} x {width}; crop or resize"
+                    " the images"
                 )
-            self.grid_size = (height // size, width // size)
+            self.last_grid = (height // size, width // size)
         elif (height, width) != self.image_size:
-            takes = "{} x {}".format(*self.image_size)
-            raise InputError(f"the model takes images of {takes}, found {height} x {width}")
-        rows, columns = self.grid_size
+            raise InputError(f"the model takes {self.input_sizes}, found {height} x {width}")
+        rows, columns = self.last_grid
         if (rows * size, columns * size) != (height, width):
             x = x[:, :, : rows * size, : columns * size]
         return cut_patches(x, size)

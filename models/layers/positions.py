@@ -1,8 +1,11 @@
-"""Fixed position embeddings."""
+"""Fixed position embeddings, and position embeddings of other grids."""
 
 import numpy as np
+import paddle
 
 from errors import InputError
+from models.layers.constants import Constants
+from weights.resize import bicubic_matrix
 
 
 def sincos_2d(
@@ -35,3 +38,44 @@ def sincos_2d(
     y, x = (axis.reshape(-1, 1) * frequencies for axis in np.mgrid[:rows, :columns])
     table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
     return table.astype(np.float32)[None]
+
+
+class ResizedPositions:
+    """Resizes a position embedding to the grid of the images at hand, as timm's
+    ``resample_abs_pos_embed`` does.
+
+    The interpolation is bicubic and antialiased. It is a product with two constant matrices, so the
+    embedding gets its gradients from images of all sizes.
+
+    Args:
+        grid_size: (rows, columns) of the embedding.
+        prefix: number of its leading positions, such as the class token's, that stay unchanged.
+    """
+
+    def __init__(self, grid_size: tuple[int, int], prefix: int) -> None:
+        self.grid_size = grid_size
+        self.prefix = prefix
+        self.matrices = Constants(self._matrices)
+
+    def __call__(self, pos_embed: paddle.Tensor, grid_size: tuple[int, int]) -> paddle.Tensor:
+        """Returns the embedding [1, prefix + patches, D] for a grid: [1, prefix + rows * columns,
+        D].
+        """
+        if grid_size == self.grid_size:
+            return pos_embed
+        rows, columns = self.matrices(grid_size)
+        width = pos_embed.shape[-1]
+        # Autocast would round the products to half precision.
+        with paddle.amp.auto_cast(enable=False):
+            places = pos_embed[0, self.prefix :].reshape([self.grid_size[0], -1])
+            places = paddle.matmul(rows, places)
+            places = places.reshape([grid_size[0], self.grid_size[1], width])
+            resized = paddle.matmul(columns, places).reshape([1, -1, width])
+        if not self.prefix:
+            return resized
+        return paddle.concat([pos_embed[:, : self.prefix], resized], axis=1)
+
+    def _matrices(self, grid_size: tuple[int, int]) -> list[np.ndarray]:
+        """Returns the matrices that resize rows and columns, float32."""
+        sides = zip(self.grid_size, grid_size, strict=True)
+        return [bicubic_matrix(old, new).astype(np.float32) for old, new in sides]

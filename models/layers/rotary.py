@@ -10,6 +10,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError
+from models.layers.constants import Constants
 from models.layers.linear import in_float32
 from weights.arrays import to_bfloat16
 
@@ -27,8 +28,7 @@ class RotaryEmbedding(nn.Layer):
         kind: "cat": angles follow the index of row and column (EVA-02, arXiv:2303.11331, timm's
             ``RotaryEmbeddingCat``). "dinov3": they follow the position in the image, from -1 to 1
             (DINOv3, arXiv:2508.10104, timm's ``RotaryEmbeddingDinoV3``).
-        grid_size: (rows, columns) whose table is kept; that of another grid is computed at each
-            call.
+        grid_size: (rows, columns) of the model's images; those of others are ``Constants``.
         head_dim: channels d of a head.
         temperature: frequencies or periods are powers of it.
         reference: rows and columns to which another grid is scaled (kind "cat"); None: grids
@@ -67,13 +67,14 @@ class RotaryEmbedding(nn.Layer):
         self.rounded = bfloat16
         for name, values in zip(("cosines", "sines"), self._table(grid_size), strict=True):
             self.register_buffer(name, paddle.to_tensor(values), persistable=False)
+        self.tables = Constants(self._table)
 
     def forward(self, grid_size: tuple[int, int]) -> Table:
         """Returns cosines and sines [prefix + rows * columns, 1, d / 2], float32."""
         if grid_size == self.grid_size:
             return self.cosines, self.sines
-        cosines, sines = self._table(grid_size)
-        return paddle.to_tensor(cosines), paddle.to_tensor(sines)
+        cosines, sines = self.tables(grid_size)
+        return cosines, sines
 
     def _table(self, grid_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the output of ``forward`` as arrays.

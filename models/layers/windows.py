@@ -61,7 +61,9 @@ def pad_maps(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
     Inference another layout (Paddle 3.3.1).
     """
     if below:
-        x = concat([x, paddle.zeros_like(x[:, :below])], axis=1)
+        zeros = paddle.zeros_like(x[:, :1]).expand([-1, below, -1, -1])
+        x = concat([x, zeros], axis=1)
     if right:
-        x = concat([x, paddle.zeros_like(x[:, :, :right])], axis=2)
+        zeros = paddle.zeros_like(x[:, :, :1]).expand([-1, -1, right, -1])
+        x = concat([x, zeros], axis=2)
     return x

@@ -163,7 +163,7 @@ def test_images_that_do_not_fit_are_named():
     )
     for height, width in ((18, 16), (16, 18), (0, 4)):
         with pytest.raises(
-            InputError, match=f"takes multiples of 4 pixels, found images of {height} x {width}"
+            InputError, match=f"takes images of multiples of 4 pixels, found {height} x {width}"
         ):
             model(paddle.zeros([1, 3, height, width]))
     with pytest.raises(InputError, match="the model takes images of 16 x 24, found 24 x 24"):
@@ -187,11 +187,6 @@ def test_images_that_do_not_fit_are_named():
             "eva02_tiny_patch14_224",
             ["DATA.IMAGE_SIZE", "220"],
             "IMAGE_SIZE 220 is not a multiple of PATCH_SIZE 14",
-        ),
-        (
-            "eva02_tiny_patch14_224",
-            ["MODEL.DYNAMIC_IMG_SIZE", "True"],
-            "needs USE_ABS_POS_EMB False",
         ),
         (
             "eva02_base_patch14_224",

@@ -25,8 +25,9 @@ from weights.layout import encoder_of
 class Probe:
     """The probe of a training, which does nothing without PROBE.FREQ.
 
-    The training images are prepared as for an evaluation. Labels are used here even if the task
-    ignores them. Nothing is random or changes the training, so a checkpoint holds no state of it.
+    The images are prepared as for an evaluation, also where the task's evaluation has views of
+    them. Labels are used here even if the task ignores them. Nothing is random or changes the
+    training, so a checkpoint holds no state of it.
 
     Args:
         model: the network, not wrapped.
@@ -56,6 +57,10 @@ class Probe:
             )
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.val_loader = val_loader
+        self.has_own_loader = bool(val_loader.dataset.views)
+        if self.has_own_loader:
+            images = val_loader.dataset.as_evaluated(config)
+            self.val_loader = get_dataloader(config, images, "val", rank=rank(), ranks=world_size())
         images = SomeImages(train.as_evaluated(config), config.PROBE.IMAGES, config.SEED)
         self.is_labelled = all(map(_has_labels, (train, val_loader.dataset)))
         if not self.is_labelled:
@@ -113,6 +118,8 @@ class Probe:
             values = {"rankme": spread.rankme, "feature_std": spread.feature_std}
             if self.is_labelled:
                 val = compute_features(forward, self.val_loader, batches(self.val_loader))
+                if self.has_own_loader:
+                    self.val_loader.close()
                 k = self.config.PROBE.K
                 values["knn"] = knn_accuracies(train, val, [k])[k]
         if spread.warning:

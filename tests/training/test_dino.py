@@ -1,0 +1,113 @@
+"""DINO, iBOT and DINOv2 against twenty steps of the authors' code."""
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT
+from golden import dino as golden
+from golden.formula import array, places
+
+from config import get_config, with_values
+from settings.registry import tasks
+from training.optim import build_optimizer, clip_gradients, set_weight_decay, weight_decay_at
+from weights.layout import linear_weights
+
+TOKENS = "cls_token pos_embed"
+
+
+def config_of(case, *options):
+    sizes = {"IMAGE_SIZE": golden.SIZE, "IMAGENET_MEAN": [0.0] * 3, "IMAGENET_STD": [1.0] * 3}
+    words = ["TASK", "dino", "MODEL.TYPE", "ViT", "MODEL.PATCH_SIZE", str(golden.PATCH)]
+    words += [word for key, value in sizes.items() for word in (f"DATA.{key}", str(value))]
+    for key, value in golden.VIT.items():
+        words += [f"MODEL.{key.upper()}", str(value)]
+    method = golden.HEAD | golden.CASES[case] | {"momentum": golden.MOMENTUM}
+    method["warmup_teacher_temp"], method["teacher_temp"] = golden.TEMPERATURES
+    method["warmup_teacher_temp_epochs"] = golden.WARMUP_TEMPERATURE
+    for key, value in method.items():
+        words += [f"METHOD.{key.upper()}", str(value)]
+    train = {
+        "NUM_EPOCHS": golden.EPOCHS,
+        "BASE_LR": golden.RATES[0],
+        "END_LR": golden.RATES[1],
+        "WARMUP_EPOCHS": golden.WARMUP,
+        "WARMUP_START_LR": 0.0,
+        "WEIGHT_DECAY": golden.DECAYS[0],
+        "WEIGHT_DECAY_END": golden.DECAYS[1],
+        "GRAD_CLIP": golden.CLIP,
+        "GRAD_CLIP_MODE": "parameter",
+    }
+    for key, value in train.items():
+        words += [f"TRAIN.{key}", str(value)]
+    return with_values(get_config(None, [*words, *options]), MODEL__NUM_CLASSES=0)
+
+
+def as_torch(network, name, values):
+    """Values of a parameter in torch's layout, or back."""
+    return values.T if name in linear_weights(network) else values
+
+
+def network_of(task):
+    """The task's network with the formula's weights, as the reference's."""
+    paddle.seed(0)
+    network = task.build_network()
+    for name, parameter in network.named_parameters():
+        own = name.removeprefix("teacher.")
+        if not own.endswith(("weight_g", "center")):
+            shape = as_torch(network, name, parameter).shape
+            values = array(own, tuple(shape))
+            parameter.set_value(np.ascontiguousarray(as_torch(network, name, values)))
+    network.train()
+    return network
+
+
+def batch_of(step, case):
+    whole, local = (paddle.to_tensor(v.transpose(0, 1, 3, 4, 2)) for v in golden.views(step))
+    batch = {"pixels": whole, "local": local}
+    if golden.CASES[case].get("patch_loss"):
+        batch["masked"] = paddle.to_tensor(golden.masks(step))
+    return batch
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", golden.CASES)
+def test_twenty_steps_are_the_authors(case):
+    expected = dict(np.load(ROOT / "tests" / "golden" / f"dino_{case}.npz"))
+    config = config_of(case)
+    task = tasks.choose(config)(config)
+    network = network_of(task)
+    optimizer = build_optimizer(config, network)
+    total = golden.EPOCHS * golden.STEPS
+    losses = []
+    for step in range(total):
+        epoch = step // golden.STEPS + 1
+        values = task.step(network, batch_of(step, case), epoch)
+        assert values["loss"].shape == [golden.IMAGES]
+        losses.append(values["loss"].mean().item())
+        values["loss"].mean().backward()
+        task.before_update(network, epoch)
+        clip_gradients(config, network)
+        optimizer.set_lr(float(expected["rates"][step]))
+        set_weight_decay(optimizer, weight_decay_at(config, step / total))
+        optimizer.step()
+        optimizer.clear_grad(False)
+        task.after_update(network, step / total)
+        for name in ("center", "patch_center"):
+            if f"centers/{name}" in expected and not task.sinkhorn:
+                center = getattr(network, name).numpy()
+                np.testing.assert_allclose(
+                    center, expected[f"centers/{name}"][step], atol=1e-5, rtol=0
+                )
+    np.testing.assert_allclose(losses, expected["losses"], rtol=1e-5)
+    parameters = dict(network.named_parameters())
+    compared = 0
+    for key, values in expected.items():
+        branch, _, name = key.partition("/")
+        if branch not in ("student", "teacher"):
+            continue
+        own = f"teacher.{name}" if branch == "teacher" else name
+        found = places(as_torch(network, own, parameters[own].numpy()))
+        np.testing.assert_allclose(found, values, atol=1e-5, rtol=0, err_msg=key)
+        compared += 1
+    frozen_centers = 1 + ("patch_center" in parameters)
+    assert compared == len(parameters) - frozen_centers
