@@ -208,7 +208,8 @@ class SelfDistillation(Task):
 
     def make_network(self, encoder: ImageModel) -> Dino:
         """Returns the network of an encoder, with fresh weights. A large teacher isn't needed."""
-        encoder.take_other_sizes()
+        if self.views["local_views"]:
+            encoder.take_other_sizes()
         options: dict[str, Any] = {}
         if self.patch_weight:
             options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
