@@ -54,7 +54,7 @@ METHODS = {
     "dino": DINO,
     "dino by Sinkhorn-Knopp": [
         *DINO, "METHOD.CENTERING", "sinkhorn_knopp", "METHOD.SEPARATE_HEAD", "True",
-        "METHOD.HEAD_BATCH_NORM", "True", "METHOD.FREEZE_LAST_LAYER", "0",
+        "METHOD.HEAD_BATCH_NORM", "True", "METHOD.FREEZE_LAST_LAYER", "0", "TRAIN.BASE_LR", "0.02",
     ],
     "dino of a large teacher": [*DINO, "METHOD.FREEZE_LAST_LAYER", "0"],
 }  # fmt: skip
