@@ -210,7 +210,7 @@ def test_a_task_with_views_of_its_own_reads_no_keys_of_one_view(monkeypatch):
         [need] = [need for need in needs if need.keys == ("TASK",)]
         assert [task for task in tasks.names() if need.met({"TASK": task})] == others
         line = f"command line: {key} does nothing {need.text}; leave it out"
-        given = {key: Given("command line", 1)}
+        given = {key: Given(1, "command line")}
         with pytest.raises(InputError, match=f"^{line}$"):
             refuse_idle(DEFAULTS | {"TASK": "own_views", key: 1}, given, {key: needs})
         refuse_idle(DEFAULTS | {"TASK": "mae", key: 1}, given, {key: (need,)})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter, ImageOps
+from PIL import ImageFilter, ImageOps
 
 from golden.formula import CHANGES, photograph, picture
 

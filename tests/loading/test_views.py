@@ -147,7 +147,14 @@ def test_the_pixels_have_the_authors_means_and_deviations(view):
 @pytest.mark.smoke
 def test_a_view_without_colours_is_a_random_resized_crop():
     """What is switched off draws nothing: the generator stands where TrainTransform leaves it."""
-    options = ["TRAIN.CROP_SCALE", "[0.3,0.9]", "TRAIN.AFFINE", "[9.0,0.1,0.1]", "TRAIN.VFLIP", "0.5"]
+    options = [
+        "TRAIN.CROP_SCALE",
+        "[0.3,0.9]",
+        "TRAIN.AFFINE",
+        "[9.0,0.1,0.1]",
+        "TRAIN.VFLIP",
+        "0.5",
+    ]
     config = configured(*options)
     view = ViewTransform(config, (16, 16), (0.3, 0.9))
     for seed in range(20):
@@ -198,11 +205,16 @@ def test_the_factor_scales_the_strengths():
 
 
 def test_grey_images_keep_what_has_no_meaning_for_them():
-    config = configured("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5")
+    config = configured(
+        "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"
+    )
     views = multi_crop(config, **LOUD)
     for view in itertools.chain(*views.values()):
         drawn_colors = [view.draw_colors(RNG(seed)) for seed in range(50)]
-        assert {name for one in drawn_colors for name, _ in one.jitter} == {"brightness", "contrast"}
+        assert {name for one in drawn_colors for name, _ in one.jitter} == {
+            "brightness",
+            "contrast",
+        }
         assert not any(one.grey for one in drawn_colors)
     found = draw_views(photograph().convert("L"), views, RNG)
     assert {name: each.shape for name, each in found.items()} == {
@@ -381,7 +393,9 @@ def test_a_view_is_a_function_of_seed_epoch_index_copy_and_number(folder, views_
         np.testing.assert_array_equal(sample["local"][1], expected)
     states = {
         str(dataset.generator(epoch, index, copy, view).bit_generator.state)
-        for epoch, index, copy, view in itertools.product(range(3), range(3), range(3), (None, 0, 1, 2))
+        for epoch, index, copy, view in itertools.product(
+            range(3), range(3), range(3), (None, 0, 1, 2)
+        )
     }
     assert len(states) == 3 * 3 * 3 * 4
 
