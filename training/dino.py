@@ -66,6 +66,8 @@ class SelfDistillation(Task):
         head_width: channels between the layers of a projection head.
         head_outputs: channels before the last layer of a projection head.
         norm_last_layer: whether the weights of the heads' last layer have a fixed length.
+        head_batch_norm: whether the hidden layers of the projection heads have a batch norm. It helps
+            where there are few images.
         freeze_last_layer: the first epochs, in which the heads' last layer isn't trained.
         momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
             cosine. None: 0.996 for dino, 0.99 for moco.
@@ -106,6 +108,7 @@ class SelfDistillation(Task):
         head_width: Size = 2048,
         head_outputs: Size = 256,
         norm_last_layer: bool = True,
+        head_batch_norm: bool = False,
         freeze_last_layer: WholeEpochs = 1,
         momentum: Rate | None = None,
         teacher_temp: Positive = 0.04,
@@ -137,6 +140,7 @@ class SelfDistillation(Task):
             "head_width": head_width,
             "head_outputs": head_outputs,
             "norm_last_layer": norm_last_layer,
+            "batch_norm": head_batch_norm,
         }
         self.frozen_epochs = freeze_last_layer
         self.momentum = MOMENTUM if momentum is None else momentum
@@ -154,7 +158,7 @@ class SelfDistillation(Task):
         self.teacher_file = large_teacher
         self.teacher_path = large_teacher_path
         self.large_teacher: Dino | None = None
-        self.views = {
+        self.views: dict[str, Any] = {
             "global_scale": global_scale,
             "local_views": local_views,
             "local_size": local_size,
