@@ -386,6 +386,9 @@ class TRAIN(Section):
     # Each update shrinks weights by rate x this. Adam, SGD, LARS: an L2 term of the gradient.
     WEIGHT_DECAY: Factor = key(0.3, TRAINING)
 
+    # WEIGHT_DECAY goes to this along a cosine over all updates, as DINO's. None: it stays.
+    WEIGHT_DECAY_END: Factor | None = key(None, TRAINING)
+
     # False: only matrices decay. True: biases, norms and tokens decay too (PaddleViT).
     DECAY_ALL: bool = key(False, TRAINING)
 
@@ -425,6 +428,9 @@ class TRAIN(Section):
     # The classifier's learning rate is multiplied by this.
     HEAD_LR: Factor = key(1.0, TRAINING, LABELS)
 
+    # The learning rate of the layer that reads the image is multiplied by this. DINOv2: 0.2.
+    PATCH_EMBED_LR: Factor = key(1.0, TRAINING)
+
     # Patterns of parameters that don't train: ["patch_embed.*", "blocks.[0-5].*"]. "backbone": all
     # but the classifier. None: all parameters train.
     FREEZE: Sequence[str] | None = key(None, TRAINING, is_unset("TRAIN.ADAPTER.NAME"))
@@ -439,9 +445,10 @@ class TRAIN(Section):
     # The bound that GRAD_CLIP_MODE applies to the gradients. None: gradients aren't clipped.
     GRAD_CLIP: Positive | None = key(None, TRAINING)
 
-    # Clip the norm of all gradients together. "value": clip each element. "agc": clip each unit's
-    # norm at GRAD_CLIP times the norm of its weights, except in the classifier.
-    GRAD_CLIP_MODE: Literal["norm", "value", "agc"] = key(
+    # Clip the norm of all gradients together. "parameter": clip each parameter's norm. "value": clip
+    # each element. "agc": clip each unit's norm at GRAD_CLIP times the norm of its weights, except in
+    # the classifier.
+    GRAD_CLIP_MODE: Literal["norm", "parameter", "value", "agc"] = key(
         "norm", TRAINING, is_set("TRAIN.GRAD_CLIP")
     )
 

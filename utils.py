@@ -162,7 +162,7 @@ def all_gather_tensor(tensor: paddle.Tensor) -> paddle.Tensor:
     if world_size() == 1:
         return tensor.detach()
     parts: list[paddle.Tensor] = []
-    dist.all_gather(parts, to_device(tensor.detach()))
+    dist.all_gather(parts, to_device(tensor.detach()).contiguous())
     return paddle.concat(parts)
 
 

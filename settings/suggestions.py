@@ -59,6 +59,7 @@ _FOREIGN = {
     "TRAIN.OPTIMIZER.BETAS": "opt_betas",
     "TRAIN.OPTIMIZER.EPS": "opt_eps",
     "TRAIN.OPTIMIZER.NAME": "opt",
+    "TRAIN.PATCH_EMBED_LR": "patch_embed_lr_mult",
     "TRAIN.RANDOM_ERASE_COUNT": "recount",
     "TRAIN.RANDOM_ERASE_MODE": "remode",
     "TRAIN.RANDOM_ERASE_PROB": "reprob",

@@ -26,7 +26,14 @@ from settings.registry import datasets, losses
 from settings.tasks import mixes
 from training import parallel
 from training.losses import build_criterion
-from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients
+from training.optim import (
+    ModelEma,
+    build_optimizer,
+    build_schedule,
+    clip_gradients,
+    set_weight_decay,
+    weight_decay_at,
+)
 
 
 def image():
@@ -50,6 +57,7 @@ def of_updates(config):
         optimizer.clear_grad()
         model.set_gradients(gradients(update))
         norms.append(clip_gradients(config, model).numpy())
+        set_weight_decay(optimizer, weight_decay_at(config, update / 3))
         optimizer.step()
         if ema:
             ema.update(model, update)
@@ -286,6 +294,7 @@ EVERYWHERE = {
     "TRAIN.MODEL_EMA": (True, [of_updates]),
     "TRAIN.NUM_EPOCHS": (9, [of_schedules]),
     "TRAIN.OPTIMIZER.NAME": ("SGD", [of_updates]),
+    "TRAIN.PATCH_EMBED_LR": (0.2, [of_updates]),
     "TRAIN.RANDOM_ERASE_PROB": (1.0, [of_images]),
     "TRAIN.REPEATED_AUGMENT": (2, [of_data]),
     # in the loss of classes, in the batch of several labels
@@ -293,6 +302,7 @@ EVERYWHERE = {
     "TRAIN.VFLIP": (1.0, [of_images]),
     "TRAIN.WARMUP_EPOCHS": (2.0, [of_schedules]),
     "TRAIN.WEIGHT_DECAY": (0.1, [of_updates]),
+    "TRAIN.WEIGHT_DECAY_END": (0.9, [of_updates]),
 }
 # What a task refuses of these.
 REFUSED_EVERYWHERE = {"classification": set(), "multilabel": {"DATA.SAMPLER"}}

@@ -5,7 +5,9 @@
 attention    where each head of a block (-block) attends to
 rollout      attention through all blocks
 cam          the evidence for a class (-class, -method)
-features     principal components of each stage as colours
+features     principal components of the features of all IMAGES as colours (-method pca: each
+             stage's; foreground: the last one's, the first component beside the next three as
+             colours; channels: those that vary most)
 embeddings   images of a folder in the plane, by t-SNE, with classes
 positions    the learnt position embeddings; needs no image
 predictions  a grid of images with their classes, or of -mistakes
@@ -42,7 +44,7 @@ TOGETHER = ("embeddings", "positions", "predictions")
 # The methods of a kind of picture. The first is the default.
 METHODS = {
     "cam": ("gradcam", "hirescam", "gradcam++", "layercam"),
-    "features": ("pca", "channels"),
+    "features": ("pca", "foreground", "channels"),
     "embeddings": ("tsne", "umap"),
 }
 # The kinds of pictures that a flag is for. With others it is refused, because it would do nothing.
@@ -50,6 +52,8 @@ FLAGS = {
     "block": ("attention", "features", "positions"),
     "output_class": ("cam",),
     "original": ("attention", "rollout", "cam"),
+    "mass": ("attention",),
+    "threshold": ("features",),
     "mistakes": ("predictions",),
     "most": ("predictions",),
     "seed": ("embeddings",),
@@ -234,6 +238,21 @@ def _parser() -> argparse.ArgumentParser:
         help="draw on the image as it is in the file",
     )
     parser.add_argument(
+        "-mass",
+        "--mass",
+        type=float,
+        metavar="SHARE",
+        help="of a head's attention, draw its largest part: 0.6 is DINO's",
+    )
+    parser.add_argument(
+        "-threshold",
+        "--threshold",
+        type=float,
+        metavar="SHARE",
+        help="of the first component: below it all is black; 0: nothing is (-method foreground;"
+        " default: where it parts best)",
+    )
+    parser.add_argument(
         "-mistakes",
         "--mistakes",
         action="store_true",
@@ -271,6 +290,12 @@ def check(arguments: argparse.Namespace) -> None:
         arguments.method = ""
     elif arguments.method is None:
         arguments.method = methods[0]
+    if arguments.threshold is not None and arguments.method != "foreground":
+        raise InputError("-threshold does nothing but for features -method foreground")
+    for flag, low in (("mass", "above 0"), ("threshold", "0")):
+        share = getattr(arguments, flag)
+        if share is not None and not (0 <= share <= 1 and (share or flag == "threshold")):
+            raise InputError(f"-{flag} is {share:g}, expected {low} to 1")
     if arguments.images and kind == "positions":
         raise InputError("positions takes no images; leave them out")
     if not arguments.images and kind != "positions":
@@ -314,7 +339,12 @@ def main() -> None:
         print(together(arguments, predictor, files, truth))
         return
     options = MapOptions(
-        arguments.block, arguments.method, arguments.output_class, arguments.original
+        block=arguments.block,
+        method=arguments.method,
+        output=arguments.output_class,
+        original=arguments.original,
+        mass=1.0 if arguments.mass is None else arguments.mass,
+        threshold=arguments.threshold,
     )
     print(one_by_one(arguments.kind, predictor, files, options, arguments.output))
 

@@ -31,13 +31,14 @@ from training.checkpoint.resume import resume, rewind_folder
 from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
 from training.ending import Ending
-from training.optim import clip_gradients
+from training.optim import clip_gradients, create_state, set_weight_decay, weight_decay_at
 from training.parallel import (
     ShardedOptimizer,
     broadcast_weights,
     free_unowned_weights,
     gathered_weights,
     reduce_gradients,
+    unwrapped,
     without_sync,
 )
 from training.probing.probe import Probe
@@ -72,6 +73,7 @@ def fit(
     # fails leaves a run's folder as it was.
     training = prepare(task, network, train, run)
     progress, checkpoint = resume(training)
+    create_state(unwrapped(training.optimizer))
     for model in training.evaluated_models.values():
         # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
         own = own_statistics(model) if checkpoint else ()
@@ -358,6 +360,9 @@ def _update(training: Training, update: int, epoch: int) -> paddle.Tensor:
     training.task.before_update(training.model, epoch)
     norm = clip_gradients(training.config, training.model, training.trained_parameters)
     training.optimizer.set_lr(training.schedule(update))
+    if training.config.TRAIN.WEIGHT_DECAY_END is not None:
+        weight_decay = weight_decay_at(training.config, training.share(update))
+        set_weight_decay(unwrapped(training.optimizer), weight_decay)
     training.scaler.step(training.optimizer, norm)
     # Gradients are freed. Setting them to zero would cost each parameter a kernel now and an
     # addition later.

@@ -157,6 +157,16 @@ def wrap_optimizer(
     return ShardedOptimizer(optimizer, stage, options.fuse_grad_size_in_MB, blocks)
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """Returns the optimizer that ``wrap_optimizer`` was given.
+
+    A wrapper has its methods. Attributes have to be set on itself.
+    """
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.inner
+    return getattr(optimizer, "_inner_opt", optimizer)
+
+
 def _blocks(model: Any) -> list[nn.Layer]:
     """Returns a model's blocks, which it calls one after the other.
 

@@ -253,9 +253,12 @@ def _log_model(config: Configuration, model: nn.Layer, run: Run) -> None:
     frozen = [p.size for p in model.parameters() if p.stop_gradient]
     decayed = len(set(decayed_parameters(config, model)) & trained.keys())
     count = sum(p.size for p in trained.values()) + sum(frozen)
+    course = ""
+    if config.TRAIN.WEIGHT_DECAY_END is not None:
+        course = f" {config.TRAIN.WEIGHT_DECAY:g} to {config.TRAIN.WEIGHT_DECAY_END:g}"
     line = (
         f"{config.MODEL.NAME}: {count:,} parameters, {precision_text(config)};"
-        f" {config.TRAIN.OPTIMIZER.NAME}, weight decay on {decayed} tensors,"
+        f" {config.TRAIN.OPTIMIZER.NAME}, weight decay{course} on {decayed} tensors,"
         f" off on {len(trained) - decayed}"
     )
     if frozen:

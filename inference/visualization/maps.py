@@ -14,6 +14,7 @@ from inference.pictures import Picture
 from inference.predictor import Predictor
 from inference.visualization.attention import attention, describe_queries, has_attention, rollout
 from inference.visualization.cam import cam
+from inference.visualization.components import flattened, foreground, principal
 from inference.visualization.draw import Panel, enlarge, heat, png, to_colours
 from inference.visualization.predicted_image import (
     PredictedImage,
@@ -41,15 +42,20 @@ class MapOptions(NamedTuple):
     Attributes:
         block: the index of the attention block, or of the stage whose features are drawn; None: the
             last block, or several stages.
-        method: of class activation maps, one of ``cam.METHODS``; of features "pca" or "channels".
+        method: of class activation maps, one of ``cam.METHODS``; of features "pca", "foreground" or
+            "channels".
         output: the class to explain, by its name or index; None: the predicted one.
         original: whether maps are drawn on the original image instead of the model's input.
+        mass: of attention, the share that is drawn: that of the places that get the most.
+        threshold: see ``components.foreground``.
     """
 
     block: int | None = None
     method: str = ""
     output: str | None = None
     original: bool = False
+    mass: float = 1.0
+    threshold: float | None = None
 
 
 def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
@@ -79,7 +85,7 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
 
 
 def named_panel(predicted: PredictedImage) -> Panel:
-    """Returns the image with its name and the most probable class."""
+    """Returns the image with its name and the most probable class, if the model gives classes."""
     classes = predicted.prediction.classes
     text = ""
     if classes:
@@ -93,6 +99,8 @@ def attention_panels(
     """Returns the image, the attention averaged over a block's heads, and that of each head."""
     block = -1 if options.block is None else options.block
     maps = attention(model_of(predictor), predicted.image, block)
+    if options.mass < 1:
+        maps = np.stack([largest_part(values, options.mass) for values in maps])
     panels = [
         named_panel(predicted),
         Panel("mean of the heads", _attention_picture(predicted, maps.mean(0))),
@@ -101,6 +109,21 @@ def attention_panels(
         for number, values in enumerate(maps):
             panels.append(Panel(f"head {number}", _attention_picture(predicted, values)))
     return panels
+
+
+def largest_part(values: np.ndarray, mass: float) -> np.ndarray:
+    """Returns a map in which the places beside the largest ones are 0, as DINO's pictures have it
+    (Caron et al. 2021, arXiv:2104.14294).
+
+    Args:
+        values: [rows, columns], not negative.
+        mass: what is kept is the fewest places that have this share of the sum, from 0 to 1.
+    """
+    order = np.argsort(values, axis=None, kind="stable")
+    shares = np.cumsum(values.ravel()[order]) / values.sum()
+    kept = np.zeros(values.size, bool)
+    kept[order[shares > 1 - mass]] = True
+    return np.where(kept.reshape(values.shape), values, 0)
 
 
 def rollout_panels(predictor: Predictor, predicted: PredictedImage, _: MapOptions) -> list[Panel]:
@@ -117,8 +140,15 @@ def _attention_picture(predicted: PredictedImage, values: np.ndarray) -> np.ndar
 
 
 def cam_panels(predictor: Predictor, predicted: PredictedImage, options: MapOptions) -> list[Panel]:
-    """Returns the image and the class activation map of a class."""
-    output = predicted.prediction.outputs[0]
+    """Returns the image and the class activation map of a class.
+
+    Raises:
+        InputError: the model gives no classes, or not this one.
+    """
+    # ``cam`` refuses a model without outputs. Those of others may be features.
+    if model_of(predictor).num_classes:
+        predictor.check_classifier()
+    output = next(iter(predicted.prediction.outputs), None)
     if options.output is not None:
         output = class_index(predictor, options.output)
     values = cam(model_of(predictor), predicted.image, output, options.method)
@@ -135,6 +165,8 @@ def title_of(kind: str, predictor: Predictor, options: MapOptions) -> tuple[str,
         count = len(attention_layers(model))
         block = (-1 if options.block is None else options.block) % count
         title = f"attention {describe_queries(model)}, block {block} ({count} blocks, from 0)"
+        if options.mass < 1:
+            title += f", its largest {options.mass:.0%}"
         label = _ATTENTION_LABEL
     elif kind == "rollout":
         title = f"attention rollout {describe_queries(model)}"
@@ -145,6 +177,8 @@ def title_of(kind: str, predictor: Predictor, options: MapOptions) -> tuple[str,
             for stage in _stages(len(model.feature_info), options)
         ]
         drawn = "principal components as colours"
+        if options.method == "foreground":
+            drawn = "the first principal component, and the next three as colours"
         if options.method == "channels":
             drawn = "channels that vary most"
         title = f"{drawn}, {', '.join(stages)}"
@@ -162,15 +196,21 @@ def feature_panels(
 
     Red, green and blue are the first three principal components. They are computed over all images
     together, as in DINOv2's figures (Oquab et al. 2023, arXiv:2304.07193), so that a colour means
-    the same in each. With the method "channels", the channels of one stage that vary most are
-    drawn instead, each by itself.
+    the same in each. The method "foreground" draws components of one stage, after the last norm:
+    the first one, and the next three as colours where the first one is large. The method "channels"
+    draws the channels of one stage that vary most, each by itself.
     """
     model = model_of(predictor)
     stages = _stages(len(model.feature_info), options)
     maps = []
     with paddle.no_grad():
         for predicted in images:
-            outputs = model.forward_intermediates(predicted.image, stages, intermediates_only=True)
+            outputs = model.forward_intermediates(
+                predicted.image,
+                stages,
+                norm=options.method == "foreground",
+                intermediates_only=True,
+            )
             maps.append([x[0].transpose([1, 2, 0]).astype("float32").numpy() for x in outputs])
     rows = [[named_panel(predicted)] for predicted in images]
     for place, stage in enumerate(stages):
@@ -179,38 +219,22 @@ def feature_panels(
             for row, panels in zip(rows, _channels(stage_maps), strict=True):
                 row.extend(panels)
             continue
+        if options.method == "foreground":
+            firsts, colours = foreground(stage_maps, options.threshold)
+            for row, first, drawn in zip(rows, firsts, colours, strict=True):
+                row.append(Panel("first component", _picture(to_colours(first))))
+                row.append(Panel("the next three", _picture(drawn)))
+            continue
         for row, colours in zip(rows, principal(stage_maps), strict=True):
             height, width = colours.shape[:2]
             title = f"{model.feature_info[stage]['module']}\n{height} x {width}"
-            row.append(Panel(title, enlarge((255 * colours + 0.5).astype(np.uint8))))
+            row.append(Panel(title, _picture(colours)))
     return rows
 
 
-def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the first three principal components of maps [h, w, C]: [h, w, 3], from 0 to 1.
-
-    The largest weight of a component is positive, which fixes its sign. A hundredth of the values
-    is cut off at either end.
-    """
-    flat = _flattened(maps).astype(np.float64)
-    flat -= flat.mean(0)
-    vectors = np.linalg.eigh(flat.T @ flat)[1][:, ::-1][:, :3]
-    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(0), range(vectors.shape[1])])
-    # With fewer than three channels, the other components are 0.
-    components = np.pad(flat @ vectors, ((0, 0), (0, 3 - vectors.shape[1])))
-    low, high = np.quantile(components, [0.01, 0.99], axis=0)
-    shares = np.clip((components - low) / np.maximum(high - low, 1e-12), 0, 1)
-    sizes = [values.shape[:2] for values in maps]
-    ends = np.cumsum([height * width for height, width in sizes])[:-1]
-    return [
-        colours.reshape(height, width, 3)
-        for colours, (height, width) in zip(np.split(shares, ends), sizes, strict=True)
-    ]
-
-
-def _flattened(maps: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the places of all maps [h, w, C], one after the other: [places, C]."""
-    return np.concatenate([values.reshape(-1, values.shape[-1]) for values in maps])
+def _picture(colours: np.ndarray) -> np.ndarray:
+    """Returns colours [h, w, 3] from 0 to 1 as an enlarged image."""
+    return enlarge((255 * colours + 0.5).astype(np.uint8))
 
 
 def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
@@ -218,7 +242,7 @@ def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
 
     The colours of a channel go from its smallest value in all maps to its largest.
     """
-    flat = _flattened(maps)
+    flat = flattened(maps)
     low = flat.min(0)
     span = np.maximum(np.ptp(flat, 0), 1e-12)
     chosen = sorted(np.argsort(-flat.std(0), kind="stable")[:most].tolist())
@@ -241,7 +265,7 @@ def _stages(count: int, options: MapOptions) -> list[int]:
                 f" give 0 to {count - 1}"
             )
         return [options.block % count]
-    if options.method == "channels":
+    if options.method != "pca":
         return [count - 1]
     # Evenly spread, the last one among them.
     shown = min(count, STAGES)

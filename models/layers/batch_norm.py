@@ -19,9 +19,10 @@ import ops
 from errors import InputError
 from models.layers.activations import gelu, relu, silu
 from models.layers.classifier_norm import ClassifierNorm
+from models.layers.sync_batch_norm import SyncBatchNorm1D
 from utils import num_gpus, world_size
 
-BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
+BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm, SyncBatchNorm1D)
 # The activations that the compiled batch norm can apply to its output, and its names for them.
 FUSED = {None: "", relu: "relu", gelu: "gelu", silu: "silu"}
 Act = Callable[[paddle.Tensor], paddle.Tensor]

@@ -57,6 +57,12 @@ def matmul(
     return product if bias is None else add_bias(product, bias.unsqueeze(1))
 
 
+def float32_matmul(x: paddle.Tensor, y: paddle.Tensor, **transposed: bool) -> paddle.Tensor:
+    """Returns ``paddle.matmul`` in float32, under autocast, too."""
+    with paddle.amp.auto_cast(enable=False):
+        return paddle.matmul(x, y, **transposed)
+
+
 def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
     """Returns product + bias in the type of the product, as PyTorch's layers do under autocast.
 

@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional as F
 
+from models.layers.linear import float32_matmul
 from utils import all_gather, all_reduce_sum
 
 _KMEANS_STEPS = 10
@@ -17,7 +18,7 @@ _KMEANS_STEPS = 10
 
 def nearest(features: paddle.Tensor, codes: paddle.Tensor) -> paddle.Tensor:
     """Returns the code of each feature: [..., C], [codes, C] -> [...] int64."""
-    return _product(features, codes, transpose_y=True).argmax(-1)
+    return float32_matmul(features, codes, transpose_y=True).argmax(-1)
 
 
 @paddle.no_grad()
@@ -67,13 +68,7 @@ def _means(codes: paddle.Tensor, features: paddle.Tensor, tokens: paddle.Tensor)
     ones = paddle.ones_like(features[:, :1])
     assigned = F.one_hot(tokens, len(codes))
     # A product adds in the same order at each call, a scatter on a GPU doesn't.
-    sums = _product(assigned, paddle.concat([features, ones], axis=1), transpose_x=True)
+    sums = float32_matmul(assigned, paddle.concat([features, ones], axis=1), transpose_x=True)
     sums = all_reduce_sum(sums)
     means = F.normalize(sums[:, :-1] / sums[:, -1:].clip(min=1), axis=-1)
     return paddle.where(sums[:, -1:] > 0, means, codes)
-
-
-def _product(x: paddle.Tensor, y: paddle.Tensor, **transposed: bool) -> paddle.Tensor:
-    """Returns a matrix product in float32, under autocast, too."""
-    with paddle.amp.auto_cast(enable=False):
-        return paddle.matmul(x, y, **transposed)

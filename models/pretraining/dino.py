@@ -17,6 +17,7 @@ from models.base import ImageModel
 from models.layers import Linear, init_linear
 from models.layers.activations import GELU
 from models.layers.linear import matmul
+from models.layers.sync_batch_norm import SyncBatchNorm1D
 from models.pretraining.momentum import FrozenCopy
 from models.pretraining.network import (
     PretrainingNetwork,
@@ -40,6 +41,7 @@ class Dino(PretrainingNetwork):
         head_width: channels between a head's layers.
         head_outputs: channels before a head's last layer.
         norm_last_layer: whether the weights of the last layer have a fixed length.
+        batch_norm: whether the hidden layers of a head have a batch norm.
         max_masked: the largest number of an image's patches that are predicted, too, in both views
             together; 0: none are.
         separate_head: whether patches have a head of their own.
@@ -59,6 +61,7 @@ class Dino(PretrainingNetwork):
         head_width: int = 2048,
         head_outputs: int = 256,
         norm_last_layer: bool = True,
+        batch_norm: bool = False,
         *,
         max_masked: int = 0,
         separate_head: bool = False,
@@ -66,7 +69,7 @@ class Dino(PretrainingNetwork):
     ) -> None:
         super().__init__(encoder, ("encoder", "teacher.encoder") if has_teacher else ("encoder",))
         width = encoder.num_features
-        sizes = (width, prototypes, head_width, head_outputs, norm_last_layer)
+        sizes = (width, prototypes, head_width, head_outputs, norm_last_layer, batch_norm)
         self.max_masked = max_masked
         self.patches = max_masked > 0
         self.head = ProjectionHead(*sizes)
@@ -174,6 +177,7 @@ class ProjectionHead(nn.Layer):
         hidden: channels between the layers.
         outputs: channels of the MLP's output.
         norm_last_layer: whether the lengths stay 1.
+        batch_norm: whether each hidden layer has a batch norm over the views of all processes.
 
     Shape: [..., width] -> [..., K] float32.
     """
@@ -185,16 +189,23 @@ class ProjectionHead(nn.Layer):
         hidden: int = 2048,
         outputs: int = 256,
         norm_last_layer: bool = True,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            Linear(width, hidden), GELU(), Linear(hidden, hidden), GELU(), Linear(hidden, outputs)
-        )
+        layers: list[nn.Layer] = []
+        for inputs in (width, hidden):
+            layers.append(Linear(inputs, hidden))
+            if batch_norm:
+                layers.append(SyncBatchNorm1D(hidden))
+            layers.append(GELU())
+        self.mlp = nn.Sequential(*layers, Linear(hidden, outputs))
         self.mlp.apply(init_linear)
         self.last_layer = _Prototypes(outputs, prototypes, norm_last_layer)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.last_layer(F.normalize(self.mlp(x).astype("float32"), axis=-1))
+        outputs = self.mlp(x.flatten(0, -2)).astype("float32")
+        logits = self.last_layer(F.normalize(outputs, axis=-1))
+        return logits.reshape([*x.shape[:-1], -1])
 
 
 class _Prototypes(nn.Layer):
@@ -212,8 +223,8 @@ class _Prototypes(nn.Layer):
         # The logits are scaled instead of the weights, of which there are more.
         lengths = self.weight_v.square().sum(1).sqrt()
         scale = self.weight_g.flatten() / lengths
-        logits = matmul(x.flatten(0, -2), self.weight_v, transpose_y=True)
-        return (logits.astype("float32") * scale).reshape([*x.shape[:-1], -1])
+        logits = matmul(x, self.weight_v, transpose_y=True)
+        return logits.astype("float32") * scale
 
 
 def _by_image(features: paddle.Tensor, count: int) -> paddle.Tensor:

@@ -23,7 +23,12 @@ from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.patch_embed import join_patches
 from models.layers.positions import sincos_2d
-from models.pretraining.network import PretrainingNetwork, check_heads, patch_statistics
+from models.pretraining.network import (
+    PretrainingNetwork,
+    check_heads,
+    fix_positions,
+    patch_statistics,
+)
 from models.vit import VisionTransformer
 from weights.names import mae as names
 
@@ -75,7 +80,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         self.norm_target = norm_target
         self.units = patches.grid_size
         self.num_visible = visible_count(patches.num_patches, mask_ratio, "patches")
-        self._fix_positions()
+        fix_positions(encoder, endpoint=False)
         add_decoder(self, decoder_width, decoder_depth, decoder_heads, pixels)
         rows, columns = self.units
         table = sincos_2d(rows, columns, decoder_width, endpoint=False, key="METHOD.DECODER_WIDTH")
@@ -124,19 +129,6 @@ class MaskedAutoencoder(PretrainingNetwork):
 
     def no_weight_decay(self) -> set[str]:
         return {*super().no_weight_decay(), "mask_token"}
-
-    @paddle.no_grad()
-    def _fix_positions(self) -> None:
-        encoder: Any = self.encoder
-        if "pos_embed" not in encoder._parameters:
-            return
-        rows, columns = encoder.patch_embed.grid_size
-        table = sincos_2d(rows, columns, encoder.num_features, endpoint=False)
-        prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
-        # The parameters of a static graph have no values yet (tools/list_models.py).
-        if paddle.in_dynamic_mode():
-            encoder.pos_embed.set_value(np.concatenate([prefix, table], axis=1))
-        encoder.pos_embed.stop_gradient = True
 
     def _predict(self, patches: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
         """Returns the pixels of the masked patches, [B, masked, patch_size^2 * C] float32.

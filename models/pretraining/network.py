@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel
+from models.beit import Beit
+from models.layers.positions import sincos_2d
+from models.vit import VisionTransformer
 from weights.names.rules import ENCODER_PREFIX
 
 
@@ -99,6 +103,30 @@ def _check_options(encoder: ImageModel) -> None:
             "MODEL.GLOBAL_POOL is map, expected token or avg: the weights of the pooling wouldn't be"
             " trained"
         )
+
+
+@paddle.no_grad()
+def fix_positions(encoder: Any, endpoint: bool) -> None:
+    """Sets the ``pos_embed`` of a ViT or a BEiT to the fixed sine-cosine embedding, which isn't
+    trained. Tokens before the patches have the position 0.
+
+    An encoder without such a parameter stays as it is.
+
+    Args:
+        endpoint: as of ``sincos_2d``.
+
+    Raises:
+        InputError: the channels aren't a multiple of 4.
+    """
+    if not isinstance(encoder, VisionTransformer | Beit) or "pos_embed" not in encoder._parameters:
+        return
+    rows, columns = encoder.patch_embed.grid_size
+    table = sincos_2d(rows, columns, encoder.num_features, endpoint=endpoint)
+    prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
+    # The parameters of a static graph have no values yet (tools/list_models.py).
+    if paddle.in_dynamic_mode():
+        encoder.pos_embed.set_value(np.concatenate([prefix, table], axis=1))
+    encoder.pos_embed.stop_gradient = True
 
 
 def check_heads(width: int, heads: int) -> None:

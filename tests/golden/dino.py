@@ -196,8 +196,9 @@ class Losses:
 
 def record(name: str, case: dict[str, Any]) -> None:
     import torch
-    import utils as authors
     from dinov2.layers.dino_head import DINOHead as SecondHead
+
+    import utils as authors
 
     def head() -> Any:
         sizes = {"hidden_dim": HEAD["head_width"], "bottleneck_dim": HEAD["head_outputs"]}

@@ -53,36 +53,71 @@ def set_gradients(parameters: dict[str, torch.Tensor], step: int) -> None:
         parameters[name].grad = torch.from_numpy(gradient)
 
 
+def given_parameters() -> dict[str, torch.nn.Parameter]:
+    return {
+        name: torch.nn.Parameter(torch.from_numpy(array(name, shape)))
+        for name, shape in given.SHAPES.items()
+    }
+
+
+def trained(case: str, end: float, late: dict[str, int]) -> dict[str, np.ndarray]:
+    """The parameters after STEPS steps, whose weight decay goes along a cosine to ``end``.
+
+    A parameter in ``late`` has no gradient before that step.
+    """
+    parameters = given_parameters()
+    groups = {
+        name: {"params": [p], "decays": name in given.DECAYED, "scale": given.SCALES[name]}
+        for name, p in parameters.items()
+    }
+    chosen = optimizers(case, groups)
+    for step in range(given.STEPS):
+        set_gradients(parameters, step)
+        for name, first in late.items():
+            if step < first:
+                parameters[name].grad = None
+        cosine = np.cos(np.pi * step / given.STEPS)
+        decay = float(end + 0.5 * (given.WEIGHT_DECAY - end) * (1 + cosine))
+        for optimizer in chosen:
+            for group in optimizer.param_groups:
+                group["lr"] = given.rate(step) * group["scale"]
+                group["weight_decay"] = decay * group["decays"]
+            optimizer.step()
+            for group in optimizer.param_groups:
+                if all(p.grad is None for p in group["params"]):
+                    # timm's LAMB counts steps without a gradient, too; torch's optimizers don't
+                    group.pop("step", None)
+    return {name: p.detach().numpy() for name, p in parameters.items()}
+
+
+def clip_each(parameters: list[torch.Tensor], limit: float) -> None:
+    """Scales each gradient to a norm of ``limit`` at most, as DINO's utils.py."""
+    for p in parameters:
+        factor = limit / (p.grad.norm() + 1e-6)
+        if factor < 1:
+            p.grad *= factor
+
+
 def main() -> None:
     results = {}
     for case in given.CASES:
-        parameters = {
-            name: torch.nn.Parameter(torch.from_numpy(array(name, s)))
-            for name, s in given.SHAPES.items()
+        kinds = {
+            "": (given.WEIGHT_DECAY, {}),
+            "decay ": (given.WEIGHT_DECAY_END, {}),
+            "late ": (given.WEIGHT_DECAY, given.LATE),
         }
-        groups = {
-            name: {
-                "params": [p],
-                "weight_decay": given.WEIGHT_DECAY * (name in given.DECAYED),
-                "scale": given.SCALES[name],
-            }
-            for name, p in parameters.items()
-        }
-        chosen = optimizers(case, groups)
-        for step in range(given.STEPS):
-            set_gradients(parameters, step)
-            for optimizer in chosen:
-                for group in optimizer.param_groups:
-                    group["lr"] = given.rate(step) * group["scale"]
-                optimizer.step()
-        results |= {f"{case}/{name}": p.detach().numpy() for name, p in parameters.items()}
+        for kind, arguments in kinds.items():
+            arrays = trained(case, *arguments)
+            results |= {f"{kind}{case}/{name}": value for name, value in arrays.items()}
     for mode, limit in given.CLIPS.items():
+        parameters = given_parameters()
         set_gradients(parameters, 0)
-        for name, p in parameters.items():
-            p.data = torch.from_numpy(array(name, given.SHAPES[name]))
         # as timm.models.model_parameters
         clipped = list(parameters.values())[: -2 if mode == "agc" else None]
-        dispatch_clip_grad(clipped, limit, mode)
+        if mode == "parameter":
+            clip_each(clipped, limit)
+        else:
+            dispatch_clip_grad(clipped, limit, mode)
         results |= {f"{mode}/{name}": p.grad.numpy() for name, p in parameters.items()}
     set_gradients(parameters, 0)
     results["norm"] = torch.nn.utils.get_total_norm([p.grad for p in parameters.values()]).numpy()

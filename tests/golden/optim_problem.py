@@ -25,7 +25,11 @@ EPS = 1e-6
 MOMENTUM = 0.9
 STEPS = 10
 CASES = ("AdamW", "Adam", "SGD", "SGD nesterov", "LAMB", "Lion", "Muon", "Muon nesterov")
-CLIPS = {"norm": 0.5, "value": 0.05, "agc": 0.3}
+# a decay that rises; parameters that have no gradient in the first steps, as DINO's last layer
+WEIGHT_DECAY_END = 0.8
+LATE = {"conv.weight": 2, "fc.weight": 3, "fc.bias": 3}
+# "parameter" clips some of the parameters, not all
+CLIPS = {"norm": 0.5, "parameter": 0.3, "value": 0.05, "agc": 0.3}
 # updates of a scaler that grows after three
 OVERFLOWS = [False] * 7 + [True, False, False, True, True] + [False] * 4
 

@@ -87,6 +87,20 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
             "-block does nothing for rollout; it is for attention, features",
         ),
         (
+            "rollout M PHOTO -output x.png -mass 0.6",
+            "-mass does nothing for rollout; it is for attention",
+        ),
+        ("attention M PHOTO -output x.png -mass 0", "-mass is 0, expected above 0 to 1"),
+        ("attention M PHOTO -output x.png -mass nan", "-mass is nan, expected above 0 to 1"),
+        (
+            "features M PHOTO -output x.png -threshold 0.5",
+            "-threshold does nothing but for features -method foreground",
+        ),
+        (
+            "features M PHOTO -output x.png -method foreground -threshold 1.5",
+            "-threshold is 1.5, expected 0 to 1",
+        ),
+        (
             "cam M PHOTO -output x.png -method cam",
             "-method is 'cam', expected gradcam, hirescam, gradcam++, layercam",
         ),

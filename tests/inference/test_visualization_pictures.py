@@ -15,9 +15,10 @@ from errors import InputError, RunError
 from inference import Predictor
 from inference.visualization import overlay
 from inference.visualization.attention import attention
+from inference.visualization.components import principal
 from inference.visualization.draw import heat, to_colours
 from inference.visualization.embeddings import WRONG, plane, pooled_features, predictions
-from inference.visualization.maps import MapOptions, cam_panels, feature_panels, principal
+from inference.visualization.maps import MapOptions, cam_panels, feature_panels
 from inference.visualization.positions import positions, similarities, tables
 from inference.visualization.predicted_image import class_index, predict_image
 from tools.visualize import list_images, true_class

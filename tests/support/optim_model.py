@@ -27,6 +27,9 @@ def whole_state(model, optimizer):
 class Small(nn.Layer):
     """Four layers with the parameters of golden/optim.npz. Arrays are in torch's layout."""
 
+    first_conv = "conv"
+    beside_first_conv = ()
+
     def __init__(self):
         super().__init__()
         self.embed = self.create_parameter(list(SHAPES["embed"]))

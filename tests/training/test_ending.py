@@ -3,6 +3,7 @@ that goes on.
 """
 
 import json
+import math
 import types
 
 import pytest
@@ -16,7 +17,7 @@ from settings.plain import check_form
 from training import ending, engine
 from training.checkpoint import Progress
 from training.checkpoint.state import _FORM
-from training.optim import build_schedule
+from training.optim import build_schedule, set_weight_decay
 
 EVERY = ["SAVE_FREQ", "1", "KEEP_LAST", "1000", "REPORT_FREQ", "1", "TRAIN.BASE_LR", "0.01"]
 
@@ -57,7 +58,7 @@ def test_a_run_ends_after_so_many_evaluations_without_gain():
 
 
 def test_a_run_that_stops_early_is_whole_and_goes_on_counting(ranks):
-    folder, _ = ranks
+    folder, *_ = ranks
     assert [
         record["epoch"] for record in records(folder / "whole") if record["split"] == "val"
     ] == [1, 2, 3, 4]
@@ -89,11 +90,18 @@ def test_a_run_that_stops_early_is_whole_and_goes_on_counting(ranks):
 BUDGET = [*EVERY, "DATA.GLOBAL_BATCH", "8", "TRAIN.NUM_EPOCHS", "100", "TRAIN.MAX_MINUTES", "1"]
 
 
-def timed(runs):
+def timed(runs, decays=None):
     """Trains; the clock of the budget goes on by a second at an update, and by two at an
-    evaluation.
+    evaluation. Returns the seconds of each run.
+
+    Args:
+        decays: gets the weight decay of each update.
     """
     now = 0.0
+
+    def set_decay(optimizer, value):
+        decays.append(value)
+        return set_weight_decay(optimizer, value)
 
     def slow(function, seconds):
         def slowed(*args, **named):
@@ -107,6 +115,7 @@ def timed(runs):
         patch.setattr(ending, "time", types.SimpleNamespace(monotonic=lambda: now))
         patch.setattr(engine, "_update", slow(engine._update, 1.0))
         patch.setattr(engine, "evaluate", slow(engine.evaluate, 2.0))
+        patch.setattr(engine, "set_weight_decay", set_decay)
         ends = []
         for run in runs:
             now = 1000.0
@@ -126,6 +135,10 @@ LONG = [
     *BUDGET,
     "TRAIN.WARMUP_EPOCHS",
     "20",
+    "TRAIN.WEIGHT_DECAY",
+    "0.04",
+    "TRAIN.WEIGHT_DECAY_END",
+    "0.4",
 ]
 MIDDLES = ("epoch_0003", "epoch_0009_sample_000000024")
 
@@ -134,12 +147,15 @@ def in_ranks(stopping, budgeted):
     """Trains all: to start processes takes longer."""
     for run in stopping:
         train(*run)
-    return timed(budgeted)
+    decays = []
+    return timed(budgeted, decays), decays
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """Runs of two processes: their folder, and the seconds of the first budget."""
+    """Runs of two processes: their folder, the seconds of the first budget, and the weight decay
+    of each update.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     options = [
         *without(TINY, "TRAIN.NUM_EPOCHS"),
@@ -167,15 +183,15 @@ def ranks(tmp_path_factory):
     for name in MIDDLES:
         path = str(folder / "timed" / "checkpoints" / name)
         budgeted.append(([*LONG, "MODEL.RESUME", path], folder / name, 37))
-    (seconds, *_), _ = run_ranks(in_ranks, stopping, budgeted)
-    return folder, seconds
+    ((seconds, *_), decays), _ = run_ranks(in_ranks, stopping, budgeted)
+    return folder, seconds, decays
 
 
 def test_the_schedule_ends_when_the_time_does(ranks):
     """An epoch of 4 updates and its evaluation take 6 seconds; of 60, 3 % stay free. After the
     first epoch 8 whole ones fit, and 2 updates with the last evaluation: 38 updates.
     """
-    folder, seconds = ranks
+    folder, seconds, _ = ranks
     assert seconds == 58
     found = rates(folder / "timed")
     assert list(found) == list(range(1, 39))
@@ -198,6 +214,22 @@ def test_the_schedule_ends_when_the_time_does(ranks):
         9.5,
     ]
     assert (folder / "timed/checkpoints/last").resolve().name == "epoch_0010"
+
+
+def test_the_weight_decay_ends_when_the_time_does(ranks):
+    """It is a function of the same place in the plan as the rate, and of nothing else."""
+    places = [update / 4 for update in range(4)]
+    places += [1 + (update / 4 - 1) * 99 / 8.5 for update in range(4, 38)]
+    expected = [0.4 - 0.18 * (1 + math.cos(math.pi * place / 100)) for place in places]
+    # The first run, then those that went on after 12 and after 35 of its 38 updates.
+    expected = expected + expected[12:] + expected[35:]
+    folder, _, decays = ranks
+    assert decays == pytest.approx(expected, rel=1e-9)
+    assert decays[37] > 0.399
+    assert (
+        "AdamW, weight decay 0.04 to 0.4 on 10 tensors, off on"
+        in (folder / "timed" / "log.txt").read_text()
+    )
 
 
 def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from golden.optim_problem import CLIPS, OVERFLOWS, gradients
+from golden.optim_problem import CLIPS, OVERFLOWS, SHAPES, gradients
 from paddle import nn
 from support.optim_model import Small
 from support.ranks import run_ranks
@@ -37,7 +37,8 @@ def test_clipping_is_torchs_and_timms(mode):
 
 
 @pytest.mark.parametrize(
-    ("limit", "mode"), [(None, "norm"), (1e3, "norm"), (1e3, "value"), (1e3, "agc")]
+    ("limit", "mode"),
+    [(None, "norm"), (1e3, "norm"), (1e3, "parameter"), (1e3, "value"), (1e3, "agc")],
 )
 def test_gradients_within_the_limit_keep_their_bits(limit, mode):
     model = Small()
@@ -60,6 +61,25 @@ def test_parameters_without_a_gradient_are_passed_over(mode):
     )
     rest = [g for name, g in gradients(0).items() if name not in ("fc.weight", "conv.bias")]
     assert norm.item() == pytest.approx(np.sqrt(sum((g**2).sum() for g in rest)), rel=1e-6)
+
+
+def test_each_parameter_is_clipped_by_its_own_norm():
+    model = Small()
+    model.set_gradients(gradients(0))
+    limit = CLIPS["parameter"]
+    clip_gradients(
+        get_config(None, ["TRAIN.GRAD_CLIP", str(limit), "TRAIN.GRAD_CLIP_MODE", "parameter"]),
+        model,
+    )
+    clipped = []
+    for name, found in model.arrays(gradient).items():
+        before = np.linalg.norm(gradients(0)[name])
+        assert np.linalg.norm(found) == pytest.approx(min(before, limit), rel=1e-5), name
+        if before > limit:
+            clipped.append(name)
+        else:
+            np.testing.assert_array_equal(found, gradients(0)[name], err_msg=name)
+    assert 0 < len(clipped) < len(SHAPES)
 
 
 def test_ranks_that_share_out_gradients_add_squares_parameter_by_parameter(monkeypatch):

@@ -11,10 +11,12 @@ from golden.optim_problem import (
     SCALES,
 )
 from support.optim_model import PROBLEM, Small, with_options
+from support.small_models import SMALL_MODELS
 
 from config import get_config
 from errors import InputError
 from models import create_model
+from models.pretraining.network import PretrainingNetwork
 from training.optim import build_optimizer, decayed_parameters, freeze, layer_scales
 
 
@@ -115,3 +117,41 @@ def test_freezing_takes_patterns_and_returns_names(patterns, frozen):
 def test_freezing_nothing_or_everything_is_an_error(patterns, message):
     with pytest.raises(InputError, match=message):
         freeze(get_config(None, ["TRAIN.FREEZE", patterns]), Small())
+
+
+def test_the_layer_that_reads_the_image_has_a_rate_of_its_own():
+    model = create_model("vit_digits")
+    found = layer_scales(get_config(None, ["TRAIN.PATCH_EMBED_LR", "0.2"]), model)
+    expected = {name: 0.2 if "patch_embed" in name else 1.0 for name in found}  # DINOv2's rule
+    assert found == expected
+    assert [name for name, scale in found.items() if scale == 0.2] == [
+        "patch_embed.proj.weight",
+        "patch_embed.proj.bias",
+    ]
+    decayed = layer_scales(with_options(PROBLEM | {"TRAIN.PATCH_EMBED_LR": 0.2}), Small())
+    expected = {name: scale * (0.2 if "conv" in name else 1) for name, scale in SCALES.items()}
+    assert decayed == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_layer_that_reads_the_image_is_found_in_every_architecture():
+    config = get_config(None, ["TRAIN.PATCH_EMBED_LR", "0.2"])
+    for name, small in SMALL_MODELS.items():
+        model = small()
+        found = layer_scales(config, model)
+        names = [name for name, scale in found.items() if scale == 0.2]
+        assert set(found.values()) == {0.2, 1.0}, name
+        for convolution in (model.first_conv, *model.beside_first_conv):
+            assert f"{convolution}.weight" in names, name
+        # It is the one layer: at the top, except in LeNet's sequence of layers.
+        depth = 2 if name == "lenet" else 1
+        layers = {tuple(name.split(".")[:depth]) for name in names}
+        assert len(layers) == 1, (name, layers)
+
+
+def test_the_layer_of_an_encoder_is_found_under_its_name():
+    network = PretrainingNetwork(create_model("vit_digits", num_classes=0))
+    found = layer_scales(get_config(None, ["TRAIN.PATCH_EMBED_LR", "0.2"]), network)
+    assert [name for name, scale in found.items() if scale == 0.2] == [
+        "encoder.patch_embed.proj.weight",
+        "encoder.patch_embed.proj.bias",
+    ]

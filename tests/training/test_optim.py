@@ -10,10 +10,12 @@ from golden.optim_problem import (
     BETAS,
     CASES,
     DECAYED,
+    LATE,
     SCALES,
     SHAPES,
     STEPS,
     WEIGHT_DECAY,
+    WEIGHT_DECAY_END,
     gradients,
     rate,
 )
@@ -21,7 +23,16 @@ from paddle import nn
 from support.optim_model import OPTIMIZER_CASES, PROBLEM, Small, with_options
 
 from config import get_config
-from training.optim import adamw, build_optimizer, freeze
+from errors import InputError
+from settings.registry import optimizers
+from training.optim import (
+    adamw,
+    build_optimizer,
+    create_state,
+    freeze,
+    set_weight_decay,
+    weight_decay_at,
+)
 from training.optim.adamw import AdamW
 from training.optim.muon import orthogonalize
 from training.optim.optimizer_base import WithMomentum
@@ -73,12 +84,23 @@ def problem(case, model, *options):
     )
 
 
-def run_steps(optimizer, model, steps):
+def run_steps(optimizer, model, steps, late=()):
+    """Makes steps; a parameter in ``late`` has no gradient before its step."""
     for step in steps:
-        optimizer.clear_grad()
+        optimizer.clear_grad(False)
         optimizer.set_lr(rate(step))
         model.set_gradients(gradients(step))
+        for name, parameter in model.named_parameters():
+            if name in late and step < late[name]:
+                parameter.clear_gradient(False)
         optimizer.step()
+
+
+def assert_reference(model, case):
+    for name, found in model.arrays().items():
+        expected = GOLDEN[f"{case}/{name}"]
+        assert np.abs(expected - array(name, expected.shape)).max() > 1e-3  # it has moved
+        assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), name
 
 
 @pytest.mark.smoke
@@ -86,10 +108,119 @@ def run_steps(optimizer, model, steps):
 def test_ten_steps_are_the_references(case):
     model = Small()
     run_steps(problem(case, model), model, range(STEPS))
-    for name, found in model.arrays().items():
-        expected = GOLDEN[f"{case}/{name}"]
-        assert np.abs(expected - array(name, expected.shape)).max() > 1e-3  # it has moved
-        assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), name
+    assert_reference(model, case)
+
+
+RISING = with_options(PROBLEM | {"TRAIN.WEIGHT_DECAY_END": WEIGHT_DECAY_END})
+
+
+def run_rising(optimizer, model):
+    """Makes the steps with a weight decay that goes from WEIGHT_DECAY to WEIGHT_DECAY_END."""
+    for step in range(STEPS):
+        set_weight_decay(optimizer, weight_decay_at(RISING, step / STEPS))
+        run_steps(optimizer, model, [step])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_ten_steps_with_another_weight_decay_each_are_the_references(case):
+    model = Small()
+    run_rising(problem(case, model, "TRAIN.WEIGHT_DECAY_END", WEIGHT_DECAY_END), model)
+    assert_reference(model, f"decay {case}")
+    for name in DECAYED:  # and the decay's course is seen
+        assert np.abs(GOLDEN[f"decay {case}/{name}"] - GOLDEN[f"{case}/{name}"]).max() > 1e-4
+
+
+def test_the_weight_decays_course_is_dinos():
+    """Its schedule is an array over all updates: cosine_scheduler(0.04, 0.4, epochs, updates)."""
+    config = get_config(None, ["TRAIN.WEIGHT_DECAY", "0.04", "TRAIN.WEIGHT_DECAY_END", "0.4"])
+    updates = np.arange(35)
+    expected = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * updates / 35))
+    found = [weight_decay_at(config, update / 35) for update in range(35)]
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+    assert found[0] == pytest.approx(0.04)
+    assert weight_decay_at(config, 1.0) == 0.4
+    assert weight_decay_at(get_config(None, ["TRAIN.WEIGHT_DECAY", "0.04"]), 0.7) == 0.04
+
+
+def test_an_optimizer_whose_weight_decay_cannot_change_is_refused(monkeypatch):
+    """One that a user wrote may keep its decay elsewhere."""
+
+    def own(trained, **_):
+        return WithMomentum(trained.rate, parameters=trained.parameters)
+
+    problem("Lion", Small())  # which registers it
+    monkeypatch.setitem(optimizers.registered, "Lion", (own, {}))
+    problem("Lion", Small())
+    with pytest.raises(
+        InputError,
+        match="TRAIN.WEIGHT_DECAY_END is 0.8, but no weight decay of Lion was found that could"
+        " change; leave it out",
+    ):
+        problem("Lion", Small(), "TRAIN.WEIGHT_DECAY_END", WEIGHT_DECAY_END)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_whose_first_gradient_comes_late_are_the_references(case):
+    """Neither moments nor weights change until then, and the correction of a bias begins there."""
+    model = Small()
+    optimizer = problem(case, model)
+    create_state(optimizer)
+    run_steps(optimizer, model, range(min(LATE.values())), LATE)
+    start = array("fc.weight", SHAPES["fc.weight"])
+    np.testing.assert_array_equal(model.arrays()["fc.weight"], start)
+    run_steps(optimizer, model, range(min(LATE.values()), STEPS), LATE)
+    assert_reference(model, f"late {case}")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", OPTIMIZER_CASES)
+def test_the_state_that_is_made_ahead_has_the_bits_of_paddles(case):
+    plain = Small()
+    ahead = Small()
+    others = problem(case, plain)
+    run_steps(others, plain, range(5), LATE)
+    optimizer = problem(case, ahead)
+    create_state(optimizer)
+    state = {
+        (kind, name): tensor.numpy()
+        for kind, tensors in optimizer._accumulators.items()
+        for name, tensor in tensors.items()
+    }
+    # As many as after all parameters were updated, of zeros and the first powers of beta.
+    assert len(state) == len(others.state_dict())
+    for (kind, _), value in state.items():
+        first = {"beta1_pow_acc": BETAS[0], "beta2_pow_acc": BETAS[1]}.get(kind, 0.0)
+        np.testing.assert_array_equal(value, np.full_like(value, first))
+    run_steps(optimizer, ahead, range(5), LATE)
+    for name, expected in plain.arrays().items():
+        np.testing.assert_array_equal(ahead.arrays()[name], expected, err_msg=name)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", OPTIMIZER_CASES)
+def test_a_late_parameters_state_is_saved_before_its_first_gradient(case):
+    straight = Small()
+    first = Small()
+    second = Small()
+    run_steps(problem(case, straight), straight, range(6), LATE)
+    saved = problem(case, first)
+    create_state(saved)
+    run_steps(saved, first, range(2), LATE)
+    names = {p.name: q.name for p, q in zip(first.parameters(), second.parameters(), strict=True)}
+    state = {}
+    for key, value in saved.state_dict().items():
+        (own,) = [name for name in names if key.startswith(f"{name}_")]
+        state[names[own] + key[len(own) :]] = paddle.to_tensor(value.numpy())
+    loaded = problem(case, second)
+    loaded.set_state_dict(state)
+    create_state(loaded)
+    assert loaded.state_dict().keys() == state.keys()
+    second.set_state_dict({name: p.clone() for name, p in first.state_dict().items()})
+    run_steps(loaded, second, range(2, 6), LATE)
+    for name, expected in straight.arrays().items():
+        np.testing.assert_array_equal(second.arrays()[name], expected, err_msg=name)
 
 
 def test_every_optimizer_has_a_reference():
@@ -97,9 +228,9 @@ def test_every_optimizer_has_a_reference():
     assert {*CASES, "LARS"} == set(OPTIMIZER_CASES)
 
 
-def lars(steps, momentum=0.9, trust=0.001, zero=()):
+def lars(steps, momentum=0.9, trust=0.001, zero=(), decay=lambda step: WEIGHT_DECAY):
     """The parameters after MAE's LARS (main_linprobe.py, util/lars.py), in float64; those in
-    ``zero`` start at 0.
+    ``zero`` start at 0. A step's weight decay is ``decay(step)``.
     """
     arrays = {name: array(name, shape) * (name not in zero) for name, shape in SHAPES.items()}
     arrays = {name: value.astype(np.float64) for name, value in arrays.items()}
@@ -108,7 +239,7 @@ def lars(steps, momentum=0.9, trust=0.001, zero=()):
         for name, gradient in gradients(step).items():
             value = arrays[name]
             size = np.linalg.norm
-            update = gradient + WEIGHT_DECAY * value * (name in DECAYED)
+            update = gradient + decay(step) * value * (name in DECAYED)
             if value.ndim > 1 and size(value) > 0:
                 update = update * (trust * size(value) / size(update))
             sums[name] = momentum * sums[name] + update
@@ -134,6 +265,17 @@ def test_ten_steps_of_lars_are_maes(momentum, trust, zero):
         # the updates' norms are the parameters': the steps' too
         if trust == 0.001 and expected.ndim > 1:
             assert moved < 0.02, name
+
+
+def test_ten_steps_of_lars_with_another_weight_decay_each_are_maes():
+    model = Small()
+    run_rising(problem("LARS", model, "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", 0.1), model)
+    expected = lars(STEPS, trust=0.1, decay=lambda step: weight_decay_at(RISING, step / STEPS))
+    constant = lars(STEPS, trust=0.1)
+    for name, found in model.arrays().items():
+        assert np.abs(found - expected[name]).max() < 1e-6 * np.abs(expected[name]).max(), name
+    for name in DECAYED:
+        assert np.abs(constant[name] - expected[name]).max() > 1e-4
 
 
 def test_lars_leaves_a_gradient_of_zero_alone():

@@ -5,15 +5,19 @@ why not.
 import json
 import shutil
 from collections import Counter
+from unittest import mock
 
+import numpy as np
 import pytest
 from conftest import without
 from support.optim_model import OPTIMIZERS
 from support.ranks import run_ranks
+from support.sharding import STAGE_1, STAGE_2
 from support.training_runs import (
     SAVE_EVERY_STEP,
     assert_close,
     assert_same_run,
+    optimizer_state,
     records,
     refused,
     train,
@@ -28,6 +32,7 @@ from models import build_model
 from training.checkpoint import saver
 from training.checkpoint.resume import changes_of_behaviour
 from training.command_line import config_from_arguments
+from training.task import Task
 
 RECIPE = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
@@ -83,6 +88,16 @@ WITH_OPTIMIZER = {
             "TRAIN.AUTO_AUGMENT",
             "rand-m9-mstd0.5-inc1",
         ],
+        [
+            "TRAIN.WEIGHT_DECAY_END",
+            "0.9",
+            "TRAIN.GRAD_CLIP",
+            "0.1",
+            "TRAIN.GRAD_CLIP_MODE",
+            "parameter",
+            "TRAIN.PATCH_EMBED_LR",
+            "0.2",
+        ],
         ["DATA.SAMPLER", "balanced", "DATA.DROP_LAST", "False", "TRAIN.LR_SCHEDULER.NAME", "poly"],
     ],
 )
@@ -102,6 +117,57 @@ def test_every_recipe_is_resumed_in_the_same_bits(tmp_path, tiny, recipe):
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000016"
     train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 37)
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+def train_late(runs):
+    """Trains as ``train_all``; the classifier has no gradients in the first epoch, as the last
+    layer of DINO.
+    """
+
+    def cancel(task, model, epoch):
+        if epoch == 1:
+            for parameter in model.head.parameters():
+                parameter.clear_gradient(False)
+
+    with mock.patch.object(Task, "before_update", cancel):
+        train_all(runs)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parameters_without_gradients_at_first_are_saved_and_go_on_in_the_same_bits(
+    tmp_path, tiny, ranks
+):
+    options = [*tiny, *SAVE_EVERY_STEP, "DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "0.01"]
+    options += ["TRAIN.NUM_EPOCHS", "2", "TRAIN.GRAD_CLIP", "1.0", "REPORT_FREQ", "1"]
+    options += ["TRAIN.WEIGHT_DECAY_END", "0.9"]
+    engines = {"plain": []} if ranks == 1 else {"plain": [], "1": STAGE_1, "2": STAGE_2}
+    length = 8 * 3 * ranks
+    middles = [f"epoch_0001_sample_{8 * ranks:09d}", "epoch_0001"]
+    runs = [([*options, *words], tmp_path / name, length) for name, words in engines.items()]
+    for name, words in engines.items():
+        for middle in middles:
+            path = str(tmp_path / name / "checkpoints" / middle)
+            resumed = [*options, *words, "MODEL.RESUME", path]
+            runs.append((resumed, tmp_path / f"{name} {middle}", length))
+    run_ranks(train_late, runs, ranks=ranks)
+    for name in engines:
+        first = optimizer_state(tmp_path / name / "checkpoints" / middles[0])
+        assert not first["head.weight/moment1_0"].any()
+        np.testing.assert_array_equal(first["head.weight/beta1_pow_acc_0"], np.float32([0.9]))
+        assert first["cls_token/moment1_0"].any()
+        assert_same_run(tmp_path / "plain", tmp_path / name)
+        for middle in middles:
+            assert_same_run(tmp_path / name, tmp_path / f"{name} {middle}")
+    one, two = (
+        optimizer_state(tmp_path / "plain" / "checkpoints" / name)
+        for name in ("epoch_0001", "epoch_0002")
+    )
+    assert not one["head.weight/moment1_0"].any()
+    assert two["head.weight/moment1_0"].any()
+    # Three updates fewer than the others.
+    power = two["cls_token/beta1_pow_acc_0"] / two["head.weight/beta1_pow_acc_0"]
+    np.testing.assert_allclose(power, 0.9**3, rtol=1e-6)
 
 
 # --------------------------------------------------- other processes, other batches

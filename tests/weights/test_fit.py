@@ -55,7 +55,7 @@ def test_tables_of_relative_positions_are_resized_to_their_layers_window(extra):
     windows = dict(zip("abcdefg", [(3, 5), (3, 5), (4, 4), *[(3, 5)] * 4], strict=True))
     model = SimpleNamespace(
         first_conv="stem",
-        named_children=list,
+        named_sublayers=list,
         beside_first_conv=(),
         **{k: SimpleNamespace(window_size=w) for k, w in windows.items()},
     )
@@ -294,7 +294,7 @@ def test_a_file_that_tells_no_size_is_of_squares_or_of_the_models_images(tmp_pat
 def test_a_grid_of_as_many_places_stays_for_images_of_the_models_size():
     model = SimpleNamespace(
         first_conv="stem",
-        named_children=list,
+        named_sublayers=list,
         beside_first_conv=(),
         image_size=(16, 16),
         a=SimpleNamespace(window_size=(2, 8)),

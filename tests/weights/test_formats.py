@@ -141,7 +141,8 @@ def test_safetensors_of_paddles_layout_say_so(tmp_path):
         ),
         ({"model": {"a": TWO}, "state_dict": {"a": TWO}, "model_ema": {"a": ONE}}, "model_ema", 1),
         ({"model": {"a": TWO}, "state_dict": {"a": ONE}, "model_ema": None}, "state_dict", 1),
-        ({"student": {"a": TWO}, "teacher": {"a": ONE}, "epoch": 3}, "teacher", 0),
+        ({"student": {}, "teacher": {"a": ONE}, "epoch": 3}, "teacher", 0),
+        ({"student": 3, "teacher": {"a": ONE}}, "teacher", 0),
         ({"model_state_dict": {"a": ONE}}, "model_state_dict", 0),
         ({"model_state": {"a": ONE}, "epoch": 1}, "model_state", 0),
         ({"state_dict": {"model": {"a": ONE}}}, "model", 0),
@@ -174,6 +175,33 @@ def test_the_weights_of_a_checkpoint_by_timms_order(tmp_path, content, taken, no
     assert list(read.arrays) == ["a"]
     assert read.arrays["a"] == 1
     assert [note.split(" was")[0] for note in read.notes] == [f"its {taken}"] * notes
+
+
+@pytest.mark.parametrize("wrapper", [(), ("model",), ("state_dict", "model")])
+def test_the_parts_of_self_distillation_are_read_together(tmp_path, wrapper):
+    """The model of such a checkpoint is the teacher's (``weights.names.encoder_arrays``)."""
+    content = {
+        "student": {"module.backbone.a": TWO},
+        "teacher": {"_orig_mod.backbone.a": ONE},
+        "dino_loss": {"center": TWO},
+        "optimizer": {"state": {}},
+    }
+    for name in wrapper:
+        content = {name: content}
+    read = read_weights(write_pickle(tmp_path / "a.pth", program(content)))
+    assert {name: int(array) for name, array in read.arrays.items()} == {
+        "student.module.backbone.a": 2,
+        "teacher.backbone.a": 1,
+        "dino_loss.center": 2,
+    }
+    assert read.notes == []
+
+
+def test_a_part_of_self_distillation_with_a_long_name_is_refused(tmp_path):
+    content = {"student": {"a" * 300: ONE}, "teacher": {"a": ONE}}
+    file = write_pickle(tmp_path / "a.pth", program(content))
+    with pytest.raises(InputError, match=r"a\.pth: it holds an array under the name student\.a"):
+        read_weights(file)
 
 
 def test_prefixes_inside_a_name_stay(tmp_path):

@@ -186,7 +186,9 @@ def test_a_models_weights_begin_student_and_teacher(tmp_path):
     )
     assert set(report.loaded) == {name for name in after if "encoder." in name}
     assert set(report.checksums) == {name for name in after if name.startswith("encoder.")}
-    with pytest.raises(InputError, match=r"doesn't fit the model: missing center, patch_center, encoder"):
+    with pytest.raises(
+        InputError, match=r"doesn't fit the model: missing center, patch_center, encoder"
+    ):
         load_weights(network, tmp_path / "model.safetensors")
 
 

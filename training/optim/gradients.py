@@ -31,6 +31,8 @@ def clip_gradients(
 
     - "norm" scales all gradients so that their global norm is GRAD_CLIP at most, as torch's
       ``clip_grad_norm_`` does.
+    - "parameter" scales each parameter's gradient so that its own norm is GRAD_CLIP at most, as
+      DINO does (Caron et al. 2021, arXiv:2104.14294).
     - "value" clips each element to +-GRAD_CLIP.
     - "agc" limits the norm of each output unit's gradient to GRAD_CLIP times the norm of its
       weights (Brock et al. 2021, arXiv:2102.06171). As in timm, the classifier isn't clipped.
@@ -59,6 +61,12 @@ def clip_gradients(
         # Only its owner has a parameter's gradient. The others add zeros, which keeps its bits.
         squares = all_reduce_sum(squares)
     norm = squares.sum().sqrt()
+    if limit is not None and mode == "parameter":
+        divisors = ((squares.sqrt() + 1e-6) / limit).clip(min=1.0).split(len(gradients))
+        for gradient, divisor in zip(gradients, divisors, strict=True):
+            if gradient is not None:
+                _divide([gradient], divisor)
+        return norm
     gradients = [gradient for gradient in gradients if gradient is not None]
     if limit is not None and mode == "norm":
         _divide(gradients, ((norm + 1e-6) / limit).clip(min=1.0))

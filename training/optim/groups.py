@@ -111,14 +111,14 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
 
     The factor is LAYER_DECAY to the power of the number of layer groups after the parameter's own.
     This is as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE. The classifier's factor is
-    multiplied by HEAD_LR. LAYER_DECAY_GROUPS chooses the groups of the architecture's authors or
-    timm's.
+    multiplied by HEAD_LR, and that of the layer that reads the image by PATCH_EMBED_LR, as in
+    DINOv2 (Oquab et al. 2023, arXiv:2304.07193). LAYER_DECAY_GROUPS chooses the groups of the
+    architecture's authors or timm's.
 
     Raises:
         ValueError: a parameter isn't in exactly one of the model's groups.
     """
     decay = config.TRAIN.LAYER_DECAY
-    head_rate = config.TRAIN.HEAD_LR
     scales = {name: 1.0 for name, _ in model.named_parameters()}
     if decay is not None:
         timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"
@@ -130,12 +130,31 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
                     f"{name} is in {len(holders)} of the model's layer groups, expected one"
                 )
             scales[name] = decay ** (len(groups) - 1 - holders[0])
-    if head_rate != 1:
-        heads = model.classifier_names()
-        for name in scales:
-            if within(name, heads):
-                scales[name] *= head_rate
+    if config.TRAIN.HEAD_LR != 1:
+        _multiply(scales, model.classifier_names(), config.TRAIN.HEAD_LR)
+    if config.TRAIN.PATCH_EMBED_LR != 1:
+        _multiply(scales, _first_layers(model), config.TRAIN.PATCH_EMBED_LR)
     return scales
+
+
+def _multiply(scales: dict[str, float], layers: tuple[str, ...], factor: float) -> None:
+    """Multiplies the factors of the parameters within some layers."""
+    for name in scales:
+        if within(name, layers):
+            scales[name] *= factor
+
+
+def _first_layers(model: nn.Layer) -> tuple[str, ...]:
+    """Returns the names of the layers that read the image, as the first layer group has them.
+
+    They are a patch embedding or a stem with its norms, or a single convolution.
+    """
+    convolutions = (model.first_conv, *model.beside_first_conv)
+    return tuple(
+        prefix
+        for prefix in model.layer_groups()[0]
+        if any(within(name, (prefix,)) for name in convolutions)
+    )
 
 
 def within(name: str, prefixes: tuple[str, ...]) -> bool:

@@ -1,10 +1,14 @@
 """The optimizer of a configuration, and the optimizers that Paddle has."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
+from paddle.base.layer_helper import LayerHelper
 
+from errors import InputError
 from settings.configuration import Configuration
 from settings.registry import optimizers
 from training.optim.groups import decayed_parameters, layer_scales
@@ -16,7 +20,11 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
 
     The caller gives each update its learning rate by ``set_lr``, and clips gradients by
     ``clip_gradients``. Weight decay applies to ``decayed_parameters``. It is an L2 term of the
-    gradient (Adam, SGD, LARS), part of the update (LAMB), or decoupled (all others).
+    gradient (Adam, SGD, LARS), part of the update (LAMB), or decoupled (all others). Where it
+    changes (TRAIN.WEIGHT_DECAY_END), the caller sets it by ``set_weight_decay``.
+
+    Raises:
+        InputError: TRAIN.WEIGHT_DECAY_END can't change this optimizer's weight decay.
     """
     decayed = set(decayed_parameters(config, model))
     scales = layer_scales(config, model)
@@ -35,7 +43,69 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
         weight_decay=config.TRAIN.WEIGHT_DECAY,
         decays=decayed_names.__contains__,
     )
-    return optimizers.choose(config)(trained)
+    optimizer = optimizers.choose(config)(trained)
+    if config.TRAIN.WEIGHT_DECAY_END is not None and not set_weight_decay(
+        optimizer, config.TRAIN.WEIGHT_DECAY
+    ):
+        raise InputError(
+            f"TRAIN.WEIGHT_DECAY_END is {config.TRAIN.WEIGHT_DECAY_END:g}, but no weight decay of"
+            f" {config.TRAIN.OPTIMIZER.NAME} was found that could change; leave it out"
+        )
+    return optimizer
+
+
+def weight_decay_at(config: Configuration, share: float) -> float:
+    """Returns the weight decay at a share of the run's updates that have passed, from 0 to 1.
+
+    It goes from WEIGHT_DECAY to WEIGHT_DECAY_END along a cosine, as DINO's
+    (Caron et al. 2021, arXiv:2104.14294).
+    """
+    begin = config.TRAIN.WEIGHT_DECAY
+    end = config.TRAIN.WEIGHT_DECAY_END
+    if end is None:
+        return begin
+    return end + 0.5 * (begin - end) * (1 + math.cos(math.pi * share))
+
+
+def set_weight_decay(optimizer: Any, value: float) -> bool:
+    """Changes the weight decay of the parameters that decay.
+
+    A decoupled decay is in ``_weight_decay``, as Paddle's AdamW has it, LAMB's in
+    ``_lamb_weight_decay``. An L2 term is in the parameters' regularizers.
+
+    Args:
+        optimizer: not wrapped.
+
+    Returns:
+        Whether there is a weight decay.
+    """
+    found = False
+    for attribute in ("_weight_decay", "_lamb_weight_decay"):
+        if hasattr(optimizer, attribute):
+            setattr(optimizer, attribute, value)
+            found = True
+    for parameter in optimizer._parameter_list:
+        if parameter.regularizer is not None:
+            parameter.regularizer._coeff = value
+            found = True
+    return found
+
+
+@paddle.no_grad()
+def create_state(optimizer: Any) -> None:
+    """Gives each parameter the state that Paddle makes at its first update, or what was restored.
+
+    A parameter may have no gradient in the first updates. Its state is then saved and restored
+    like that of the others. It counts its updates from its first gradient on, as torch does.
+
+    Args:
+        optimizer: not wrapped.
+    """
+    # Paddle 2.6 sets it in the first step.
+    optimizer.helper = LayerHelper(type(optimizer).__name__)
+    trained = [parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient]
+    block = paddle.static.default_main_program().global_block()
+    optimizer._create_accumulators(block, trained)
 
 
 @optimizers.register("Adam")

@@ -1,0 +1,187 @@
+"""MoCo v3 (Chen et al. 2021, arXiv:2104.02057): an encoder learns to tell an image's other view
+from the views of other images.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from datasets import ImageDataset
+from errors import InputError
+from launch.progress import EVALUATING, beat
+from loading.transforms import Normalize, multi_crop
+from models import build_model
+from models.layers.linear import float32_matmul
+from models.pretraining.moco import MoCo
+from settings.configuration import Configuration
+from settings.keys import Factor, Positive, Rate, Share, Size
+from settings.registry import tasks
+from training.classification import hits
+from training.losses import CrossEntropy
+from training.optim.schedule import cosine_between
+from training.run import Run
+from training.task import Batch, Metrics, Task, sum_of_each
+from utils import all_gather, all_gather_tensor, all_reduce_sum, rank
+
+MOMENTUM = 0.99
+# The similarities that an evaluation computes at once.
+SIMILARITIES = 2**24
+
+
+@tasks.register("moco", metrics="contrast_acc", columns="", views="pixels")
+class MomentumContrast(Task):
+    """The task of finding an image's key among the keys of all processes' images.
+
+    The labels of a dataset, if it has any, are ignored. With TRAIN.ACCUM_ITER the keys are those of
+    one step, not of the whole update. An evaluation compares the query of each image with the keys
+    of all validation images. Their two views are always the same.
+
+    Args:
+        projector_width: channels of the hidden layers of the projector and of the predictor.
+        projector_outputs: channels of queries and keys.
+        contrast_temperature: divides the similarities of queries and keys.
+        momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
+            cosine. None: 0.996 for dino, 0.99 for moco.
+        global_scale: the smallest and largest share of the image's area that a global view shows.
+        color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
+        grey: the probability that a view loses its colours.
+        blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
+            in local ones.
+        solarize: the probability that bright pixels of the second global view are inverted.
+    """
+
+    lines: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("train", "val", "best", "result"), "loss: {loss:.4f}, contrast_acc: {contrast_acc:.2f}"
+    )
+    curves: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "contrast_acc": "keys found [%]",
+        "lr": "learning rate",
+    }
+
+    def __init__(
+        self,
+        config: Configuration,
+        classes: Sequence[str] = (),
+        *,
+        projector_width: Size = 4096,
+        projector_outputs: Size = 256,
+        contrast_temperature: Positive = 0.2,
+        momentum: Rate | None = None,
+        global_scale: tuple[Share, Share] = (0.4, 1.0),
+        color: Factor = 1.0,
+        grey: Share = 0.2,
+        blur: tuple[Share, Share, Share] = (1.0, 0.1, 0.5),
+        solarize: Share = 0.2,
+    ) -> None:
+        super().__init__(config, classes)
+        self.widths = (projector_width, projector_outputs)
+        self.temperature = contrast_temperature
+        self.momentum = MOMENTUM if momentum is None else momentum
+        self.views = multi_crop(
+            config,
+            global_scale=global_scale,
+            color=color,
+            grey=grey,
+            blur=blur,
+            solarize=solarize,
+        )
+        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+
+    def build_network(self) -> MoCo:
+        """Returns the model with its heads and the momentum encoder.
+
+        Raises:
+            InputError: TRAIN.MODEL_EMA is set, or the channels don't fit fixed positions.
+        """
+        if self.config.TRAIN.MODEL_EMA:
+            raise InputError(
+                "TRAIN.MODEL_EMA is True, but the momentum encoder of TASK moco is the average of the"
+                " weights; set it False"
+            )
+        return MoCo(build_model(self.config), *self.widths)
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        network: Any = model
+        if self.config.MODEL.PRETRAINED:
+            # Most files have the encoder alone. The momentum encoder begins as its copy.
+            network.follow(0.0)
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        queries, keys = network(self._views(batch))
+        images = queries.shape[1]
+        all_keys = all_gather_tensor(keys.transpose([1, 0, 2])).transpose([1, 0, 2])
+        return contrast(queries, all_keys, rank() * images, self.temperature)
+
+    def after_update(self, model: nn.Layer, share: float) -> None:
+        network: Any = model
+        network.follow(cosine_between(self.momentum, 1.0, share))
+
+    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
+        """Returns ``loss`` and ``contrast_acc`` of the validation images, and ``num_samples``."""
+        own_queries = []
+        own_keys = []
+        for batch in batches:
+            queries, keys = forward(self._views(batch))
+            own_queries.append(queries)
+            own_keys.append(keys)
+        # Ranks may have different numbers of images, and some none.
+        by_rank = all_gather([keys.numpy() for keys in own_keys])
+        counts = [sum(keys.shape[1] for keys in of_rank) for of_rank in by_rank]
+        all_keys = paddle.to_tensor(
+            np.concatenate([keys for of_rank in by_rank for keys in of_rank], axis=1)
+        )
+        first = sum(counts[: rank()])
+        total = paddle.zeros([3], "float64")
+        for queries in _split(own_queries, SIMILARITIES // sum(counts)):
+            beat(EVALUATING)
+            values = contrast(queries, all_keys, first, self.temperature)
+            values["num_samples"] = paddle.ones_like(values["loss"])
+            total += sum_of_each(values)
+            first += queries.shape[1]
+        loss, accuracy, count = all_reduce_sum(total).tolist()
+        return {
+            "loss": loss / count,
+            "contrast_acc": accuracy / count,
+            "num_samples": int(count),
+        }
+
+    def _views(self, batch: Batch) -> paddle.Tensor:
+        """Returns the normalised views of a batch, [B, 2, C, H, W]."""
+        pixels = batch["pixels"]
+        images = self.normalize(pixels.flatten(0, 1))
+        return images.reshape([*pixels.shape[:2], *images.shape[1:]])
+
+
+def contrast(queries: paddle.Tensor, keys: paddle.Tensor, first: int, temperature: float) -> Batch:
+    """Returns the loss of each image and how often it finds its key: "loss" and "contrast_acc" [B].
+
+    The loss is 2 temperature times the cross-entropy of an image's key among all keys. It is summed
+    over both views: the queries of one are compared with the keys of the other. "contrast_acc" is
+    100 where the nearest key is the image's own, else 0, as the mean of both views.
+
+    Args:
+        queries: [2, B, C], of length 1.
+        keys: [2, N, C], of length 1, those of other processes included.
+        first: the place of the first of these B images among the N.
+        temperature: divides the similarities.
+    """
+    own = paddle.arange(first, first + queries.shape[1])
+    loss: Any = 0
+    accuracy: Any = 0
+    for view, other in ((0, 1), (1, 0)):
+        logits = float32_matmul(queries[view], keys[other], transpose_y=True) / temperature
+        loss = loss + CrossEntropy()(logits, own) * (2 * temperature)
+        accuracy = accuracy + hits(logits.detach(), own)["acc1"] / 2
+    return {"loss": loss, "contrast_acc": accuracy}
+
+
+def _split(batches: Sequence[paddle.Tensor], rows: int) -> Iterator[paddle.Tensor]:
+    """Yields the batches [2, B, C] in parts of at most so many images, but of one or more."""
+    rows = max(1, rows)
+    for batch in batches:
+        for begin in range(0, batch.shape[1], rows):
+            yield batch[:, begin : begin + rows]
