@@ -233,6 +233,8 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
             {"columns": "", "reads": "TRAIN.MIXUP_ALFA"},
             "reads has 'TRAIN.MIXUP_ALFA', which is no key with the need LABELS; did you mean TRAIN.MIXUP_ALPHA?",
         ),
+        ({"views": "local"}, "views is 'local', expected pixels among the columns"),
+        ({"views": ""}, "views is '', expected pixels among the columns"),
         ({"column": ""}, "a keyword is 'column', expected one of columns, classes, "),
         ({"columns": 3}, "columns is 3, expected a text"),
     ],

@@ -11,8 +11,11 @@ from support.keys import DEFAULTS, met
 from config import _KEYS, get_config, resolved_yaml, with_values
 from errors import InputError
 from settings.architectures import all_keys, architectures
-from settings.configuration import value_sources
+from settings.configuration import Given, value_sources
+from settings.idle import refuse_idle, with_tasks
+from settings.needs import ONE_VIEW
 from settings.registry import tasks
+from settings.tasks import is_read_by, view_columns
 from training.command_line import config_from_arguments
 
 # ------------------------------------------------------------ the declarations
@@ -43,7 +46,7 @@ def test_what_is_of_training_does_nothing_under_eval():
 
 
 # What a task without labels and classes reads of the shared keys, as patterns. A new key has to be
-# declared with LABELS or CLASSIFIER, or to be listed here.
+# declared with LABELS or CLASSIFIER, or to be listed here. A task with one view reads those of ONE_VIEW.
 WITHOUT_LABELS = [
     "BASE",
     "TASK",
@@ -187,6 +190,34 @@ def test_what_is_of_a_classifier_is_refused_where_there_is_none(monkeypatch):
     for key, value in (("MODEL.HEAD_BATCH_NORM", True), ("MODEL.HEAD_INIT_SCALE", 0.1)):
         assert is_refused(key, value, "TASK", "mae")
         assert not is_refused(key, value)
+
+
+def test_a_task_with_views_of_its_own_reads_no_keys_of_one_view(monkeypatch):
+    own = tasks.components["mae"]._replace(given={"columns": "", "views": "pixels local"})
+    monkeypatch.setitem(tasks.components, "own_views", own)
+    others = [task for task in tasks.names() if not view_columns(task)]
+    unread = [key for key, key_needs in _KEYS.shared.items() if ONE_VIEW in key_needs.needs]
+    assert set(unread) == {
+        "DATA.LOADER",
+        "DATA.MULTI_SCALE",
+        "TRAIN.CROP",
+        "TRAIN.CROP_PCT",
+        "TRAIN.CROP_SCALE",
+        "TRAIN.AUTO_AUGMENT",
+        "TRAIN.COLOR_JITTER",
+    }
+    for key in unread:
+        needs = with_tasks(key, _KEYS.shared[key].needs)
+        [need] = [need for need in needs if need.keys == ("TASK",)]
+        assert [task for task in tasks.names() if need.met({"TASK": task})] == others
+        line = f"command line: {key} does nothing {need.text}; leave it out"
+        given = {key: Given(1, "command line")}
+        with pytest.raises(InputError, match=f"^{line}$"):
+            refuse_idle(DEFAULTS | {"TASK": "own_views", key: 1}, given, {key: needs})
+        refuse_idle(DEFAULTS | {"TASK": "mae", key: 1}, given, {key: (need,)})
+    assert need.text.startswith("with TASK ")
+    # What erases boxes is read by tasks with labels alone.
+    assert not is_read_by("own_views", "TRAIN.RANDOM_ERASE_PROB")
 
 
 @pytest.mark.parametrize("evaluating", [False, True])

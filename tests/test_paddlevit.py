@@ -270,6 +270,80 @@ def test_a_file_of_maes_pretraining_is_the_task_of_that_name(read):
     assert read("MODEL: {TYPE: MAE}\n").TASK == "classification"
 
 
+DINO = """
+DATA: {IMAGE_SIZE: 224, CROP_PCT: 0.875, GLOBAL_CROPS_SCALE: [0.25, 1.0], LOCAL_CROPS_SCALE: [0.05, 0.25], LOCAL_CROPS_NUMBER: 10}
+MODEL:
+  TYPE: ViT
+  NAME: vit_small_patch16_224
+  OUT_DIM: 65536
+  NORM_LAST_LAYER: False
+  DROPPATH: 0.1
+  TRANS: {PATCH_SIZE: 16, EMBED_DIM: 384, MLP_RATIO: 4.0, DEPTH: 12, NUM_HEADS: 6, QKV_BIAS: true}
+TRAIN:
+  {WARMUP_TEACHER_TEMP: 0.04, TEACHER_TEMP: 0.07, WARMUP_TEACHER_TEMP_EPOCHS: 30, WEIGHT_DECAY: 0.04,
+   WEIGHT_DECAY_END: 0.4, GRAD_CLIP: None, NUM_EPOCHS: 800, FREEZE_LAST_LAYER: 1, BASE_LR: 0.0005,
+   WARMUP_EPOCHS: 10, END_LR: 1e-5, WARMUP_START_LR: 0.0, ACCUM_ITER: 1, MOMENTUM_TEACHER: 0.996,
+   USE_BN_IN_HEAD: False}
+"""
+
+
+def test_a_file_of_dinos_pretraining_is_the_task_of_that_name(read):
+    """The values are those of self_supervised_learning/dino/configs/vit_small_patch16_224.yaml."""
+    config = read(DINO)
+    expected = {
+        "TASK": "dino",
+        "DATA.BATCH_SIZE": 16,
+        "DATA.IMAGENET_MEAN": IMAGENET,
+        "MODEL.TYPE": "ViT",
+        "MODEL.NUM_CLASSES": 0,
+        "MODEL.EMBED_DIM": 384,
+        "MODEL.DROPPATH": 0.1,
+        "METHOD.PROTOTYPES": 65536,
+        "METHOD.NORM_LAST_LAYER": False,
+        "METHOD.HEAD_BATCH_NORM": False,
+        "METHOD.FREEZE_LAST_LAYER": 1,
+        "METHOD.MOMENTUM": 0.996,
+        "METHOD.TEACHER_TEMP": 0.07,
+        "METHOD.WARMUP_TEACHER_TEMP": 0.04,
+        "METHOD.WARMUP_TEACHER_TEMP_EPOCHS": 30,
+        "METHOD.GLOBAL_SCALE": [0.25, 1.0],
+        "METHOD.LOCAL_SCALE": [0.05, 0.25],
+        "METHOD.LOCAL_VIEWS": 10,
+        "METHOD.LOCAL_SIZE": 96,
+        "TRAIN.WEIGHT_DECAY": 0.04,
+        "TRAIN.WEIGHT_DECAY_END": 0.4,
+        "TRAIN.GRAD_CLIP": None,
+        "TRAIN.BASE_LR": 5e-4,
+        "TRAIN.LINEAR_SCALED_LR": 256,
+        "TRAIN.END_LR": 1e-5,
+        "TRAIN.OPTIMIZER.NAME": "AdamW",
+    }
+    assert {key: value(config, key) for key in expected} == expected
+    [note] = config.notes
+    assert note.endswith("with the defaults of configs/paddlevit/dino.yaml")
+    with paddle.LazyGuard():
+        build_model(config)
+    # What a file doesn't set is PaddleViT's default.
+    config = read("DATA: {LOCAL_CROPS_NUMBER: 6}\nMODEL: {TYPE: dino_vit}\n")
+    assert (config.METHOD.LOCAL_VIEWS, config.METHOD.NORM_LAST_LAYER) == (6, True)
+    assert (config.METHOD.FREEZE_LAST_LAYER, config.TRAIN.GRAD_CLIP) == (3, 0.3)
+    config = read("DATA: {LOCAL_CROPS_NUMBER: 6}\nMODEL: {TYPE: ViT}\nTRAIN: {SMOOTHING: 0.2}\n")
+    assert config.notes[0].endswith("of no effect there, and ignored: TRAIN.SMOOTHING")
+
+
+def test_a_file_of_a_vit_is_none_of_dinos(read):
+    """Both have the same MODEL.TYPE."""
+    for text in (
+        "MODEL: {TYPE: ViT}",
+        "MODEL: {TYPE: ViT, TRANS: {PATCH_SIZE: 32}}",
+        "BASE: ''\nMODEL: {TYPE: ViT}",
+    ):
+        assert read(text + "\n").TASK == "classification"
+    with pytest.raises(InputError, match=r"OUT_DIM"):
+        read("MODEL: {TYPE: ViT, OUT_DIM: 8}\n")
+    assert read("BASE: paddlevit/dino.yaml\nMODEL: {NUM_HEADS: 6}\n").METHOD.LOCAL_VIEWS == 10
+
+
 def test_sections_may_be_empty_as_paddlevits_are(read):
     for text in (
         "MODEL: {TYPE: swin, TRANS: }\nAUG:\nTRAIN:\n",

@@ -81,7 +81,6 @@ TASKS = {
     "MODEL: {TYPE: PVTv2, NAME: pvtv2_b0}\nFPN: {OUT_CHANNELS: 256}": "object detection",
     "MODEL: {DROPOUT: 0.1, TRANS: {WINDOW_SIZE: 7, NUM_HEADS: [3, 6]}}": "object detection",
     "DATA: {BATCH_SIZE_VAL: 1}\nMODEL: {NAME: SETR_Naive}\nVAL: {MULTI_SCALES_VAL: False}": "semantic segmentation",
-    "DATA: {LOCAL_CROPS_NUMBER: 10}\nMODEL: {TYPE: ViT, OUT_DIM: 65536}": "DINO's pre-training",
 }
 
 

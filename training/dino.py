@@ -4,8 +4,9 @@ what its moving average makes of other views of an image.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -30,12 +31,12 @@ from settings.keys import (
     Size,
     WholeEpochs,
     above_zero,
-    is_,
     is_set,
 )
 from settings.registry import tasks
 from training.equal_ranks import load_equal
 from training.losses.self_distillation import (
+    TINY,
     centred,
     koleo,
     patch_loss,
@@ -43,13 +44,16 @@ from training.losses.self_distillation import (
     view_loss,
 )
 from training.optim.schedule import cosine_between
-from training.task import Batch, Task
+from training.run import Run
+from training.task import Batch, Metrics, Task
 from training.tokenizer import normalisation, other_config
 from utils import all_reduce_sum
 
 # The papers' values.
 MOMENTUM = 0.996
 MIN_BLOCK = 4
+# With less information about an image (in nats), the teacher's distributions have collapsed.
+LEAST_INFORMATION = 0.05
 
 
 @tasks.register("dino", columns="", views="pixels local")
@@ -57,9 +61,9 @@ class SelfDistillation(Task):
     """The task of a student that predicts its teacher's outputs for other views of an image.
 
     Labels are ignored. ``models.pretraining.dino`` has the networks. An evaluation measures the
-    loss on views of the validation images, which are always the same. The teacher has changed
-    between two of them, so the loss doesn't tell which weights are better: the newest count as the
-    best, unless BEST_METRIC is knn.
+    loss on views of the validation images, which are always the same, and warns of a collapse. The
+    teacher has changed between two evaluations, so the loss doesn't tell which weights are better:
+    the newest count as the best, unless BEST_METRIC is knn.
 
     Args:
         prototypes: outputs of the projection heads.
@@ -76,8 +80,9 @@ class SelfDistillation(Task):
         warmup_teacher_temp_epochs: epochs in which the temperature goes from warmup_teacher_temp to
             teacher_temp. 0: it doesn't change.
         centering: how collapse is avoided. "centering": the mean of the teacher's outputs is
-            subtracted from them. "sinkhorn_knopp": prototypes become equally frequent in a batch.
-        center_momentum: the share of the centre that an update keeps.
+            subtracted from them. "sinkhorn_knopp": prototypes become equally frequent in a batch;
+            an evaluation, whose images count one by one, subtracts the mean.
+        center_momentum: the share of the teacher's mean output that an update keeps.
         koleo: weight of KoLeo, which spreads the features of the global views (DINOv2: 0.1).
         patch_loss: weight of the loss of masked patches (iBOT and DINOv2: 1). 0: no patches are
             masked.
@@ -87,7 +92,7 @@ class SelfDistillation(Task):
         min_block: the least number of patches of a masked block. None: 16 for beit, 4 for dino.
         large_teacher: YAML file of a larger network that TASK dino has trained. It is the teacher,
             and isn't changed (how DINOv2 trains its small models). None: the student's average.
-        large_teacher_path: the file of its weights.
+        large_teacher_path: the file of the large teacher's weights.
         global_scale: the smallest and largest share of the image's area that a global view shows.
         local_views: the number of local views, which the student alone sees.
         local_size: pixels along a side of the local views.
@@ -98,6 +103,13 @@ class SelfDistillation(Task):
             in local ones.
         solarize: the probability that bright pixels of the second global view are inverted.
     """
+
+    lines: ClassVar[dict[str, str]] = {
+        "train": "loss: {loss:.4f}",
+        **dict.fromkeys(
+            ("val", "best", "result"), "loss: {loss:.4f}, information: {information:.3f}"
+        ),
+    }
 
     def __init__(
         self,
@@ -117,7 +129,7 @@ class SelfDistillation(Task):
         ] = 0.04,
         warmup_teacher_temp_epochs: WholeEpochs = 0,
         centering: Literal["centering", "sinkhorn_knopp"] = "centering",
-        center_momentum: Annotated[Share, is_("METHOD.CENTERING", "centering")] = 0.9,
+        center_momentum: Share = 0.9,
         koleo: Factor = 0.0,
         patch_loss: Factor = 0.0,
         separate_head: Annotated[bool, above_zero("METHOD.PATCH_LOSS")] = False,
@@ -172,6 +184,10 @@ class SelfDistillation(Task):
         # Of the steps since the last update: the sum of the teacher's logits [K] and their number
         # [1], by the name of the centre that follows them.
         self._logits: dict[str, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
+        # Of an evaluation: the sum of the teacher's distributions [K], and of their entropies.
+        self._distributions = paddle.zeros([prototypes], "float64")
+        self._entropies = paddle.zeros([1], "float64")
+        self._run: Run | None = None
 
     def build_network(self) -> Dino:
         """Returns the student with its teacher, and loads a large one.
@@ -192,11 +208,15 @@ class SelfDistillation(Task):
 
     def make_network(self, encoder: ImageModel) -> Dino:
         """Returns the network of an encoder, with fresh weights. A large teacher isn't needed."""
-        encoder.take_other_sizes()
+        if self.views["local_views"]:
+            encoder.take_other_sizes()
         options: dict[str, Any] = {}
         if self.patch_weight:
             options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
         return Dino(encoder, **self.head, has_teacher=self.teacher_file is None, **options)
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        self._run = run
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         dataset.views = multi_crop(self.config, **self.views)
@@ -241,6 +261,30 @@ class SelfDistillation(Task):
             paddle.assign(center * kept + mean * (1 - kept), center)
         self._logits.clear()
 
+    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
+        """Returns the means of the losses, ``information`` and ``num_samples``.
+
+        ``information`` is the mutual information of an image and its prototype, in nats: the
+        entropy of the teacher's mean distribution, less the mean of its entropies. It is 0 if all
+        images have the same distribution, whatever that is, and at most log(prototypes).
+        """
+        self._distributions.zero_()
+        self._entropies.zero_()
+        metrics = super().evaluate(forward, batches)
+        total = all_reduce_sum(paddle.concat([self._distributions, self._entropies])).numpy()
+        views = 2 * metrics["num_samples"]
+        mean = total[:-1] / views
+        entropy = -(mean * np.log(np.maximum(mean, np.finfo(mean.dtype).tiny))).sum()
+        metrics["information"] = float(entropy - total[-1] / views)
+        if self._run is not None and metrics["information"] < LEAST_INFORMATION:
+            self._run.info(
+                "warning: collapse: the teacher gives all images nearly the same distribution over"
+                f" the prototypes: information is {metrics['information']:.1e} nats, of at most"
+                f" {math.log(len(mean)):.1f}; lower TRAIN.BASE_LR or METHOD.TEACHER_TEMP, or set"
+                " METHOD.KOLEO 0.1"
+            )
+        return metrics
+
     def score(self, metrics: dict[str, Any]) -> float:
         if self.config.BEST_METRIC == "auto":
             return metrics["epoch"]
@@ -270,7 +314,8 @@ class SelfDistillation(Task):
             targets = self._targets("patch_center", outputs["teacher_patches"], counted, epoch)
             values["patch_loss"] = patch_loss(outputs["student_patches"], targets, counted)
             loss = loss + self.patch_weight * values["patch_loss"]
-        if self.koleo_weight:
+        # An evaluation compares no images of a batch.
+        if self.koleo_weight and epoch:
             features = outputs["features"]
             values["koleo"] = koleo(features[:, 0]) + koleo(features[:, 1])
             loss = loss + self.koleo_weight * values["koleo"]
@@ -291,12 +336,17 @@ class SelfDistillation(Task):
         temperature = self._temperature(epoch)
         flat = logits.flatten(0, 1)
         weights = counted.flatten()
-        if self.sinkhorn:
-            return sinkhorn_knopp(flat, temperature, weights).reshape(logits.shape)
         if epoch:
             total = paddle.matmul(weights.unsqueeze(0), flat).flatten()
             self._logits.setdefault(center, []).append((total, weights.sum().reshape([1])))
-        return centred(logits, getattr(self.network, center), temperature)
+        if epoch and self.sinkhorn:
+            return sinkhorn_knopp(flat, temperature, weights).reshape(logits.shape)
+        targets = centred(logits, getattr(self.network, center), temperature)
+        if not epoch and center == "center":
+            self._distributions += targets.astype("float64").sum([0, 1])
+            logarithms = targets.clip(min=TINY).log()
+            self._entropies -= (targets * logarithms).sum().astype("float64")
+        return targets
 
     def _temperature(self, epoch: int) -> float:
         """Returns the teacher's temperature in an epoch, from 1; in an evaluation the last one."""

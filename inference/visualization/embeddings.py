@@ -99,7 +99,8 @@ def embeddings(
     """Returns a PNG with a point for each image's pooled features, coloured by its class.
 
     Args:
-        truth: the class of each image, or None. If all are None, the predicted classes are used.
+        truth: the class of each image, or None. If all are None, the predicted classes are used, if
+            the model gives classes.
         method, seed: see ``plane``.
     """
     # Too few images and a missing package are errors before the features are computed.
@@ -109,6 +110,8 @@ def embeddings(
     is_known = any(name is not None for name in truth)
     if is_known:
         names = [name if name is not None else "no class" for name in truth]
+    elif not predictor.has_classes:
+        names = ["no class"] * len(files)
     else:
         best = [predictor.prediction_of("", row, top=1, threshold=0) for row in probabilities]
         names = [prediction.classes[0] for prediction in best]

@@ -85,7 +85,7 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
 
 
 def named_panel(predicted: PredictedImage) -> Panel:
-    """Returns the image with its name and the most probable class."""
+    """Returns the image with its name and the most probable class, if the model gives classes."""
     classes = predicted.prediction.classes
     text = ""
     if classes:
@@ -140,8 +140,15 @@ def _attention_picture(predicted: PredictedImage, values: np.ndarray) -> np.ndar
 
 
 def cam_panels(predictor: Predictor, predicted: PredictedImage, options: MapOptions) -> list[Panel]:
-    """Returns the image and the class activation map of a class."""
-    output = predicted.prediction.outputs[0]
+    """Returns the image and the class activation map of a class.
+
+    Raises:
+        InputError: the model gives no classes, or not this one.
+    """
+    # ``cam`` refuses a model without outputs. Those of others may be features.
+    if model_of(predictor).num_classes:
+        predictor.check_classifier()
+    output = next(iter(predicted.prediction.outputs), None)
     if options.output is not None:
         output = class_index(predictor, options.output)
     values = cam(model_of(predictor), predicted.image, output, options.method)

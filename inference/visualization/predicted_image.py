@@ -31,7 +31,7 @@ class PredictedImage(NamedTuple):
         image: the model's input, [1, C, H, W], normalised.
         base: the picture to draw on, [H, W, 3] uint8: the input, or the original image.
         box: the part of ``base`` that the model sees; None: all of it.
-        prediction: the most probable class.
+        prediction: the most probable class; of a model without classes: none.
     """
 
     name: str
@@ -68,8 +68,10 @@ def predict_image(predictor: Predictor, picture: Picture, original: bool = False
     data = predictor.config.DATA
     image = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)(paddle.to_tensor(pixels[None]))
     name = Pictures(predictor.config, [picture]).name(0)
-    [probabilities] = predictor.probabilities(predictor.logits(pixels[None]))
-    prediction = predictor.prediction_of(name, probabilities, top=1, threshold=0)
+    prediction = Prediction(name, [], [], [])
+    if predictor.has_classes:
+        [probabilities] = predictor.probabilities(predictor.logits(pixels[None]))
+        prediction = predictor.prediction_of(name, probabilities, top=1, threshold=0)
     base, box = _original(predictor, picture) if original else (enlarge(pixels), None)
     return PredictedImage(name, image, base, box, prediction)
 

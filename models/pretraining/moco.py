@@ -20,6 +20,7 @@ from models.layers.init import init_as_torch
 from models.layers.sync_batch_norm import SyncBatchNorm1D
 from models.pretraining.momentum import FrozenCopy
 from models.pretraining.network import PretrainingNetwork, fix_positions
+from weights.names import moco as names
 
 
 class MoCo(PretrainingNetwork):
@@ -37,8 +38,10 @@ class MoCo(PretrainingNetwork):
         momentum: the momentum encoder with its projector, which have no gradients.
     """
 
+    weight_names = names
+
     def __init__(self, encoder: ImageModel, hidden: int = 4096, outputs: int = 256) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, ("momentum.encoder", "encoder"))
         fix_positions(encoder, endpoint=True)
         width = encoder.head_widths.get("head", encoder.num_features)
         self.projector = _mlp([width, hidden, hidden, outputs])

@@ -63,7 +63,6 @@ _TASKS = (
     _Task("GANs", keys=("DATA.MAX_GEN_NUM",), types="transgan|styleformer"),
     _DETECTION,
     _Task("semantic segmentation", keys=("VAL.MULTI_SCALES_VAL",)),
-    _Task("DINO's pre-training", keys=("DATA.LOCAL_CROPS_NUMBER",), types="dino_vit"),
 )
 FAMILIES = tuple(family.name for family in _FAMILIES)
 _ADVICE = "; docs/paddlevit.md lists what is"

@@ -5,6 +5,7 @@ what else the family's code decides, are in the YAML files of configs/paddlevit.
 
 - LIKE: another of these files, whose parts this one adds to.
 - TYPES: the MODEL.TYPE of the family's files, in lower case. Without it, a file only serves others.
+- SIGN: a key that all of the family's files set, where another family has the same MODEL.TYPE.
 - DEFAULTS: what the family's config.py sets, in PaddleViT's keys.
 - IGNORED: keys (patterns) that PaddleViT's code doesn't read, or that mean nothing here.
 - ONLY: keys that may only have the value given here.
@@ -48,6 +49,21 @@ _MAE_KEYS = {
     "MODEL.TRANS.DECODER.NUM_HEADS": "METHOD.DECODER_HEADS",
     "TRAIN.NORMALIZE_TARGET": "METHOD.NORM_TARGET",
 }
+# The keys of TASK dino, by PaddleViT's of its pre-training.
+_DINO_KEYS = {
+    "DATA.GLOBAL_CROPS_SCALE": "METHOD.GLOBAL_SCALE",
+    "DATA.LOCAL_CROPS_NUMBER": "METHOD.LOCAL_VIEWS",
+    "DATA.LOCAL_CROPS_SCALE": "METHOD.LOCAL_SCALE",
+    "DATA.SMALL_CROP_IMAGE_SIZE": "METHOD.LOCAL_SIZE",
+    "MODEL.NORM_LAST_LAYER": "METHOD.NORM_LAST_LAYER",
+    "MODEL.OUT_DIM": "METHOD.PROTOTYPES",
+    "TRAIN.FREEZE_LAST_LAYER": "METHOD.FREEZE_LAST_LAYER",
+    "TRAIN.MOMENTUM_TEACHER": "METHOD.MOMENTUM",
+    "TRAIN.TEACHER_TEMP": "METHOD.TEACHER_TEMP",
+    "TRAIN.USE_BN_IN_HEAD": "METHOD.HEAD_BATCH_NORM",
+    "TRAIN.WARMUP_TEACHER_TEMP": "METHOD.WARMUP_TEACHER_TEMP",
+    "TRAIN.WARMUP_TEACHER_TEMP_EPOCHS": "METHOD.WARMUP_TEACHER_TEMP_EPOCHS",
+}
 # What an error says of a key that only PaddleViT has, in a file that isn't read as PaddleViT's.
 PLACE = (
     "it is PaddleViT's, for files with its keys alone and no BASE:"
@@ -63,6 +79,7 @@ class Family(NamedTuple):
 
     name: str
     types: tuple[str, ...]
+    sign: str
     defaults: dict[str, Any]
     ignored: tuple[str, ...]
     only: dict[str, Any]
@@ -79,11 +96,20 @@ def _read_family(name: str) -> Family:
         like = _read_family(content["LIKE"])
     else:
         like = Family(
-            name, types=(), defaults={}, ignored=(), only={}, augment={}, here={}, differs=()
+            name,
+            types=(),
+            sign="",
+            defaults={},
+            ignored=(),
+            only={},
+            augment={},
+            here={},
+            differs=(),
         )
     return Family(
         name=name,
         types=tuple(content.get("TYPES", ())),
+        sign=content.get("SIGN", ""),
         defaults=like.defaults | dict(leaves(content["DEFAULTS"])),
         ignored=(*like.ignored, *content.get("IGNORED", ())),
         only=like.only | content.get("ONLY", {}),
@@ -224,7 +250,9 @@ def _family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family |
     model_type = model.get("TYPE") if isinstance(model, dict) else None
     if not isinstance(model_type, str) or "BASE" in content:
         return None, ""
-    candidates = families(model_type)
+    candidates = [
+        family for family in families(model_type) if not family.sign or family.sign in keys
+    ]
     if not candidates:
         return None, ""
     for family in candidates:
@@ -319,8 +347,8 @@ def own_key(key: str, value: Any = None) -> str:
     Args:
         value: of the key. A list may have another key than a number.
     """
-    if not key.startswith("MODEL."):
-        return key
+    if not key.startswith("MODEL.") or key in _DINO_KEYS:
+        return _DINO_KEYS.get(key, key)
     name = key.removeprefix("MODEL.")
     for group in GROUPS:
         name = name.removeprefix(group)

@@ -16,9 +16,15 @@ from support.task_columns import need
 from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError
-from inference.visualization.batches import evaluation_panels, label, training_panels, unnormalize
+from inference.visualization.batches import (
+    evaluation_panels,
+    label,
+    training_panels,
+    unnormalize,
+    view_panels,
+)
 from inference.visualization.draw import enlarge
-from loading.transforms import Normalize
+from loading.transforms import Normalize, multi_crop
 from tools import show_batch
 from training.classification import Classification
 
@@ -106,6 +112,45 @@ def test_training_images_are_what_the_step_feeds(root, options):
             )
         else:
             assert panel.title == train.classes[target]
+
+
+def test_the_views_of_an_image_are_beside_each_other(root, monkeypatch):
+    need(monkeypatch)
+    monkeypatch.setattr("datasets.own_classes", lambda task: [])
+    monkeypatch.setattr("datasets.view_columns", lambda task: ("pixels", "local"))
+    config, train, _ = configured(root, "DATA.DATASET", "images", "DATA.BATCH_SIZE", "3")
+    train.views = multi_crop(config, global_scale=(0.4, 1.0), local_views=2, local_size=8)
+    rows = view_panels(config, train, 2, 8)
+    assert [[panel.title for panel in row] for row in rows] == 3 * [
+        ["pixels 1", "pixels 2", "local 1", "local 2"]
+    ]
+    loader = get_dataloader(config, train, "train")
+    loader.batch_sampler.set_epoch(2)
+    batch = next(iter(loader))
+    for row, whole, local in zip(rows, batch["pixels"], batch["local"], strict=True):
+        for panel, pixels in zip(row, [*whole, *local], strict=True):
+            assert (panel.image == enlarge(pixels.numpy())).all()
+    assert len(view_panels(config, train, 2, 1)) == 1
+
+
+def test_the_command_draws_the_views_of_a_task(root, monkeypatch, tmp_path):
+    need(monkeypatch)
+    monkeypatch.setattr("datasets.own_classes", lambda task: [])
+    for module in ("datasets", "settings.tasks"):
+        monkeypatch.setattr(f"{module}.view_columns", lambda task: ("pixels",))
+    config, train, _ = configured(root, "DATA.DATASET", "images", "DATA.BATCH_SIZE", "2")
+    views = multi_crop(config, global_scale=(0.4, 1.0))
+    task = SimpleNamespace(views=views)
+    monkeypatch.setattr("settings.registry.tasks.choose", lambda config: lambda *_: task)
+    drawn = []
+    monkeypatch.setattr(
+        "inference.visualization.draw.sheet", lambda rows, *_, **__: drawn.extend(rows) or b""
+    )
+    show_batch.draw(config, 1, 3)
+    assert [len(row) for row in drawn] == [2, 2, 3]
+    assert drawn[0][1].title == "pixels 2"
+    assert all(panel.frame for panel in drawn[2])
+    assert train.views == {}
 
 
 @pytest.mark.parametrize(

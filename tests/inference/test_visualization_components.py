@@ -8,17 +8,21 @@ from sklearn.decomposition import PCA
 from support.small_checkpoints import cut, saved
 from support.small_models import SMALL_MODELS
 
+from errors import InputError
 from inference import Predictor
 from inference.visualization.components import foreground, otsu
 from inference.visualization.draw import to_colours
 from inference.visualization.maps import (
     MapOptions,
     attention_panels,
+    cam_panels,
     feature_panels,
     largest_part,
+    named_panel,
     title_of,
 )
 from inference.visualization.predicted_image import predict_image
+from models import create_model
 from models.pretraining.dino import Dino
 from models.vit import VisionTransformer
 from weights import save_weights
@@ -186,3 +190,13 @@ def test_attention_of_a_dino_runs_teacher(tmp_path):
     for one, other in zip(*drawn, strict=True):
         assert (one.image == other.image).all()
     assert "its largest 60%" in title_of("attention", predictor, MapOptions(mass=0.6))[0]
+
+
+def test_a_model_without_classes_is_drawn_without_them(tmp_path):
+    model = create_model("vit_digits", num_classes=0)
+    save_weights(model, tmp_path / "model.safetensors")
+    predictor = Predictor(tmp_path / "model.safetensors", "vit_digits", ["MODEL.NUM_CLASSES", "0"])
+    seen = predict_image(predictor, np.zeros([8, 8, 3], np.uint8))
+    assert named_panel(seen).title == "image 0\n"
+    with pytest.raises(InputError, match="no class has a map; use attention"):
+        cam_panels(predictor, seen, MapOptions(method="gradcam"))

@@ -115,6 +115,24 @@ def test_gaussian_blur(level, deviation):
     check(lambda pixels: images.blur(pixels, deviation), lambda image: image.filter(blur))
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("steps", [0, 1, -25, 25, 127, -128])
+def test_hues_move_as_in_pillows_mode_hsv(level, steps):
+    def pillow(image):
+        if image.mode == "L":
+            return image
+        hues, saturation, value = image.convert("HSV").split()
+        hues = Image.fromarray(np.asarray(hues) + np.uint8(steps % 256))
+        return Image.merge("HSV", (hues, saturation, value)).convert("RGB")
+
+    check(lambda pixels: images.shift_hue(pixels, steps), pillow)
+    # Every second value of each channel, in all combinations.
+    values = np.arange(0, 256, 2, dtype=np.uint8) + np.uint8(steps % 2)
+    colours = np.stack(np.meshgrid(values, values, values), -1).reshape(1024, -1, 3)
+    expected = np.asarray(pillow(Image.fromarray(colours)))
+    np.testing.assert_array_equal(images.shift_hue(colours, steps), expected)
+
+
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
 def test_enhancements(level, factor):
     check(

@@ -9,10 +9,10 @@ from golden.formula import array, places
 
 from config import get_config, with_values
 from settings.registry import tasks
+from training.dino import draw_masks
 from training.optim import build_optimizer, clip_gradients, set_weight_decay, weight_decay_at
+from training.optim.schedule import cosine_between
 from weights.layout import linear_weights
-
-TOKENS = "cls_token pos_embed"
 
 
 def config_of(case, *options):
@@ -111,3 +111,68 @@ def test_twenty_steps_are_the_authors(case):
         compared += 1
     frozen_centers = 1 + ("patch_center" in parameters)
     assert compared == len(parameters) - frozen_centers
+
+
+@pytest.mark.parametrize("name", ["decays", "momenta"])
+def test_schedules_are_the_authors(name):
+    expected = np.load(ROOT / "tests" / "golden" / "dino_dino.npz")[name]
+    config = config_of("dino")
+    shares = np.arange(len(expected)) / len(expected)
+    if name == "decays":
+        found = [weight_decay_at(config, share) for share in shares]
+    else:
+        found = [cosine_between(golden.MOMENTUM, 1.0, share) for share in shares]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    # The end is reached after the last update.
+    assert cosine_between(0.996, 1.0, 1.0) == 1.0
+
+
+def test_the_last_layer_is_frozen_in_the_first_epochs_alone():
+    config = config_of("ibot", "METHOD.SEPARATE_HEAD", "True", "METHOD.FREEZE_LAST_LAYER", "2")
+    task = tasks.choose(config)(config)
+    network = network_of(task)
+    for epoch, frozen in ((1, True), (2, True), (3, False)):
+        task.step(network, batch_of(0, "ibot"), epoch)["loss"].sum().backward()
+        task.before_update(network, epoch)
+        missing = {name for name, p in network.named_parameters() if p.grad is None}
+        trained = {
+            name for name in missing if not name.startswith(("teacher.", "center", "patch_c"))
+        }
+        last = {
+            f"{head}.last_layer.weight_{part}" for head in ("head", "patch_head") for part in "gv"
+        }
+        assert trained == (last if frozen else set())
+        network.clear_gradients()
+
+
+def test_the_temperature_warms_up_and_an_evaluation_has_the_last_one():
+    config = config_of("dino")
+    task = tasks.choose(config)(config)
+    found = [task._temperature(epoch) for epoch in (0, 1, 2, 3, 4)]
+    np.testing.assert_allclose(found, [0.07, 0.04, 0.07, 0.07, 0.07])
+
+
+def test_an_evaluation_changes_no_centre_and_no_teacher():
+    config = config_of("ibot")
+    task = tasks.choose(config)(config)
+    network = network_of(task)
+    before = {name: t.numpy() for name, t in network.state_dict().items()}
+    network.eval()
+    with paddle.no_grad():
+        task.step(network, batch_of(0, "ibot"), 0)
+    assert task._logits == {}
+    for name, tensor in network.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (2, 3), (14, 14)])
+def test_one_of_the_two_views_is_masked(grid):
+    rng = np.random.default_rng(0)
+    patches = grid[0] * grid[1]
+    masks = np.stack([draw_masks(rng, grid, (0.1, 0.5), 4) for _ in range(400)])
+    counts = masks.sum(2)
+    assert masks.shape == (400, 2, patches)
+    assert ((counts > 0).sum(1) == 1).all()
+    assert counts.max() <= max(1, patches // 2)
+    # The deviation of the share of first views is 0.025.
+    assert (counts[:, 0] > 0).mean() == pytest.approx(0.5, abs=0.1)

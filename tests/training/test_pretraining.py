@@ -18,9 +18,11 @@ from training.setup import _trace
 SHARED = [
     *without(TINY, "DATA.IMAGE_SIZE", "MODEL.", "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", "2",
     "DATA.GLOBAL_BATCH", "8", "DATA.DROP_LAST", "False", "TRAIN.ACCUM_ITER", "4",
-    "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.5", "TRAIN.MODEL_EMA_WARMUP", "False",
     "TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.1", "TRAIN.GRAD_CLIP", "1.0",
     "REPORT_FREQ", "1",
+]  # fmt: skip
+AVERAGE = [
+    "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.5", "TRAIN.MODEL_EMA_WARMUP", "False",
 ]  # fmt: skip
 VIT = [
     "DATA.IMAGE_SIZE", "8", "MODEL.PATCH_SIZE", "2", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2",
@@ -37,6 +39,11 @@ HIERA = [
 DECODER = [
     "METHOD.DECODER_WIDTH", "16", "METHOD.DECODER_HEADS", "2", "METHOD.DECODER_DEPTH", "1",
 ]  # fmt: skip
+DINO = [
+    *VIT, "METHOD.PROTOTYPES", "12", "METHOD.HEAD_WIDTH", "16", "METHOD.HEAD_OUTPUTS", "8",
+    "METHOD.LOCAL_VIEWS", "2", "METHOD.LOCAL_SIZE", "4", "METHOD.MOMENTUM", "0.9",
+    "METHOD.PATCH_LOSS", "1.0", "METHOD.KOLEO", "0.1",
+]  # fmt: skip
 METHODS = {
     "tokenizer": [*VIT, *DECODER, "METHOD.CODE_DIM", "8", "METHOD.VOCABULARY", "12"],
     "beit": [*VIT, "METHOD.MIN_BLOCK", "2"],
@@ -44,21 +51,35 @@ METHODS = {
     "mae of a Hiera": [*HIERA, *DECODER],
     "simmim": [*VIT, "METHOD.MASK_PATCH", "2"],
     "fcmae": CONVNEXT,
-}
+    "dino": DINO,
+    "dino by Sinkhorn-Knopp": [
+        *DINO, "METHOD.CENTERING", "sinkhorn_knopp", "METHOD.SEPARATE_HEAD", "True",
+        "METHOD.HEAD_BATCH_NORM", "True", "METHOD.FREEZE_LAST_LAYER", "0", "TRAIN.BASE_LR", "0.02",
+    ],
+    "dino of a large teacher": [*DINO, "METHOD.FREEZE_LAST_LAYER", "0"],
+}  # fmt: skip
+# Their teacher is the average of the weights.
+WITHOUT_AVERAGE = ("dino", "dino by Sinkhorn-Knopp")
 
 
-def options_of(method, tokenizer):
-    """Returns the options of a method; BEiT predicts the tokens of a trained ``tokenizer``."""
+def options_of(method, runs):
+    """Returns the options of a method. BEiT's tokenizer and the large teacher are among ``runs``."""
     options = ["TASK", method.split()[0], *SHARED, *METHODS[method]]
-    if method == "beit":
-        options += ["METHOD.TOKENIZER", f"{tokenizer}/config.yaml"]
-        options += ["METHOD.TOKENIZER_PATH", f"{tokenizer}/checkpoints/last"]
+    if method not in WITHOUT_AVERAGE:
+        options += AVERAGE
+    for network, key, source in (
+        ("beit", "TOKENIZER", "tokenizer"),
+        ("dino of a large teacher", "LARGE_TEACHER", "dino"),
+    ):
+        if method == network:
+            options += [f"METHOD.{key}", f"{runs / source}/config.yaml"]
+            options += [f"METHOD.{key}_PATH", f"{runs / source}/checkpoints/last"]
     return options
 
 
-def train_all(folder, tokenizer):
+def train_all(folder, first):
     for method in METHODS:
-        train(options_of(method, tokenizer), folder / method, 46)
+        train(options_of(method, first), folder / method, 46)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +87,7 @@ def runs(tmp_path_factory):
     """The folders of the runs on one process and on two, with a run for each method."""
     place = tmp_path_factory.mktemp("ranks")
     for ranks in (1, 2):
-        run_ranks(train_all, place / str(ranks), place / "1" / "tokenizer", ranks=ranks)
+        run_ranks(train_all, place / str(ranks), place / "1", ranks=ranks)
     return place / "1", place / "2"
 
 
@@ -76,16 +97,21 @@ def test_two_processes_train_and_evaluate_as_one(runs, method):
     one, two = (folder / method for folder in runs)
     first = weights(one)
     second = weights(two)
-    averages = [load_file(run / "checkpoints" / "last" / "ema.safetensors") for run in (one, two)]
-    for expected, found in ((first, second), averages):
+    pairs = [(first, second)]
+    has_average = method not in WITHOUT_AVERAGE
+    if has_average:
+        files = [run / "checkpoints" / "last" / "ema.safetensors" for run in (one, two)]
+        pairs.append(tuple(map(load_file, files)))
+    for expected, found in pairs:
         assert expected.keys() == found.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, atol=2e-6, err_msg=name)
-    assert any((first[name] != average).any() for name, average in averages[0].items())
+    assert not has_average or any((first[n] != average).any() for n, average in pairs[1][0].items())
 
     lines = [records(run) for run in (one, two)]
-    # Six steps and two evaluations, of the weights and of their average, in each of two epochs.
-    assert [len(each) for each in lines] == [16, 16]
+    # Six steps, and evaluations of the weights and of their average, in each of two epochs.
+    expected_lines = 16 if has_average else 14
+    assert [len(each) for each in lines] == [expected_lines, expected_lines]
     for expected, found in zip(*lines, strict=True):
         assert expected.keys() == found.keys()
         for name, value in expected.items():
@@ -100,7 +126,7 @@ def test_two_processes_train_and_evaluate_as_one(runs, method):
 @pytest.mark.long
 @pytest.mark.parametrize("method", [*METHODS, "beit with further blocks"])
 def test_a_graph_has_the_loss_and_the_gradients_of_the_network(runs, method):
-    options = options_of(method.removesuffix(" with further blocks"), runs[0] / "tokenizer")
+    options = options_of(method.removesuffix(" with further blocks"), runs[0])
     if "further" in method:
         options += ["METHOD.HEAD_LAYERS", "1", "METHOD.EARLY_LAYERS", "1"]
     config, data, _ = get_datasets(get_config(None, options))

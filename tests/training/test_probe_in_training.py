@@ -16,6 +16,7 @@ from config import get_config
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError
 from inference.probing import Model, Probes, measure, read_sets
+from loading.transforms import multi_crop
 from models import build_model
 from models.base import without_classifier
 from models.pretraining.network import PretrainingNetwork
@@ -83,9 +84,19 @@ def test_the_best_may_be_that_of_the_neighbours_and_a_run_goes_on(tmp_path, tiny
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
 
 
-def probed(options, length=None, labels=None):
+def test_images_with_views_are_probed_as_those_without(monkeypatch, tiny):
+    options = options_of(tiny, "PROBE.FREQ", "1")
+    expected = probed(options)
+    monkeypatch.setattr("datasets.view_columns", lambda task: ("pixels", "local"))
+    assert probed(options, views=True) == expected
+
+
+def probed(options, length=None, labels=None, views=False):
     """What a probe of fresh weights measures, on all ranks."""
     config, training, val = get_datasets(get_config(None, options))
+    if views:
+        for dataset in (training, val):
+            dataset.views = multi_crop(config, global_scale=(0.4, 1.0), local_views=2)
     if length:
         labels = training.labels[:length] if labels is None else labels
         training = ArrayDataset(config, "train", training.images[:length], labels, [])

@@ -216,7 +216,8 @@ def test_the_best_is_by_the_metric_asked_for(metric, improved, best):
     for epoch, (acc1, loss) in enumerate([(50.0, 2.0), (60.0, 1.5), (60.0, 1.5), (55.0, 1.0)], 1):
         progress.end_epoch(epoch)
         metrics = {"val": {"acc1": acc1, "loss": loss, "class_acc": {"a": acc1}}}
-        found.append(engine._keep_best(task, progress, metrics) == ("val",))
+        scored = engine._scored(metrics, epoch)
+        found.append(progress.keep_best(scored, task.score) == ("val",))
     assert found == improved
     assert (progress.best["val"]["epoch"], progress.best["val"]["checkpoint"]) == (
         best,

@@ -589,8 +589,10 @@ def optimizer_state(
     otherwise.
     """
     structured = {parameter.name: name for name, parameter in model.named_parameters()}
+    # Until its first step, Paddle 2.6 holds restored accumulators apart.
+    accumulators = {**optimizer._accumulators_holder, **optimizer.state_dict()}
     state = {}
-    for key, value in optimizer.state_dict().items():
+    for key, value in accumulators.items():
         # The key is <parameter>_<accumulator>, and either may have "_" in it: the first beginning
         # that is a parameter's name counts.
         beginnings = (key[: underscore.start()] for underscore in re.finditer("_", key))

@@ -16,7 +16,7 @@ STUDENT_TEMP = 0.1
 # As in DINOv2.
 _SINKHORN_STEPS = 3
 # The smallest normal float32: a divisor that is never 0.
-_TINY = 1.2e-38
+TINY = 1.2e-38
 # KoLeo's, in DINOv2.
 _EPSILON = 1e-8
 
@@ -49,8 +49,8 @@ def sinkhorn_knopp(
     if counted is not None:
         assigned = assigned * counted.unsqueeze(1)
     for _ in range(_SINKHORN_STEPS):
-        assigned = assigned / all_reduce_sum(assigned.sum(0, keepdim=True)).clip(min=_TINY)
-        assigned = assigned / assigned.sum(1, keepdim=True).clip(min=_TINY)
+        assigned = assigned / all_reduce_sum(assigned.sum(0, keepdim=True)).clip(min=TINY)
+        assigned = assigned / assigned.sum(1, keepdim=True).clip(min=TINY)
     return assigned
 
 

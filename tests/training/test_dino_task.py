@@ -1,0 +1,171 @@
+"""Runs of DINO: resumed, evaluated, with a large teacher, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import without
+from safetensors.numpy import load_file
+from support.training_runs import assert_same_run, records, refused, train, weights
+
+from config import get_config
+from datasets import get_datasets
+from settings.registry import tasks
+from utils import seed_everything
+
+OPTIONS = [
+    "TASK", "dino", "MODEL.PATCH_SIZE", "2", "METHOD.PROTOTYPES", "12", "METHOD.HEAD_WIDTH", "16",
+    "METHOD.HEAD_OUTPUTS", "8", "METHOD.LOCAL_VIEWS", "2", "METHOD.LOCAL_SIZE", "4",
+]  # fmt: skip
+PATCHES = ["METHOD.PATCH_LOSS", "1.0"]
+
+
+@pytest.fixture
+def options(tiny):
+    """Options of a small training; the encoder has no classifier."""
+    return [*without(tiny, "MODEL.NUM_CLASSES", "MODEL.PATCH_SIZE"), *OPTIONS]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("changes", [[], [*PATCHES, "METHOD.HEAD_BATCH_NORM", "True"]])
+def test_a_run_is_resumed_in_the_same_bits(tmp_path, options, changes):
+    # The first epoch trains without the last layer, which has no gradients then.
+    options += [*changes, "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.ACCUM_ITER", "2"]
+    options += ["SAVE_STEPS", "1", "KEEP_LAST", "9", "TRAIN.WEIGHT_DECAY_END", "0.4"]
+    train(options, tmp_path / "whole", 48)
+    checkpoints = tmp_path / "whole" / "checkpoints"
+    for name in ("epoch_0001_sample_000000016", "epoch_0002_sample_000000032"):
+        resumed = [*options, "MODEL.RESUME", str(checkpoints / name)]
+        train(resumed, tmp_path / name, 48)
+        assert_same_run(tmp_path / "whole", tmp_path / name)
+    stored = weights(tmp_path / "whole")
+    assert {"center", "teacher.head.last_layer.weight_v", "encoder.pos_embed"} < stored.keys()
+    # The teacher has followed the student, and isn't it.
+    own, average = stored["encoder.pos_embed"], stored["teacher.encoder.pos_embed"]
+    assert 0 < np.abs(own - average).max() < 0.1
+
+
+def test_an_evaluation_repeats_the_last_one_of_the_run(tmp_path, options):
+    options += PATCHES
+    train([*options, "METHOD.KOLEO", "0.1"], tmp_path / "run", 48)
+    last = records(tmp_path / "run")[-1]
+    assert last.keys() >= {"loss", "view_loss", "patch_loss", "information"}
+    evaluation = ["EVAL", "True", "MODEL.PRETRAINED", str(tmp_path / "run/checkpoints/last")]
+    train([*without(options, "TRAIN."), *evaluation], tmp_path / "evaluated", 48)
+    result = json.loads((tmp_path / "evaluated" / "result.json").read_text())
+    assert result["num_samples"] == 91
+    for name in ("loss", "view_loss", "patch_loss", "information"):
+        assert result[name] == pytest.approx(last[name], rel=1e-6)
+
+
+def test_the_newest_weights_count_as_the_best(tmp_path, options):
+    train([*options, "TRAIN.NUM_EPOCHS", "3"], tmp_path / "run", 48)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["best"]["epoch"] == 3
+
+
+def test_information_is_that_of_the_teachers_distributions(tmp_path, options):
+    config, _, val = get_datasets(get_config(None, options))
+    seed_everything(0)
+    task = tasks.choose(config)(config)
+    network = task.build_network()
+    network.eval()
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 0.05, [50, 2, 12]).astype("float32")
+
+    def information(logits):
+        shares = np.exp(logits.astype(np.float64) / 0.04)
+        shares /= shares.sum(-1, keepdims=True)
+        mean = shares.mean((0, 1))
+        entropies = -(shares * np.log(shares)).sum(-1)
+        return -(mean * np.log(mean)).sum() - entropies.mean()
+
+    for values in (logits, np.repeat(logits[:1, :1], 50, 0).repeat(2, 1)):
+        found = evaluated(task, values)
+        assert found["information"] == pytest.approx(information(values), abs=1e-5)
+        assert found["num_samples"] == 50
+    # All images have the same distribution.
+    assert found["information"] == pytest.approx(0, abs=1e-6)
+
+
+def evaluated(task, logits):
+    """The metrics of an evaluation in which the network returns the teacher's ``logits``."""
+    import paddle
+
+    whole = paddle.to_tensor(logits)
+
+    def batches():
+        for begin in range(0, len(logits), 16):
+            part = whole[begin : begin + 16]
+            pixels = paddle.zeros([len(part), 2, 8, 8, 1], "uint8")
+            yield {"pixels": pixels, "logits": part}
+
+    current = []
+
+    def forward(images, local, chosen):
+        part = current[0]
+        return {"student": part, "teacher": part, "features": part}
+
+    def passed():
+        for batch in batches():
+            current[:] = [batch["logits"]]
+            yield batch
+
+    return task.evaluate(forward, passed())
+
+
+def test_a_large_teacher_stays_as_it_is(tmp_path, options):
+    teacher = [*options, "METHOD.PATCH_LOSS", "1.0", "MODEL.EMBED_DIM", "24"]
+    train(teacher, tmp_path / "teacher", 48)
+    path = tmp_path / "teacher/checkpoints/last"
+    before = load_file(path / "model.safetensors")
+    student = [*options, *PATCHES, "METHOD.LARGE_TEACHER", str(tmp_path / "teacher/config.yaml")]
+    student += ["METHOD.LARGE_TEACHER_PATH", str(path), "TRAIN.MODEL_EMA", "True"]
+    train(student, tmp_path / "student", 48)
+    stored = weights(tmp_path / "student")
+    assert not any(name.startswith(("teacher.", "mask_token")) for name in stored)
+    assert {"encoder.pos_embed", "head.mlp.0.weight", "center", "patch_center"} < stored.keys()
+    assert (tmp_path / "student/checkpoints/last/ema.safetensors").exists()
+    after = load_file(path / "model.safetensors")
+    assert all((after[name] == value).all() for name, value in before.items())
+    log = (tmp_path / "student/log.txt").read_text()
+    assert "large teacher vit_base_patch16_224" in log
+
+
+def test_what_does_not_fit_is_one_line(tmp_path, options):
+    train([*options], tmp_path / "teacher", 48)
+    file = str(tmp_path / "teacher/config.yaml")
+    path = str(tmp_path / "teacher/checkpoints/last")
+    large = ["METHOD.LARGE_TEACHER", file, "METHOD.LARGE_TEACHER_PATH", path]
+    for changes, message in (
+        (["TRAIN.MODEL_EMA", "True"], "TRAIN.MODEL_EMA is True, but the teacher of TASK dino is"),
+        (["METHOD.LOCAL_SIZE", "5"], "takes images of multiples of 2 pixels"),
+        (
+            [*PATCHES, "METHOD.MASK_RATIOS", "[0.5,0.1]"],
+            "METHOD.MASK_RATIOS is [0.5, 0.1], expected",
+        ),
+        (
+            [*PATCHES, "MODEL.PATCH_SIZE", "8"],
+            "an image has 1 patch, but some of several are masked",
+        ),
+        ([*PATCHES, "MODEL.GLOBAL_POOL", "avg"], "so the patches have none; set MODEL.GLOBAL_POOL"),
+        (
+            ["MODEL.TYPE", "resnet", *PATCHES],
+            "isn't a transformer whose patches have one token each",
+        ),
+        (large[:2], "METHOD.LARGE_TEACHER_PATH is None; give the teacher's weights"),
+        ([*large, "METHOD.PROTOTYPES", "13"], "has 12 prototypes, METHOD.PROTOTYPES is 13"),
+        ([*large, *PATCHES], "but METHOD.LARGE_TEACHER was trained without it; set it to 0"),
+        ([*large, "DATA.IMAGENET_MEAN", "0.4"], "normalises images otherwise"),
+        (["METHOD.LARGE_TEACHER", "mae_vit_digits", *large[2:]], "has TASK mae, expected dino"),
+        (["DATA.MULTI_SCALE", "[8,16]"], "DATA.MULTI_SCALE does nothing"),
+        (["TRAIN.CROP_SCALE", "[0.5,1.0]"], "TRAIN.CROP_SCALE does nothing"),
+        (["METHOD.SEPARATE_HEAD", "True"], "METHOD.SEPARATE_HEAD does nothing"),
+        (["METHOD.PROTOTYPES", "0"], "METHOD.PROTOTYPES is 0, expected 1 to 1000000"),
+        (["METHOD.MOMENTUM", "1.0"], "METHOD.MOMENTUM is 1.0, expected 0 <= value < 1"),
+    ):
+        given = options
+        if changes[0] == "MODEL.TYPE":
+            given = without(options, "MODEL.")
+        refused(message, [*given, *changes], tmp_path / "run")
+        assert not (tmp_path / "run").exists()
