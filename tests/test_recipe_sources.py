@@ -11,7 +11,7 @@ from support.recipe_sources import PAGE, page, quotations, sources, values, with
 
 from config import get_config, shipped_configs
 from models import architecture
-from settings.tasks import columns_of
+from settings.tasks import columns_of, view_columns
 
 SOURCES = sources()
 NAMES = {file.stem: file for file in shipped_configs()}
@@ -53,6 +53,12 @@ def required(config):
             for key in ("LOSS", "SMOOTHING", "RANDOM_ERASE_PROB", "MIXUP_ALPHA", "CUTMIX_ALPHA")
         }
         found -= {"DATA.CROP_PCT", "DATA.INTERPOLATION"}
+    if view_columns(config.TASK):
+        # Such a task draws views by keys of its own.
+        found -= {
+            f"TRAIN.{key}" for key in ("CROP", "CROP_SCALE", "AUTO_AUGMENT", "COLOR_JITTER")
+        }
+        found |= {f"METHOD.{key}" for key in ("GLOBAL_SCALE", "COLOR", "GREY", "SOLARIZE")}
     return found
 
 
