@@ -18,7 +18,7 @@ from loading.block_masks import block_mask, check_blocks
 from loading.transforms import Normalize, multi_crop
 from models import build_model
 from models.base import ImageModel
-from models.pretraining.dino import Dino
+from models.pretraining.dino import Dino, check_patches
 from settings.configuration import Configuration
 from settings.keys import (
     Count,
@@ -51,6 +51,7 @@ from utils import all_reduce_sum
 
 # The papers' values.
 MOMENTUM = 0.996
+GLOBAL_SCALE = (0.4, 1.0)
 MIN_BLOCK = 4
 # With less information about an image (in nats), the teacher's distributions have collapsed.
 LEAST_INFORMATION = 0.05
@@ -94,6 +95,7 @@ class SelfDistillation(Task):
             and isn't changed (how DINOv2 trains its small models). None: the student's average.
         large_teacher_path: the file of the large teacher's weights.
         global_scale: the smallest and largest share of the image's area that a global view shows.
+            None: [0.4, 1.0] for dino, [0.08, 1.0] for moco.
         local_views: the number of local views, which the student alone sees.
         local_size: pixels along a side of the local views.
         local_scale: the smallest and largest share of the image's area that a local view shows.
@@ -137,7 +139,7 @@ class SelfDistillation(Task):
         min_block: Size | None = None,
         large_teacher: FilePath | None = None,
         large_teacher_path: Annotated[FilePath, is_set("METHOD.LARGE_TEACHER")] | None = None,
-        global_scale: tuple[Share, Share] = (0.4, 1.0),
+        global_scale: tuple[Share, Share] | None = None,
         local_views: Count = 8,
         local_size: Annotated[Side, above_zero("METHOD.LOCAL_VIEWS")] = 96,
         local_scale: Annotated[tuple[Share, Share], above_zero("METHOD.LOCAL_VIEWS")] = (0.05, 0.4),
@@ -170,16 +172,18 @@ class SelfDistillation(Task):
         self.teacher_file = large_teacher
         self.teacher_path = large_teacher_path
         self.large_teacher: Dino | None = None
-        self.views: dict[str, Any] = {
-            "global_scale": global_scale,
-            "local_views": local_views,
-            "local_size": local_size,
-            "local_scale": local_scale,
-            "color": color,
-            "grey": grey,
-            "blur": blur,
-            "solarize": solarize,
-        }
+        self.views = multi_crop(
+            config,
+            global_scale=GLOBAL_SCALE if global_scale is None else global_scale,
+            local_views=local_views,
+            local_size=local_size,
+            local_scale=local_scale,
+            color=color,
+            grey=grey,
+            blur=blur,
+            solarize=solarize,
+        )
+        self.local_size = local_size if local_views else None
         self.normalize = Normalize(*normalisation(config))
         # Of the steps since the last update: the sum of the teacher's logits [K] and their number
         # [1], by the name of the centre that follows them.
@@ -208,9 +212,9 @@ class SelfDistillation(Task):
 
     def make_network(self, encoder: ImageModel) -> Dino:
         """Returns the network of an encoder, with fresh weights. A large teacher isn't needed."""
-        if self.views["local_views"]:
+        if self.local_size is not None:
             encoder.take_other_sizes()
-            _check_local_size(encoder, self.views["local_size"])
+            _check_local_size(encoder, self.local_size)
         options: dict[str, Any] = {}
         if self.patch_weight:
             options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
@@ -220,7 +224,7 @@ class SelfDistillation(Task):
         self._run = run
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
-        dataset.views = multi_crop(self.config, **self.views)
+        super().prepare_data(dataset, mode)
         if self.patch_weight and self.teacher_file is None:
             dataset.draws["masked"] = functools.partial(
                 draw_masks, grid=self.grid, ratios=self.mask_ratios, min_block=self.min_block
@@ -251,8 +255,7 @@ class SelfDistillation(Task):
 
     def after_update(self, model: nn.Layer, share: float) -> None:
         network: Any = model
-        if network.teacher is not None:
-            network.follow(cosine_between(self.momentum, 1.0, share))
+        network.follow(cosine_between(self.momentum, 1.0, share))
         for name, sums in self._logits.items():
             total = paddle.concat([paddle.stack(each).sum(0) for each in zip(*sums, strict=True)])
             total = all_reduce_sum(total)
@@ -359,11 +362,12 @@ class SelfDistillation(Task):
         """Returns how many patches of an image are predicted at most, in both views together.
 
         Raises:
-            InputError: the masks don't fit.
+            InputError: the encoder has no patches to mask, or the masks don't fit.
         """
-        self.grid = getattr(getattr(encoder, "patch_embed", None), "grid_size", (0, 0))
+        check_patches(encoder)
+        self.grid = encoder.patch_embed.grid_size
         patches = self.grid[0] * self.grid[1]
-        if self.teacher_file is not None or not patches:
+        if self.teacher_file is not None:
             return 2 * patches
         low, high = self.mask_ratios
         if low > high:

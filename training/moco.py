@@ -9,7 +9,6 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from datasets import ImageDataset
 from errors import InputError
 from launch.progress import EVALUATING, beat
 from loading.transforms import Normalize, multi_crop
@@ -22,11 +21,11 @@ from settings.registry import tasks
 from training.classification import hits
 from training.losses import CrossEntropy
 from training.optim.schedule import cosine_between
-from training.run import Run
 from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_gather, all_gather_tensor, all_reduce_sum, rank
 
 MOMENTUM = 0.99
+GLOBAL_SCALE = (0.08, 1.0)
 # The similarities that an evaluation computes at once.
 SIMILARITIES = 2**24
 
@@ -46,6 +45,7 @@ class MomentumContrast(Task):
         momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
             cosine. None: 0.996 for dino, 0.99 for moco.
         global_scale: the smallest and largest share of the image's area that a global view shows.
+            None: [0.4, 1.0] for dino, [0.08, 1.0] for moco.
         color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
         grey: the probability that a view loses its colours.
         blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
@@ -71,7 +71,7 @@ class MomentumContrast(Task):
         projector_outputs: Size = 256,
         contrast_temperature: Positive = 0.2,
         momentum: Rate | None = None,
-        global_scale: tuple[Share, Share] = (0.4, 1.0),
+        global_scale: tuple[Share, Share] | None = None,
         color: Factor = 1.0,
         grey: Share = 0.2,
         blur: tuple[Share, Share, Share] = (1.0, 0.1, 0.5),
@@ -83,7 +83,7 @@ class MomentumContrast(Task):
         self.momentum = MOMENTUM if momentum is None else momentum
         self.views = multi_crop(
             config,
-            global_scale=global_scale,
+            global_scale=GLOBAL_SCALE if global_scale is None else global_scale,
             color=color,
             grey=grey,
             blur=blur,
@@ -103,12 +103,6 @@ class MomentumContrast(Task):
                 " weights; set it False"
             )
         return MoCo(build_model(self.config), *self.widths)
-
-    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
-        network: Any = model
-        if self.config.MODEL.PRETRAINED:
-            # Most files have the encoder alone. The momentum encoder begins as its copy.
-            network.follow(0.0)
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         queries, keys = network(self._views(batch))
@@ -142,10 +136,10 @@ class MomentumContrast(Task):
             values["num_samples"] = paddle.ones_like(values["loss"])
             total += sum_of_each(values)
             first += queries.shape[1]
-        loss, accuracy, count = all_reduce_sum(total).tolist()
+        loss, accuracy, count = all_reduce_sum(total).numpy()
         return {
-            "loss": loss / count,
-            "contrast_acc": accuracy / count,
+            "loss": float(loss / count),
+            "contrast_acc": float(accuracy / count),
             "num_samples": int(count),
         }
 

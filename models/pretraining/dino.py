@@ -77,7 +77,7 @@ class Dino(PretrainingNetwork):
         self.patch_head = None
         self.mask_token = None
         if self.patches:
-            _check_patches(encoder)
+            check_patches(encoder)
             self.patch_center = _zeros(self, prototypes)
             if separate_head:
                 self.patch_head = ProjectionHead(*sizes)
@@ -153,8 +153,11 @@ class Dino(PretrainingNetwork):
         return outputs
 
     def follow(self, momentum: float) -> None:
-        """Moves the teacher towards the student: momentum * teacher + (1 - momentum) * student."""
-        self.teacher.follow(self, momentum)
+        """Moves the teacher, if there is one, towards the student: momentum * teacher + (1 -
+        momentum) * student.
+        """
+        if self.teacher is not None:
+            self.teacher.follow(self, momentum)
 
     def _student_tokens(self, images: paddle.Tensor, chosen: paddle.Tensor | None) -> paddle.Tensor:
         if chosen is None or self.mask_token is None:
@@ -252,7 +255,7 @@ def _zeros(layer: nn.Layer, size: int) -> paddle.Tensor:
     return zeros
 
 
-def _check_patches(encoder: ImageModel) -> None:
+def check_patches(encoder: ImageModel) -> None:
     """Raises InputError if the encoder has no patches that can be masked and predicted."""
     name = type(encoder).__name__
     embeds = getattr(getattr(encoder, "patch_embed", None), "grid_size", None)

@@ -4,9 +4,9 @@ import numpy as np
 import paddle
 import pytest
 from golden.make_names_vit import SIZES, positive
-from models.pretraining.moco import MoCo
 from support.weight_files import made
 
+from models.pretraining.moco import MoCo
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights, save_weights
 from weights.layout import encoder_of
