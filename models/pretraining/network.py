@@ -123,10 +123,11 @@ def fix_positions(encoder: Any, endpoint: bool) -> None:
     rows, columns = encoder.patch_embed.grid_size
     table = sincos_2d(rows, columns, encoder.num_features, endpoint=endpoint)
     prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
+    positions: Any = encoder.pos_embed
     # The parameters of a static graph have no values yet (tools/list_models.py).
     if paddle.in_dynamic_mode():
-        encoder.pos_embed.set_value(np.concatenate([prefix, table], axis=1))
-    encoder.pos_embed.stop_gradient = True
+        positions.set_value(np.concatenate([prefix, table], axis=1))
+    positions.stop_gradient = True
 
 
 def check_heads(width: int, heads: int) -> None:
