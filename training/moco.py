@@ -136,10 +136,11 @@ class MomentumContrast(Task):
             values["num_samples"] = paddle.ones_like(values["loss"])
             total += sum_of_each(values)
             first += queries.shape[1]
-        loss, accuracy, count = all_reduce_sum(total).numpy()
+        sums: Any = all_reduce_sum(total).tolist()
+        loss, accuracy, count = sums
         return {
-            "loss": float(loss / count),
-            "contrast_acc": float(accuracy / count),
+            "loss": loss / count,
+            "contrast_acc": accuracy / count,
             "num_samples": int(count),
         }
 

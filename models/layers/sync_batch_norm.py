@@ -103,7 +103,6 @@ class _Normalised(PyLayer):
     def backward(ctx: Any, grad: paddle.Tensor) -> Any:
         normalised, scale = ctx.saved_tensor()
         own_means = [part.mean(axis=-2, keepdim=True) for part in (grad, grad * normalised)]
-        # A mean of a tensor is a tensor.
         means: Any = all_reduce_mean(paddle.stack(own_means))
         mean, along = means.unbind(0)
         return (grad - mean - normalised * along) * scale, None, None

@@ -124,6 +124,7 @@ def fix_positions(encoder: Any, endpoint: bool) -> None:
     rows, columns = encoder.patch_embed.grid_size
     table = sincos_2d(rows, columns, encoder.num_features, endpoint=endpoint)
     prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
+    positions: Any = encoder.pos_embed
     # The parameters of a static graph have no values yet (tools/list_models.py).
     if paddle.in_dynamic_mode():
         positions.set_value(np.concatenate([prefix, table], axis=1))
