@@ -96,6 +96,7 @@ OURS = {
     "simmim_digits",
     "fcmae_digits",
     "beit_digits",
+    "moco_digits",
     "tokenizer_digits",
     "tokenizer_convmixer_patch16_224",
     "mae_vit_base_patch16_224_dec1",

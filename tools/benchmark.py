@@ -3,6 +3,7 @@
     python tools/benchmark.py loader [--against timm paddlevit] [-data_path FOLDER] [--workers 1]
     python tools/benchmark.py train [--against default|timm] [--processes 1] [-amp]
     python tools/benchmark.py eval [--against timm] [-amp]
+    python tools/benchmark.py dino --dino FOLDER --python PATH
     python tools/benchmark.py zoo [-cfg NAME ...]
     python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
     python tools/benchmark.py scale [--processes 1 2]
@@ -35,6 +36,7 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import reporting  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 from settings.registry import refuse_other  # noqa: E402
+from tools.benchmarks.dino import dino  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.growth import MEASURES, growth  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
@@ -54,6 +56,7 @@ _SUBJECTS = {
         train,
         {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": 1, "against": ["default"]},
     ),
+    "dino": (dino, {"cfg": _VIT, "batch_size": 4, "repeats": 5}),
     "eval": (evaluation, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "against": []}),
     "zoo": (
         zoo,
@@ -172,7 +175,23 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         command.add_argument(
             "-quick", "--quick", action="store_true", help="small sizes, which show no exponent"
         )
-    if what in ("train", "zoo"):
+    if what == "dino":
+        command.add_argument(
+            "-dino",
+            "--dino",
+            type=Path,
+            required=True,
+            metavar="FOLDER",
+            help="a checkout of facebookresearch/dino",
+        )
+        flag(
+            "python",
+            sys.executable,
+            str,
+            metavar="PATH",
+            help="an interpreter with torch and torchvision",
+        )
+    if what in ("dino", "train", "zoo"):
         flag("reports", 3, help="of two steps each, after the warm-up")
     if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")

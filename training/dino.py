@@ -210,6 +210,7 @@ class SelfDistillation(Task):
         """Returns the network of an encoder, with fresh weights. A large teacher isn't needed."""
         if self.views["local_views"]:
             encoder.take_other_sizes()
+            _check_local_size(encoder, self.views["local_size"])
         options: dict[str, Any] = {}
         if self.patch_weight:
             options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
@@ -422,6 +423,20 @@ def draw_masks(
 def masked_count(patches: int, ratio: float) -> int:
     """Returns how many patches a share of them is, rounded down, but at least one."""
     return max(1, int(patches * ratio))
+
+
+def _check_local_size(encoder: Any, size: int) -> None:
+    """Raises InputError if the encoder doesn't take images of ``size`` x ``size``."""
+    if encoder.resizable:
+        embed = encoder.patch_embed
+        fits = size >= embed.patch_size and (embed.may_cut or size % embed.patch_size == 0)
+    else:
+        fits = size >= encoder.min_image_size
+    if not fits:
+        raise InputError(
+            f"METHOD.LOCAL_SIZE is {size}, but {type(encoder).__name__} takes {encoder.input_sizes};"
+            " choose another one"
+        )
 
 
 def _check_outputs(large: Dino, network: Dino) -> None:

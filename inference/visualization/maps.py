@@ -148,7 +148,7 @@ def cam_panels(predictor: Predictor, predicted: PredictedImage, options: MapOpti
     # ``cam`` refuses a model without outputs. Those of others may be features.
     if model_of(predictor).num_classes:
         predictor.check_classifier()
-    output = next(iter(predicted.prediction.outputs), None)
+    output = next(iter(predicted.prediction.outputs), 0)
     if options.output is not None:
         output = class_index(predictor, options.output)
     values = cam(model_of(predictor), predicted.image, output, options.method)

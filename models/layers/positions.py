@@ -77,5 +77,7 @@ class ResizedPositions:
 
     def _matrices(self, grid_size: tuple[int, int]) -> list[np.ndarray]:
         """Returns the matrices that resize rows and columns, float32."""
-        sides = zip(self.grid_size, grid_size, strict=True)
-        return [bicubic_matrix(old, new).astype(np.float32) for old, new in sides]
+        # Paddle's graphs take no zip(strict=...).
+        rows = bicubic_matrix(self.grid_size[0], grid_size[0])
+        columns = bicubic_matrix(self.grid_size[1], grid_size[1])
+        return [rows.astype(np.float32), columns.astype(np.float32)]

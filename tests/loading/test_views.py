@@ -75,7 +75,7 @@ def test_colours_change_as_torchvisions(number, mode):
 
 
 @functools.cache
-def drawn(view, count=3000):
+def drawn(view, count=1500):
     """What our transform draws for a view, with the golden file's names."""
     config = get_config(None, [])
     views = multi_crop(config, global_scale=(0.4, 1.0), local_views=1)
@@ -98,6 +98,11 @@ def drawn(view, count=3000):
     return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
 
 
+def likeness(ours, theirs):
+    """The probability that two samples of one distribution differ so much."""
+    return ks_2samp(ours, theirs, method="asymp").pvalue
+
+
 def areas_and_ratios(values):
     return values["width"] * values["height"], values["width"] / values["height"]
 
@@ -117,16 +122,16 @@ def test_views_are_drawn_as_often_and_as_far_as_the_authors(view):
         shares = [np.mean(~np.isnan(each)) for each in (values, mine)]
         share = shares[0]
         # Four standard errors of the difference.
-        error = np.sqrt(share * (1 - share) * (1 / len(values) + 1 / 3000))
+        error = np.sqrt(share * (1 - share) * (1 / len(values) + 1 / 1500))
         assert abs(shares[0] - shares[1]) <= 4 * error, (name, shares)
         kept = [each[~np.isnan(each)] for each in (values, mine)]
         if len(kept[0]) and name not in ("flip", "grey", "solarize"):
-            assert ks_2samp(*kept).pvalue > 0.001, name
+            assert likeness(*kept) > 0.001, name
             compared += 1
     # A view without solarization has none in both.
     assert compared == 13
     for mine, other in zip(areas_and_ratios(ours), areas_and_ratios(theirs), strict=True):
-        assert ks_2samp(mine, other).pvalue > 0.001
+        assert likeness(mine, other) > 0.001
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -138,7 +143,7 @@ def test_the_pixels_have_the_authors_means_and_deviations(view):
     for channel, colour in enumerate(("red", "green", "blue")):
         for name, measure in (("mean", np.mean), ("std", np.std)):
             ours = [measure(each[:, channel]) for each in pixels]
-            assert ks_2samp(ours, STORED[f"drawn/{view}/{name}_{colour}"]).pvalue > 0.001
+            assert likeness(ours, STORED[f"drawn/{view}/{name}_{colour}"]) > 0.001
 
 
 # --------------------------------------------------------------- one transform
@@ -293,6 +298,8 @@ def encoded(exact=False, image=None, kind="JPEG", **options):
     ],
 )
 def test_an_image_is_decoded_once_to_the_pixels_of_each_crop(monkeypatch, exact, kind, options):
+    # At this size a crop alone is decoded in full, too, as far as it reaches.
+    size = (125, 94)
     opened = encoded(exact, kind=kind, **options)
     opened.keep_pixels()
     decoded = []
@@ -306,11 +313,11 @@ def test_an_image_is_decoded_once_to_the_pixels_of_each_crop(monkeypatch, exact,
 
         monkeypatch.setattr(name, watched)
     for box in ((0, 0, 250, 188), (10, 20, 110, 90), (3, 100, 40, 188), (100, 0, 250, 60)):
-        found = opened.resized_crop(box, (32, 24), Image.Resampling.BICUBIC)
+        found = opened.resized_crop(box, size, Image.Resampling.BICUBIC)
         assert len(decoded) == 1
         count = len(decoded)
         alone = encoded(exact, kind=kind, **options)
-        expected = alone.resized_crop(box, (32, 24), Image.Resampling.BICUBIC)
+        expected = alone.resized_crop(box, size, Image.Resampling.BICUBIC)
         np.testing.assert_array_equal(found, expected)
         del decoded[count:]
     assert opened.decode().size == (250, 188)
@@ -486,6 +493,7 @@ def test_an_unreadable_image_is_replaced_or_named(folder, views_task):
     assert sample["skipped"] == 2
     assert dataset.columns == ("pixels", "skipped", "local")
     picture = dataset.picture(3)
+    picture.keep_pixels()
     view = dataset.views["pixels"][0]
     expected = view(picture, dataset.generator(1, 2, 0, 0))
     np.testing.assert_array_equal(sample["pixels"][0], expected)

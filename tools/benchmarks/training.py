@@ -53,7 +53,7 @@ from tools.check_parity import reference
 STEPS = 2
 # reports that don't count
 WARM_UP = 3
-_RATE = "training"
+RATE = "training"
 _HALF = ("ours, bfloat16", "timm, bfloat16")
 # Keys of the recipe, which get their plain defaults: timm's step has nothing of the kind.
 _RECIPE = [
@@ -90,22 +90,23 @@ def train(arguments: argparse.Namespace) -> None:
             kinds = training_sides(arguments, folder)
             title += f"; timm: eager, batch {batch}, {_counts_text(1, arguments.threads)}"
         else:
-            options = option_words(arguments, _fixed_options(arguments))
+            options = option_words(arguments, fixed_options(arguments))
             peers = {}
             kinds = {
-                name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")
+                name: our_training(arguments, options, name == "tuned")
+                for name in ("tuned", "default")
             }
             title += ", default: Paddle's own settings"
         first, *others = kinds
-        compared = each(_RATE, [first], others)
+        compared = each(RATE, [first], others)
         if arguments.amp:
             ours_in_half, theirs_in_half = _HALF
             compared = [
-                Ratio(_RATE, "ours", "timm"),
-                Ratio(_RATE, ours_in_half, "ours"),
-                Ratio(_RATE, ours_in_half, theirs_in_half),
+                Ratio(RATE, "ours", "timm"),
+                Ratio(RATE, ours_in_half, "ours"),
+                Ratio(RATE, ours_in_half, theirs_in_half),
             ]
-        units = {_RATE: "images/s", MEMORY: "MB"}
+        units = {RATE: "images/s", MEMORY: "MB"}
         measure(Benchmark(title, kinds, units, compared, peers), arguments)
 
 
@@ -116,12 +117,9 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
     Args:
         folder: where a YAML file of the model without its recipe is written.
     """
-    model = folder / f"{Path(arguments.cfg).stem}.yaml"
-    model.write_text(
-        yaml.safe_dump({"BASE": str(find_config(arguments.cfg).resolve()), "WITHOUT": _RECIPE})
-    )
-    arguments = argparse.Namespace(**vars(arguments) | {"cfg": str(model)})
-    options = option_words(arguments, _fixed_options(arguments))
+    plain = without_recipe(arguments.cfg, folder)
+    arguments = argparse.Namespace(**vars(arguments) | {"cfg": plain})
+    options = option_words(arguments, fixed_options(arguments))
     request = timm_request(arguments.cfg, options) | {
         "measure": "train",
         "steps": STEPS,
@@ -136,17 +134,28 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
             "timm_peer.py", request | {"amp": amp}, arguments.threads, arguments.timm_python
         )
         rate = statistics.median(answer["images_per_s"])
-        return {_RATE: [rate], MEMORY: [answer["peak_memory"]]}
+        return {RATE: [rate], MEMORY: [answer["peak_memory"]]}
 
-    sides: dict[str, Run] = {"ours": _ours(arguments, options), "timm": lambda: theirs(False)}
+    sides: dict[str, Run] = {
+        "ours": our_training(arguments, options),
+        "timm": lambda: theirs(False),
+    }
     if arguments.amp:
         ours_in_half, theirs_in_half = _HALF
-        sides[ours_in_half] = _ours(arguments, [*options, *words({"AMP": True})])
+        sides[ours_in_half] = our_training(arguments, [*options, *words({"AMP": True})])
         sides[theirs_in_half] = lambda: theirs(True)
     return sides
 
 
-def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def without_recipe(cfg: str, folder: Path) -> str:
+    """Writes a YAML file of a model without its recipe into a folder, and returns its path."""
+    file = folder / f"{Path(cfg).stem}.yaml"
+    file.write_text(yaml.safe_dump({"BASE": str(find_config(cfg).resolve()), "WITHOUT": _RECIPE}))
+    return str(file)
+
+
+def fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the keys that the benchmark sets: a run of as many steps as the reports need."""
     batch = arguments.batch_size
     steps = STEPS * (arguments.reports + WARM_UP)
     return {
@@ -162,14 +171,21 @@ def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _ours(arguments: argparse.Namespace, options: list[str], tuned: bool = True) -> Run:
+def our_training(arguments: argparse.Namespace, options: list[str], tuned: bool = True) -> Run:
+    """Returns the function that makes one of our runs.
+
+    Args:
+        options: the words of ``-o``.
+        tuned: whether TUNE_CPU is set. Otherwise Paddle chooses the number of threads.
+    """
+
     def one_run() -> dict[str, list[float]]:
         chosen = [*options, *words({"TUNE_CPU": tuned})]
         threads = _threads(arguments) if tuned else None
         with temporary_folder() as folder:
             records = _run(arguments.cfg, arguments.processes, threads, chosen, folder)[WARM_UP:]
         rate = statistics.median(record["images_per_s"] for record in records)
-        return {_RATE: [rate], MEMORY: [records[-1]["peak_memory"]]}
+        return {RATE: [rate], MEMORY: [records[-1]["peak_memory"]]}
 
     return one_run
 
@@ -219,7 +235,7 @@ def scale(arguments: argparse.Namespace) -> None:
             records = _run(arguments.cfg, processes, arguments.threads, run_options, folder)
         counts, seconds = epoch_sums(records)
         rates = [n / s for n, s in zip(counts, seconds, strict=True)]
-        return {"an epoch": [statistics.median(seconds)], _RATE: [statistics.median(rates)]}
+        return {"an epoch": [statistics.median(seconds)], RATE: [statistics.median(rates)]}
 
     names = {counted(number, "process", "processes"): number for number in numbers}
     kinds: dict[str, Run] = {
@@ -230,12 +246,12 @@ def scale(arguments: argparse.Namespace) -> None:
         f" {arguments.epochs} epochs a run after the first"
     )
     first, *others = names
-    rates = [Ratio(_RATE, name, first) for name in others]
+    rates = [Ratio(RATE, name, first) for name in others]
     efficiency = [
-        Ratio(_RATE, name, first, factor=names[first] / names[name], name="efficiency")
+        Ratio(RATE, name, first, factor=names[first] / names[name], name="efficiency")
         for name in others
     ]
-    units = {"an epoch": "s", _RATE: "images/s"}
+    units = {"an epoch": "s", RATE: "images/s"}
     measure(Benchmark(title, kinds, units, rates + efficiency), arguments)
 
 

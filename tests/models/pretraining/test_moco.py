@@ -20,9 +20,13 @@ from golden.make_moco import (
     weight,
 )
 from safetensors.numpy import save_file
+from support.layer_groups import assert_one_group_each
 from support.ranks import run_ranks
+from support.small_models import SMALL_MODELS, small_vit
 
 import utils
+from models.layers.batch_norm import hold_frozen_statistics
+from models.layers.positions import sincos_2d
 from models.pretraining.moco import MoCo
 from models.vit import VisionTransformer
 from training.moco import contrast
@@ -101,3 +105,51 @@ def test_twenty_steps_are_those_of_the_paper(tmp_path, ranks):
             assert found.keys() == expected.keys()
             for name, value in expected.items():
                 np.testing.assert_allclose(found[name], value, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["convnext", "crossvit", "resnet", "swin", "vit", "xcit"])
+def test_encoders_of_other_architectures_are_trained(kind):
+    paddle.seed(0)
+    encoder = SMALL_MODELS[kind](num_classes=0)
+    network = MoCo(encoder, HIDDEN, OUTPUTS)
+    network.train()
+    hold_frozen_statistics(network)
+    images = paddle.randn([4, 2, encoder.in_channels, *encoder.image_size])
+    queries, keys = network(images)
+    for found in (queries, keys):
+        assert found.shape == [2, 4, OUTPUTS]
+        np.testing.assert_allclose(found.norm(axis=-1).numpy(), 1, rtol=1e-5)
+    contrast(queries, keys, 0, TEMPERATURE)["loss"].mean().backward()
+    for name, parameter in network.named_parameters():
+        is_trained = not parameter.stop_gradient
+        assert is_trained == (parameter.grad is not None), name
+        assert not (is_trained and name.startswith("momentum.")), name
+    assert_one_group_each(network, network.layer_groups())
+    # The keys' batch norms, within the encoder, too, have statistics of their own.
+    for name, buffer in network.named_buffers():
+        if name.startswith("momentum.") and name.endswith("_mean"):
+            assert buffer.any(), name
+
+
+def test_positions_are_the_papers_and_fixed():
+    encoder = small_vit(num_classes=0)
+    MoCo(encoder, HIDDEN, OUTPUTS)
+    rows, columns = encoder.patch_embed.grid_size
+    expected = sincos_2d(rows, columns, encoder.num_features, endpoint=True)
+    np.testing.assert_array_equal(encoder.pos_embed[:, 1:].numpy(), expected)
+    assert not encoder.pos_embed[:, :1].any()
+    assert encoder.pos_embed.stop_gradient
+
+
+def test_views_are_normalised_one_by_one():
+    """The features of one view have no effect on the queries of the other."""
+    paddle.seed(0)
+    network = MoCo(small_vit(num_classes=0), HIDDEN, OUTPUTS)
+    network.train()
+    encoder = network.encoder
+    images = paddle.randn([4, 2, encoder.in_channels, *encoder.image_size])
+    others = images.clone()
+    others[:, 1] = paddle.randn(others[:, 1].shape) * 3
+    for one, other in zip(network(images), network(others), strict=True):
+        np.testing.assert_allclose(one[0].numpy(), other[0].numpy(), atol=1e-5)
+        assert np.abs(one[1].numpy() - other[1].numpy()).max() > 0.1
