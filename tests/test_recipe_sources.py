@@ -55,9 +55,7 @@ def required(config):
         found -= {"DATA.CROP_PCT", "DATA.INTERPOLATION"}
     if view_columns(config.TASK):
         # Such a task draws views by keys of its own.
-        found -= {
-            f"TRAIN.{key}" for key in ("CROP", "CROP_SCALE", "AUTO_AUGMENT", "COLOR_JITTER")
-        }
+        found -= {f"TRAIN.{key}" for key in ("CROP", "CROP_SCALE", "AUTO_AUGMENT", "COLOR_JITTER")}
         found |= {f"METHOD.{key}" for key in ("GLOBAL_SCALE", "COLOR", "GREY", "SOLARIZE")}
     return found
 
