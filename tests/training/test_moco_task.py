@@ -102,6 +102,20 @@ def test_a_run_is_resumed_in_the_same_bits_and_is_the_same_on_two_processes(tmp_
     assert last[0]["contrast_acc"] == pytest.approx(last[1]["contrast_acc"], abs=1e-4)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("sharding", [False, True])
+def test_gradients_that_are_sent_during_the_backward_pass_are_the_same(tmp_path, options, sharding):
+    """Batch norm's collectives come between those of the gradients, in one order on all ranks."""
+    options += ["MODEL.GLOBAL_POOL", "avg", "DATA.GLOBAL_BATCH", "16"]
+    options += ["TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.01"]
+    fleet = ["DIST.ENGINE", "fleet"]
+    if sharding:
+        fleet += ["DIST.STRATEGY.sharding", "True", "DIST.STRATEGY.sharding_configs.stage", "2"]
+    train(options, tmp_path / "one", 48)
+    run_ranks(train, [*options, *fleet], tmp_path / "two", 48)
+    assert_close(*(weights(tmp_path / name) for name in ("one", "two")), atol=1e-5)
+
+
 def evaluated(path, options, output):
     evaluation = ["EVAL", "True", "MODEL.PRETRAINED", str(path)]
     train([*without(options, "TRAIN."), *evaluation], output, 48)
