@@ -282,10 +282,10 @@ class SelfDistillation(Task):
         metrics["information"] = float(entropy - total[-1] / views)
         if self._run is not None and metrics["information"] < LEAST_INFORMATION:
             self._run.info(
-                "warning: collapse: the teacher gives all images nearly the same distribution over"
-                f" the prototypes: information is {metrics['information']:.1e} nats, of at most"
-                f" {math.log(len(mean)):.1f}; lower TRAIN.BASE_LR or METHOD.TEACHER_TEMP, or set"
-                " METHOD.KOLEO 0.1"
+                "warning: collapse, or nothing learnt yet: the teacher gives all images nearly the"
+                f" same distribution over the prototypes: information is {metrics['information']:.1e}"
+                f" nats, of at most {math.log(len(mean)):.1f}; if it stays so, lower TRAIN.BASE_LR or"
+                " METHOD.TEACHER_TEMP, or set METHOD.KOLEO 0.1"
             )
         return metrics
 
