@@ -316,7 +316,9 @@ class SelfDistillation(Task):
         if self.patch_weight:
             counted = outputs["counted"]
             targets = self._targets("patch_center", outputs["teacher_patches"], counted, epoch)
-            values["patch_loss"] = patch_loss(outputs["student_patches"], targets, counted)
+            # The authors take the mean over both views. In one of them, no patches are masked.
+            share = 0.5 if self.large_teacher is None else 1.0
+            values["patch_loss"] = share * patch_loss(outputs["student_patches"], targets, counted)
             loss = loss + self.patch_weight * values["patch_loss"]
         # An evaluation compares no images of a batch.
         if self.koleo_weight and epoch:

@@ -75,18 +75,15 @@ def view_loss(student: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
 def patch_loss(
     student: paddle.Tensor, targets: paddle.Tensor, counted: paddle.Tensor
 ) -> paddle.Tensor:
-    """Returns the cross-entropy of each image's masked patches: [B].
-
-    One of the two views of an image is masked. Its mean over the patches is halved, since the
-    authors' is a mean over both views.
+    """Returns the mean cross-entropy of each image's patches: [B].
 
     Args:
         student: logits [B, M, K].
         targets: the teacher's distributions, [B, M, K].
-        counted: [B, M], 1 for masked patches, else 0.
+        counted: [B, M], 1 for patches that count, else 0.
     """
     losses = -(targets * log_softmax(student / STUDENT_TEMP)).sum(-1)
-    return (losses * counted).sum(1) / counted.sum(1).clip(min=1) / 2
+    return (losses * counted).sum(1) / counted.sum(1).clip(min=1)
 
 
 def koleo(features: paddle.Tensor) -> paddle.Tensor:
