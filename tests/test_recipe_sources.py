@@ -94,6 +94,7 @@ OURS = {
     "simmim_digits",
     "fcmae_digits",
     "beit_digits",
+    "dino_digits",
     "moco_digits",
     "tokenizer_digits",
     "tokenizer_convmixer_patch16_224",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import without
 from safetensors.numpy import load_file
-from support.training_runs import assert_same_run, records, refused, train, weights
+from support.training_runs import assert_same_run, records, refused, train, weights, work
 
 from config import get_config
 from datasets import get_datasets
@@ -173,3 +173,20 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             given = without(options, "MODEL.")
         refused(message, [*given, *changes], tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_collapse_is_seen_within_two_epochs(tmp_path, is_sound):
+    changes = ["TRAIN.NUM_EPOCHS", "2", "TRAIN.WARMUP_EPOCHS", "1", "VALIDATE_FREQ", "1"]
+    changes += ["DATA.NUM_WORKERS", "0", "REPORT", "False", "OUTPUT", str(tmp_path / "run")]
+    if not is_sound:
+        # The teacher's outputs aren't centred.
+        changes += ["METHOD.CENTERING", "centering", "METHOD.CENTER_MOMENTUM", "1.0"]
+        changes += ["METHOD.KOLEO", "0", "METHOD.HEAD_BATCH_NORM", "False"]
+    work(*get_datasets(get_config("dino_digits", changes)))
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("warning: collapse") == (0 if is_sound else 2)
+    found = [line["information"] for line in records(tmp_path / "run") if line["split"] == "val"]
+    assert len(found) == 2
+    assert min(found) > 0.1 if is_sound else max(found) < 1e-3
