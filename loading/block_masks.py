@@ -70,8 +70,13 @@ def _add_block(
     return False
 
 
-def check_blocks(grid: tuple[int, int], count: int, min_block: int) -> None:
+def check_blocks(
+    grid: tuple[int, int], count: int, min_block: int, key: str = "METHOD.MASK_RATIO"
+) -> None:
     """Checks that ``block_mask`` can draw a block.
+
+    Args:
+        key: the key that says how many patches are masked.
 
     Raises:
         InputError: nothing or everything would be masked, or no block fits.
@@ -85,7 +90,7 @@ def check_blocks(grid: tuple[int, int], count: int, min_block: int) -> None:
         )
     if not 0 < count < patches:
         raise InputError(
-            f"METHOD.MASK_RATIO masks {count} {where}, expected 1 to {patches - 1}; change it, or take"
+            f"{key} masks {count} {where}, expected 1 to {patches - 1}; change it, or take"
             " smaller patches or larger images"
         )
     # A square block: those of other aspect ratios are longer.

@@ -242,14 +242,14 @@ def _parser() -> argparse.ArgumentParser:
         "--mass",
         type=float,
         metavar="SHARE",
-        help="of a head's attention, draw its largest part: 0.6 is DINO's",
+        help="draw only the places that get the largest SHARE of a head's attention (DINO: 0.6)",
     )
     parser.add_argument(
         "-threshold",
         "--threshold",
         type=float,
         metavar="SHARE",
-        help="of the first component: below it all is black; 0: nothing is (-method foreground;"
+        help="places where the first component is below SHARE are black; 0: none are (-method foreground;"
         " default: where it parts best)",
     )
     parser.add_argument(
@@ -292,10 +292,12 @@ def check(arguments: argparse.Namespace) -> None:
         arguments.method = methods[0]
     if arguments.threshold is not None and arguments.method != "foreground":
         raise InputError("-threshold does nothing but for features -method foreground")
-    for flag, low in (("mass", "above 0"), ("threshold", "0")):
-        share = getattr(arguments, flag)
-        if share is not None and not (0 <= share <= 1 and (share or flag == "threshold")):
-            raise InputError(f"-{flag} is {share:g}, expected {low} to 1")
+    mass = arguments.mass
+    threshold = arguments.threshold
+    if mass is not None and not 0 < mass <= 1:
+        raise InputError(f"-mass is {mass:g}, expected above 0 to 1")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise InputError(f"-threshold is {threshold:g}, expected 0 to 1")
     if arguments.images and kind == "positions":
         raise InputError("positions takes no images; leave them out")
     if not arguments.images and kind != "positions":

@@ -24,6 +24,7 @@ from settings.keys import (
     Count,
     Factor,
     FilePath,
+    InTraining,
     Positive,
     Rate,
     Share,
@@ -32,6 +33,7 @@ from settings.keys import (
     WholeEpochs,
     above_zero,
     is_set,
+    is_unset,
 )
 from settings.registry import tasks
 from training.equal_ranks import load_equal
@@ -63,8 +65,8 @@ class SelfDistillation(Task):
 
     Labels are ignored. ``models.pretraining.dino`` has the networks. An evaluation measures the
     loss on views of the validation images, which are always the same, and warns of a collapse. The
-    teacher has changed between two evaluations, so the loss doesn't tell which weights are better:
-    the newest count as the best, unless BEST_METRIC is knn.
+    teacher changes between two evaluations, so the loss doesn't tell which weights are better: the
+    newest count as the best, unless BEST_METRIC is knn, or a large teacher stays as it is.
 
     Args:
         prototypes: outputs of the projection heads.
@@ -102,7 +104,7 @@ class SelfDistillation(Task):
         color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
         grey: the probability that a view loses its colours.
         blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
-            in local ones.
+            in local ones; moco has none.
         solarize: the probability that bright pixels of the second global view are inverted.
     """
 
@@ -123,19 +125,21 @@ class SelfDistillation(Task):
         head_outputs: Size = 256,
         norm_last_layer: bool = True,
         head_batch_norm: bool = False,
-        freeze_last_layer: WholeEpochs = 1,
-        momentum: Rate | None = None,
+        freeze_last_layer: InTraining[WholeEpochs] = 1,
+        momentum: InTraining[Rate] | None = None,
         teacher_temp: Positive = 0.04,
         warmup_teacher_temp: Annotated[
-            Positive, above_zero("METHOD.WARMUP_TEACHER_TEMP_EPOCHS")
+            InTraining[Positive], above_zero("METHOD.WARMUP_TEACHER_TEMP_EPOCHS")
         ] = 0.04,
-        warmup_teacher_temp_epochs: WholeEpochs = 0,
+        warmup_teacher_temp_epochs: InTraining[WholeEpochs] = 0,
         centering: Literal["centering", "sinkhorn_knopp"] = "centering",
-        center_momentum: Share = 0.9,
-        koleo: Factor = 0.0,
+        center_momentum: InTraining[Share] = 0.9,
+        koleo: InTraining[Factor] = 0.0,
         patch_loss: Factor = 0.0,
         separate_head: Annotated[bool, above_zero("METHOD.PATCH_LOSS")] = False,
-        mask_ratios: Annotated[tuple[Share, Share], above_zero("METHOD.PATCH_LOSS")] = (0.1, 0.5),
+        mask_ratios: Annotated[
+            tuple[Share, Share], above_zero("METHOD.PATCH_LOSS"), is_unset("METHOD.LARGE_TEACHER")
+        ] = (0.1, 0.5),
         min_block: Size | None = None,
         large_teacher: FilePath | None = None,
         large_teacher_path: Annotated[FilePath, is_set("METHOD.LARGE_TEACHER")] | None = None,
@@ -187,7 +191,7 @@ class SelfDistillation(Task):
         self.normalize = Normalize(*normalisation(config))
         # Of the steps since the last update: the sum of the teacher's logits [K] and their number
         # [1], by the name of the centre that follows them.
-        self._logits: dict[str, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
+        self._logit_sums: dict[str, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
         # Of an evaluation: the sum of the teacher's distributions [K], and of their entropies.
         self._distributions = paddle.zeros([prototypes], "float64")
         self._entropies = paddle.zeros([1], "float64")
@@ -205,7 +209,13 @@ class SelfDistillation(Task):
                 "TRAIN.MODEL_EMA is True, but the teacher of TASK dino is the average of the weights;"
                 " set it False"
             )
-        network = self.network = self.make_network(build_model(self.config))
+        train = self.config.TRAIN
+        if train.EARLY_STOP and not self.config.EVAL and self._newest_is_best:
+            raise InputError(
+                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't tell which"
+                " weights are better; set BEST_METRIC knn, or leave it out"
+            )
+        network = self.make_network(build_model(self.config))
         if self.teacher_file is not None:
             self.large_teacher = self._load_large_teacher(network)
         return network
@@ -256,14 +266,14 @@ class SelfDistillation(Task):
     def after_update(self, model: nn.Layer, share: float) -> None:
         network: Any = model
         network.follow(cosine_between(self.momentum, 1.0, share))
-        for name, sums in self._logits.items():
-            total = paddle.concat([paddle.stack(each).sum(0) for each in zip(*sums, strict=True)])
-            total = all_reduce_sum(total)
+        for name, sums in self._logit_sums.items():
+            totals, counts = zip(*sums, strict=True)
+            total = all_reduce_sum(paddle.concat([sum(totals), sum(counts)]))
             mean = total[:-1] / total[-1:].clip(min=1)
             center = getattr(network, name)
-            kept = self.center_momentum
-            paddle.assign(center * kept + mean * (1 - kept), center)
-        self._logits.clear()
+            momentum = self.center_momentum
+            paddle.assign(center * momentum + mean * (1 - momentum), center)
+        self._logit_sums.clear()
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns the means of the losses, ``information`` and ``num_samples``.
@@ -290,9 +300,12 @@ class SelfDistillation(Task):
         return metrics
 
     def score(self, metrics: dict[str, Any]) -> float:
-        if self.config.BEST_METRIC == "auto":
-            return metrics["epoch"]
-        return super().score(metrics)
+        return metrics["epoch"] if self._newest_is_best else super().score(metrics)
+
+    @property
+    def _newest_is_best(self) -> bool:
+        """Whether nothing tells which weights are better: the teacher, and so the loss, changes."""
+        return self.config.BEST_METRIC == "auto" and self.teacher_file is None
 
     def _images(self, pixels: paddle.Tensor) -> paddle.Tensor:
         """Returns views [B, V, H, W, C] as normalised images [B * V, C, H, W]."""
@@ -310,12 +323,15 @@ class SelfDistillation(Task):
     def _losses(self, outputs: dict[str, paddle.Tensor], epoch: int) -> Batch:
         """Returns the losses of each image, [B]; "loss" is their weighted sum."""
         teacher = outputs["teacher"]
-        targets = self._targets("center", teacher, paddle.ones(teacher.shape[:2]), epoch)
+        counted = paddle.ones(teacher.shape[:2])
+        targets = self._targets("center", outputs["center"], teacher, counted, epoch)
         values = {"view_loss": view_loss(outputs["student"], targets)}
         loss = values["view_loss"]
         if self.patch_weight:
             counted = outputs["counted"]
-            targets = self._targets("patch_center", outputs["teacher_patches"], counted, epoch)
+            center = outputs["patch_center"]
+            teacher = outputs["teacher_patches"]
+            targets = self._targets("patch_center", center, teacher, counted, epoch)
             # The authors take the mean over both views. In one of them, no patches are masked.
             share = 0.5 if self.large_teacher is None else 1.0
             values["patch_loss"] = share * patch_loss(outputs["student_patches"], targets, counted)
@@ -330,12 +346,19 @@ class SelfDistillation(Task):
         return {"loss": loss, **values}
 
     def _targets(
-        self, center: str, logits: paddle.Tensor, counted: paddle.Tensor, epoch: int
+        self,
+        name: str,
+        center: paddle.Tensor,
+        logits: paddle.Tensor,
+        counted: paddle.Tensor,
+        epoch: int,
     ) -> paddle.Tensor:
         """Returns the distributions [B, N, K] that the teacher's logits stand for.
 
         Args:
-            center: the name of the parameter that is their mean.
+            name: of the parameter that is the centre.
+            center: its values [K].
+            logits: [B, N, K].
             counted: [B, N], 1 for logits that count, else 0.
             epoch: as of ``step``. An evaluation, which is epoch 0, doesn't move the centre.
         """
@@ -344,11 +367,11 @@ class SelfDistillation(Task):
         weights = counted.flatten()
         if epoch:
             total = paddle.matmul(weights.unsqueeze(0), flat).flatten()
-            self._logits.setdefault(center, []).append((total, weights.sum().reshape([1])))
+            self._logit_sums.setdefault(name, []).append((total, weights.sum().reshape([1])))
         if epoch and self.sinkhorn:
             return sinkhorn_knopp(flat, temperature, weights).reshape(logits.shape)
-        targets = centred(logits, getattr(self.network, center), temperature)
-        if not epoch and center == "center":
+        targets = centred(logits, center, temperature)
+        if not epoch and name == "center":
             self._distributions += targets.astype("float64").sum([0, 1])
             logarithms = targets.clip(min=TINY).log()
             self._entropies -= (targets * logarithms).sum().astype("float64")
@@ -376,7 +399,9 @@ class SelfDistillation(Task):
             raise InputError(
                 f"METHOD.MASK_RATIOS is [{low:g}, {high:g}], expected the smaller one first"
             )
-        check_blocks(self.grid, masked_count(patches, high), min_block=1)
+        check_blocks(
+            self.grid, masked_count(patches, high), self.min_block, key="METHOD.MASK_RATIOS"
+        )
         return masked_count(patches, high)
 
     def _load_large_teacher(self, network: Dino) -> Dino:
@@ -404,6 +429,10 @@ class SelfDistillation(Task):
         report = load_equal(large, config, "teacher", f"{key}_PATH", self.teacher_path)
         self.note = f"large teacher {config.MODEL.NAME}: {report}"
         _check_outputs(large, network)
+        if large.teacher is not None:
+            # Its teacher teaches. Its student isn't needed any more.
+            for name in large.teacher.copied:
+                setattr(large, name, None)
         large.eval()
         for parameter in large.parameters():
             parameter.stop_gradient = True

@@ -55,6 +55,8 @@ _MAY_DIFFER = (
     "METHOD.TOKENIZER_PATH",
     "METHOD.TEACHER",
     "METHOD.TEACHER_PATH",
+    "METHOD.LARGE_TEACHER",
+    "METHOD.LARGE_TEACHER_PATH",
 )
 # Settings that may follow from the data. They are compared after the data, because a difference of
 # the data says more.

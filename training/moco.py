@@ -16,12 +16,13 @@ from models import build_model
 from models.layers.linear import float32_matmul
 from models.pretraining.moco import MoCo
 from settings.configuration import Configuration
-from settings.keys import Factor, Positive, Rate, Share, Size
+from settings.keys import Factor, InTraining, Positive, Rate, Share, Size
 from settings.registry import tasks
 from training.classification import hits
 from training.losses import CrossEntropy
 from training.optim.schedule import cosine_between
 from training.task import Batch, Metrics, Task, sum_of_each
+from training.tokenizer import normalisation
 from utils import all_gather, all_gather_tensor, all_reduce_sum, rank
 
 MOMENTUM = 0.99
@@ -49,7 +50,7 @@ class MomentumContrast(Task):
         color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
         grey: the probability that a view loses its colours.
         blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
-            in local ones.
+            in local ones; moco has none.
         solarize: the probability that bright pixels of the second global view are inverted.
     """
 
@@ -70,7 +71,7 @@ class MomentumContrast(Task):
         projector_width: Size = 4096,
         projector_outputs: Size = 256,
         contrast_temperature: Positive = 0.2,
-        momentum: Rate | None = None,
+        momentum: InTraining[Rate] | None = None,
         global_scale: tuple[Share, Share] | None = None,
         color: Factor = 1.0,
         grey: Share = 0.2,
@@ -89,7 +90,7 @@ class MomentumContrast(Task):
             blur=blur,
             solarize=solarize,
         )
-        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+        self.normalize = Normalize(*normalisation(config))
 
     def build_network(self) -> MoCo:
         """Returns the model with its heads and the momentum encoder.

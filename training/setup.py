@@ -41,8 +41,8 @@ class Training:
     """The objects of a training run, and the predictions of its last evaluation by split.
 
     ``schedule`` maps an update, from 0, to its learning rate, and ``share`` to the share of the
-    run's updates before it. ``network`` is ``model``, or what ``parallel.wrap_model`` made of it. ``optimizer`` is what
-    ``parallel.wrap_optimizer`` returned.
+    run's updates before it. ``network`` is ``model``, or what ``parallel.wrap_model`` made of it.
+    ``optimizer`` is what ``parallel.wrap_optimizer`` returned.
     """
 
     config: Configuration

@@ -42,8 +42,8 @@ def encoders_of(model: Any) -> dict[str, Any]:
 
 def encoder_of(model: Any) -> Any:
     """Returns the model that a network for pre-training is trained for; of a model: None."""
-    *_, encoder = [None, *encoders_of(model).values()]
-    return encoder
+    encoders = list(encoders_of(model).values())
+    return encoders[-1] if encoders else None
 
 
 def linear_weights(model: Any) -> set[str]:

@@ -193,7 +193,7 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
     """
     for parent in model.sublayers(include_self=True):
         for layer in parent.children():
-            if not isinstance(layer, BATCH_NORMS) or getattr(layer, "of_average", False):
+            if not isinstance(layer, BATCH_NORMS) or getattr(layer, "is_average", False):
                 continue
             parameters = layer.parameters() or parent.parameters()
             if all(parameter.stop_gradient for parameter in parameters):
@@ -226,4 +226,6 @@ def synchronise(model: nn.Layer) -> None:
                 sync.bias = norm.bias
                 sync._mean = norm._mean
                 sync._variance = norm._variance
+                # Those of an average go on, though their parameters have no gradients.
+                sync.is_average = getattr(norm, "is_average", False)
                 setattr(parent, name, sync)

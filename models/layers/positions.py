@@ -77,7 +77,6 @@ class ResizedPositions:
 
     def _matrices(self, grid_size: tuple[int, int]) -> list[np.ndarray]:
         """Returns the matrices that resize rows and columns, float32."""
-        # Paddle's graphs take no zip(strict=...).
         rows = bicubic_matrix(self.grid_size[0], grid_size[0])
         columns = bicubic_matrix(self.grid_size[1], grid_size[1])
         return [rows.astype(np.float32), columns.astype(np.float32)]

@@ -14,6 +14,8 @@ from paddle.nn.initializer import Constant, Uniform
 
 from errors import InputError
 from models.base import ImageModel
+from models.beit import Beit
+from models.eva import Eva
 from models.layers import Linear, init_linear
 from models.layers.activations import GELU
 from models.layers.linear import matmul
@@ -25,6 +27,7 @@ from models.pretraining.network import (
     masked_patches,
     masked_places,
 )
+from models.vit import VisionTransformer
 from weights.names import dino as names
 
 
@@ -42,8 +45,8 @@ class Dino(PretrainingNetwork):
         head_outputs: channels before a head's last layer.
         norm_last_layer: whether the weights of the last layer have a fixed length.
         batch_norm: whether the hidden layers of a head have a batch norm.
-        max_masked: the largest number of an image's patches that are predicted, too, in both views
-            together; 0: none are.
+        max_masked: the most patches of an image, counted over both views, that are predicted. 0:
+            patches aren't predicted.
         separate_head: whether patches have a head of their own.
         has_teacher: whether the teacher is the student's average. Otherwise another network
             teaches, and no patches are masked.
@@ -69,10 +72,11 @@ class Dino(PretrainingNetwork):
     ) -> None:
         super().__init__(encoder, ("encoder", "teacher.encoder") if has_teacher else ("encoder",))
         width = encoder.num_features
-        sizes = (width, prototypes, head_width, head_outputs, norm_last_layer, batch_norm)
+        pooled_width = encoder.head_widths.get("head", width)
+        sizes = (prototypes, head_width, head_outputs, norm_last_layer, batch_norm)
         self.max_masked = max_masked
         self.patches = max_masked > 0
-        self.head = ProjectionHead(*sizes)
+        self.head = ProjectionHead(pooled_width, *sizes)
         self.center = _zeros(self, prototypes)
         self.patch_head = None
         self.mask_token = None
@@ -80,7 +84,13 @@ class Dino(PretrainingNetwork):
             check_patches(encoder)
             self.patch_center = _zeros(self, prototypes)
             if separate_head:
-                self.patch_head = ProjectionHead(*sizes)
+                self.patch_head = ProjectionHead(width, *sizes)
+            elif pooled_width != width:
+                raise InputError(
+                    "METHOD.PATCH_LOSS is set without METHOD.SEPARATE_HEAD, but with MODEL.GLOBAL_POOL"
+                    " token_avg images have twice as many features as patches; set"
+                    " METHOD.SEPARATE_HEAD True"
+                )
             if has_teacher:
                 self.mask_token = self.create_parameter(
                     [1, 1, width], default_initializer=Constant(0.0)
@@ -109,10 +119,11 @@ class Dino(PretrainingNetwork):
 
         Returns:
             "student" [B, 2 + L, K] and "teacher" [B, 2, K], their logits. "features" [B, 2, D], the
-            student's of the global views. With patches also "student_patches" and
-            "teacher_patches" [B, M, K], and "counted" [B, M]: 1 for a chosen patch, 0 for one that
-            makes up the number, and "places" [B, M], theirs among the 2 N. Without a teacher its
-            parts are missing.
+            student's of the global views. "center" [K], what is subtracted from the teacher's.
+            With patches also "student_patches" and "teacher_patches" [B, M, K]; "counted" [B, M]:
+            1 for a chosen patch, 0 for padding; "places" [B, M]: the index of each patch among the
+            2 N; and "patch_center" [K]. Without a teacher, the keys that begin with "teacher" are
+            missing.
         """
         if chosen is not None:
             # Paddle 2.6 takes no uint8 in a graph.
@@ -123,12 +134,14 @@ class Dino(PretrainingNetwork):
             of_local = self.encoder.forward_head(self.encoder.forward_features(local))
             pooled.append(_by_image(of_local, len(images) // 2))
         outputs = {"features": pooled[0], "student": self.head(paddle.concat(pooled, axis=1))}
+        outputs["center"] = self.center
         places = None
         if chosen is not None:
             places = masked_places(chosen, self.max_masked)
             outputs["places"] = places
             outputs["student_patches"] = _patch_logits(self, tokens, places)
             outputs["counted"] = paddle.take_along_axis(chosen, places, 1)
+            outputs["patch_center"] = self.patch_center
         if self.teacher is not None:
             outputs |= self.teacher_outputs(images, places)
         return outputs
@@ -257,12 +270,11 @@ def _zeros(layer: nn.Layer, size: int) -> paddle.Tensor:
 
 def check_patches(encoder: ImageModel) -> None:
     """Raises InputError if the encoder has no patches that can be masked and predicted."""
-    name = type(encoder).__name__
-    embeds = getattr(getattr(encoder, "patch_embed", None), "grid_size", None)
-    if encoder.layout != "NLC" or embeds is None or not hasattr(encoder, "blocks"):
+    if not isinstance(encoder, VisionTransformer | Eva | Beit):
+        name = type(encoder).__name__
         raise InputError(
             f"METHOD.PATCH_LOSS is set, but {name} isn't a transformer whose patches have one token"
-            " each; take a ViT or an EVA, or set it to 0"
+            " each; take a ViT, a BEiT or an EVA, or set it to 0"
         )
     if isinstance(getattr(encoder, "norm", None), nn.Identity):
         raise InputError(

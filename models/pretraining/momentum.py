@@ -57,6 +57,6 @@ def _make_still(layer: Any) -> None:
     elif isinstance(layer, nn.Dropout):
         layer.p = 0.0
     elif isinstance(layer, BATCH_NORMS):
-        layer.of_average = True
+        layer.is_average = True
     if hasattr(layer, "recompute"):
         layer.recompute = False

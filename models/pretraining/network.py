@@ -36,7 +36,7 @@ class PretrainingNetwork(nn.Layer):
 
     weight_names: ModuleType | None = None
     pos_embed_layout = "NLC"
-    # Masks are drawn for images of one size.
+    # Masks and views are made for images of one size.
     min_image_size: int | None = None
 
     def __init__(self, encoder: ImageModel, encoders: tuple[str, ...] = ("encoder",)) -> None:
@@ -124,7 +124,6 @@ def fix_positions(encoder: Any, endpoint: bool) -> None:
     rows, columns = encoder.patch_embed.grid_size
     table = sincos_2d(rows, columns, encoder.num_features, endpoint=endpoint)
     prefix = np.zeros([1, encoder.pos_embed_prefix, encoder.num_features], np.float32)
-    positions: Any = encoder.pos_embed
     # The parameters of a static graph have no values yet (tools/list_models.py).
     if paddle.in_dynamic_mode():
         positions.set_value(np.concatenate([prefix, table], axis=1))

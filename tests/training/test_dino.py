@@ -6,8 +6,11 @@ import pytest
 from conftest import ROOT
 from golden import dino as golden
 from golden.formula import array, places
+from support.small_models import SMALL_MODELS
 
 from config import get_config, with_values
+from errors import InputError
+from models.pretraining.dino import Dino
 from settings.registry import tasks
 from training.dino import draw_masks
 from training.optim import build_optimizer, clip_gradients, set_weight_decay, weight_decay_at
@@ -160,7 +163,7 @@ def test_an_evaluation_changes_no_centre_and_no_teacher():
     network.eval()
     with paddle.no_grad():
         task.step(network, batch_of(0, "ibot"), 0)
-    assert task._logits == {}
+    assert task._logit_sums == {}
     for name, tensor in network.state_dict().items():
         np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
 
@@ -176,3 +179,21 @@ def test_one_of_the_two_views_is_masked(grid):
     assert counts.max() <= max(1, patches // 2)
     # The deviation of the share of first views is 0.025.
     assert (counts[:, 0] > 0).mean() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["cait", "crossvit", "pit"])
+def test_patches_of_other_transformers_are_refused(kind):
+    with pytest.raises(InputError, match="isn't a transformer whose patches have one token"):
+        Dino(SMALL_MODELS[kind](num_classes=0), 8, 8, 8, max_masked=4)
+
+
+def test_heads_read_what_the_pooling_gives():
+    paddle.seed(0)
+    encoder = SMALL_MODELS["vit"](num_classes=0, global_pool="token_avg")
+    network = Dino(encoder, 12, 8, 6, max_masked=2, separate_head=True)
+    images = paddle.randn([4, 3, *encoder.image_size])
+    patches = encoder.patch_embed.num_patches
+    chosen = paddle.ones([2, 2 * patches], "uint8")
+    outputs = network(images, None, chosen)
+    assert outputs["student"].shape == [2, 2, 12]
+    assert outputs["student_patches"].shape == [2, 2, 12]

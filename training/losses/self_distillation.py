@@ -9,7 +9,7 @@ import paddle
 from paddle.nn import functional as F
 
 from training.losses.softmax import log_softmax
-from utils import all_gather_tensor, all_reduce_sum, rank
+from utils import all_gather_tensor, all_reduce_sum, rank, world_size
 
 # DINO's temperature of the student.
 STUDENT_TEMP = 0.1
@@ -98,6 +98,9 @@ def koleo(features: paddle.Tensor) -> paddle.Tensor:
     Args:
         features: this process's, [B, D].
     """
+    if len(features) * world_size() == 1:
+        # There is no other feature.
+        return paddle.zeros([1])
     own = F.normalize(features.astype("float32"), axis=-1, epsilon=_EPSILON)
     count = len(own)
     first = rank() * count

@@ -1,6 +1,5 @@
 """The optimizer of a configuration, and the optimizers that Paddle has."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from settings.configuration import Configuration
 from settings.registry import optimizers
 from training.optim.groups import decayed_parameters, layer_scales
 from training.optim.optimizer_base import Trained
+from training.optim.schedule import cosine_between
 
 
 def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.Optimizer:
@@ -64,7 +64,7 @@ def weight_decay_at(config: Configuration, share: float) -> float:
     end = config.TRAIN.WEIGHT_DECAY_END
     if end is None:
         return begin
-    return end + 0.5 * (begin - end) * (1 + math.cos(math.pi * share))
+    return cosine_between(begin, end, share)
 
 
 def set_weight_decay(optimizer: Any, value: float) -> bool:

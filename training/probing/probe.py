@@ -59,8 +59,8 @@ class Probe:
         self.val_loader = val_loader
         self.has_own_loader = bool(val_loader.dataset.views)
         if self.has_own_loader:
-            images = val_loader.dataset.as_evaluated(config)
-            self.val_loader = get_dataloader(config, images, "val", rank=rank(), ranks=world_size())
+            val = val_loader.dataset.as_evaluated(config)
+            self.val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
         images = SomeImages(train.as_evaluated(config), config.PROBE.IMAGES, config.SEED)
         self.is_labelled = all(map(_has_labels, (train, val_loader.dataset)))
         if not self.is_labelled:
