@@ -346,7 +346,7 @@ class Eva(ImageModel):
         prefix = [token.expand([patches.shape[0], -1, -1]) for token in prefix]
         x = concat([*prefix, patches], axis=1)
         if self.pos_embed is not None:
-            positions = self.resized_positions(self.pos_embed, self.patch_embed.last_grid)
+            positions = self.resized_positions.resized(self.pos_embed, self.patch_embed.last_grid)
             x = add_to_all(x, positions)
         return self.pos_drop(x)
 

@@ -154,7 +154,7 @@ class Block(nn.Layer):
         size = (x.shape[1], x.shape[2])
         if self.attn_mask is None or size == self.resolution:
             return self.attn_mask
-        [mask] = self.masks_of_other_maps(size)
+        [mask] = self.masks_of_other_maps.at(size)
         return mask
 
     def _masks(self, size: tuple[int, int]) -> list[np.ndarray]:

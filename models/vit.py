@@ -293,7 +293,7 @@ class VisionTransformer(ImageModel):
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
-        positions = self.resized_positions(self.pos_embed, self.patch_embed.last_grid)
+        positions = self.resized_positions.resized(self.pos_embed, self.patch_embed.last_grid)
         if self.no_embed_class:
             x = add_to_all(x, positions)
         names = ("cls_token", "dist_token", "reg_token")

@@ -23,7 +23,7 @@ class Constants:
         self.compute = compute
         self.kept: dict[Any, list[paddle.Tensor]] = {}
 
-    def __call__(self, size: Any) -> list[paddle.Tensor]:
+    def at(self, size: Any) -> list[paddle.Tensor]:
         """Returns the tensors for a size."""
         # A constant of a static graph belongs to this graph alone.
         if not paddle.in_dynamic_mode():

@@ -57,13 +57,13 @@ class ResizedPositions:
         self.prefix = prefix
         self.matrices = Constants(self._matrices)
 
-    def __call__(self, pos_embed: paddle.Tensor, grid_size: tuple[int, int]) -> paddle.Tensor:
+    def resized(self, pos_embed: paddle.Tensor, grid_size: tuple[int, int]) -> paddle.Tensor:
         """Returns the embedding [1, prefix + patches, D] for a grid: [1, prefix + rows * columns,
         D].
         """
         if grid_size == self.grid_size:
             return pos_embed
-        rows, columns = self.matrices(grid_size)
+        rows, columns = self.matrices.at(grid_size)
         width = pos_embed.shape[-1]
         # Autocast would round the products to half precision.
         with paddle.amp.auto_cast(enable=False):

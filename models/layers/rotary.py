@@ -73,7 +73,7 @@ class RotaryEmbedding(nn.Layer):
         """Returns cosines and sines [prefix + rows * columns, 1, d / 2], float32."""
         if grid_size == self.grid_size:
             return self.cosines, self.sines
-        cosines, sines = self.tables(grid_size)
+        cosines, sines = self.tables.at(grid_size)
         return cosines, sines
 
     def _table(self, grid_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -110,23 +110,23 @@ def test_positions_are_resized_as_those_of_weight_files():
     rng = np.random.default_rng(0)
     for old, new, prefix in itertools.product([(4, 4), (3, 5)], [(2, 2), (7, 1)], (0, 2)):
         stored = rng.standard_normal((1, prefix + old[0] * old[1], 3)).astype(np.float32)
-        resized = ResizedPositions(old, prefix)(paddle.to_tensor(stored), new)
+        resized = ResizedPositions(old, prefix).resized(paddle.to_tensor(stored), new)
         expected = resize_pos_embed(stored, prefix, new, old)
         np.testing.assert_allclose(resized.numpy(), expected, atol=1e-6)
 
 
 def test_positions_of_the_models_own_size_stay_the_parameter():
     model = dynamic(small_vit())
-    assert model.resized_positions(model.pos_embed, (4, 4)) is model.pos_embed
+    assert model.resized_positions.resized(model.pos_embed, (4, 4)) is model.pos_embed
 
 
 @pytest.mark.smoke
 def test_positions_are_resized_in_float32_under_autocast():
     positions = paddle.to_tensor(formula(None)("positions", (1, 16, 8)))
     resize = ResizedPositions((4, 4), 0)
-    expected = resize(positions, (3, 2))
+    expected = resize.resized(positions, (3, 2))
     with paddle.amp.auto_cast(dtype="bfloat16", level="O1"):
-        found = resize(positions, (3, 2))
+        found = resize.resized(positions, (3, 2))
     assert found.dtype == paddle.float32
     assert (found == expected).all()
 
@@ -198,6 +198,6 @@ def test_constants_of_the_last_sizes_are_kept():
 
     constants = Constants(compute)
     for size in (*range(16), 0, 16, 1, 15, 0):
-        assert constants(size)[0].item() == size
+        assert constants.at(size)[0].item() == size
     # The seventeenth size takes the place of the first one.
     assert computed == [*range(17), 0]
