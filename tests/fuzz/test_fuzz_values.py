@@ -68,6 +68,12 @@ PLACES = [
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "DATA.CORRUPTION", "fog", *RGB],
     ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],
     *(["TASK", task] for task in tasks.names() if not columns_of(task)),
+    ["TASK", "beit", "METHOD.HEAD_LAYERS", "1"],
+    ["TASK", "tokenizer", "METHOD.QUANTIZER", "nearest"],
+    ["TASK", "tokenizer", "METHOD.TEACHER", "absent"],
+    ["TASK", "dino", "METHOD.PATCH_LOSS", "1.0"],
+    ["TASK", "dino", "METHOD.WARMUP_TEACHER_TEMP_EPOCHS", "1"],
+    ["TASK", "dino", "METHOD.LARGE_TEACHER", "absent"],
 ]
 INTEGERS = [
     "-1",
