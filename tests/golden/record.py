@@ -34,21 +34,26 @@ def record(
     gradients: bool = False,
     extra: dict[str, torch.Tensor] | None = None,
     array: Callable = array,
+    double: bool = False,
 ) -> None:
     """Writes NAME.npz: logits and features (``forward_features``) of two images, with ``gradients``
     those of sum(logits * array("loss")) by parameter, as grad/NAME, and what else is given. Writes
-    into intermediates.npz what ``intermediates`` keeps.
+    into intermediates.npz what ``intermediates`` keeps. With ``double`` all is computed in float64.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     images = torch.from_numpy(array("images", (2, channels, height, width)))
     model = with_formula(model, array)
+    loss = torch.from_numpy(array("loss", (2, model(images).shape[1])))
+    if double:
+        model, images, loss = model.double(), images.double(), loss.double()
     logits = model(images)
     arrays = {"logits": logits, "features": model.forward_features(images)} | (extra or {})
     if gradients:
-        (logits * torch.from_numpy(array("loss", tuple(logits.shape)))).sum().backward()
+        (logits * loss).sum().backward()
         arrays |= {f"grad/{key}": parameter.grad for key, parameter in model.named_parameters()}
     np.savez_compressed(
-        FOLDER / f"{name}.npz", **{key: tensor.detach().numpy() for key, tensor in arrays.items()}
+        FOLDER / f"{name}.npz",
+        **{key: tensor.detach().float().numpy() for key, tensor in arrays.items()},
     )
     file = FOLDER / "intermediates.npz"
     stored = dict(np.load(file)) if file.exists() else {}
