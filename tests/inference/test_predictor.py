@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from sklearn.datasets import load_sample_images
+from support.parity import assert_same_bits
 from support.training_runs import train
 
 from config import get_config
@@ -109,7 +110,7 @@ def test_answers_are_the_evaluations_to_the_bit(run, photographs, workers):
         predictor.logits(batch.pixels)
         for batch in predictor.batches(Pictures(predictor.config, files), workers)
     ]
-    assert (np.concatenate(found) == logits).all()
+    assert_same_bits(np.concatenate(found), logits)
     answers = list(predictor.stream(files, top=2, workers=workers))
     assert [answer.name for answer in answers] == files
     expected = np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64)

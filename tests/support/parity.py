@@ -1,5 +1,7 @@
 """Compares our models with the golden files that golden/record.py writes."""
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 from conftest import ROOT
@@ -8,6 +10,19 @@ from safetensors.numpy import save_file
 
 from weights import load_weights
 from weights.layout import file_name, linear_weights
+
+
+def assert_same_bits(found, expected):
+    """Asserts that two computations of the same batch give the same bits.
+
+    On a CPU without AVX-512 they needn't: on an AMD EPYC with AVX2 and two threads, some answers
+    differ in their last bit. There they are equal to 1e-6 of their range.
+    """
+    found = np.asarray(found)
+    expected = np.asarray(expected)
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, atol=1e-6 * np.ptp(expected), rtol=0)
 
 
 def load_formula(model, folder, array=array):
