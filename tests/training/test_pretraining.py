@@ -55,7 +55,7 @@ METHODS = {
     "dino by Sinkhorn-Knopp": [
         *DINO, "METHOD.CENTERING", "sinkhorn_knopp", "METHOD.SEPARATE_HEAD", "True",
         "METHOD.HEAD_BATCH_NORM", "True", "METHOD.FREEZE_LAST_LAYER", "0", "TRAIN.BASE_LR", "0.02",
-        "METHOD.TEACHER_TEMP", "0.1",
+        "METHOD.TEACHER_TEMP", "0.1", "METHOD.KOLEO", "0",
     ],
     "dino of a large teacher": [*DINO, "METHOD.FREEZE_LAST_LAYER", "0"],
 }  # fmt: skip
