@@ -268,7 +268,8 @@ class SelfDistillation(Task):
         network.follow(cosine_between(self.momentum, 1.0, share))
         for name, sums in self._logit_sums.items():
             totals, counts = zip(*sums, strict=True)
-            total = all_reduce_sum(paddle.concat([sum(totals), sum(counts)]))
+            sums_and_counts: Any = [sum(totals), sum(counts)]
+            total = all_reduce_sum(paddle.concat(sums_and_counts))
             mean = total[:-1] / total[-1:].clip(min=1)
             center = getattr(network, name)
             momentum = self.center_momentum
