@@ -18,6 +18,8 @@ from models import with_switches
 from weights import load_weights, save_weights
 from weights.formats import write_weights
 
+# The authors' module was given images of these sizes.
+SIZES = {"metaformer": (59, 74), "metaformer_conv": (64, 64)}
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_metaformer.json").read_text())
 
 
@@ -48,7 +50,7 @@ def difference(model, name):
 @pytest.mark.smoke
 @pytest.mark.parametrize(("file", "name"), [(name, name) for name in GOLDEN], indirect=["file"])
 def test_the_authors_files_give_their_logits(file, name):
-    model = small_metaformer(name, head_norm_eps=1e-5)
+    model = small_metaformer(name, head_norm_eps=1e-5, image_size=SIZES[name])
     report = load_weights(model, file)
     assert (report.changes, report.notes) == ([], [])
     assert difference(model, name) < 1e-5
@@ -56,7 +58,7 @@ def test_the_authors_files_give_their_logits(file, name):
 
 @pytest.mark.parametrize("file", ["metaformer"], indirect=True)
 def test_the_authors_epsilon_is_taken_and_told(file, tmp_path):
-    model = small_metaformer()
+    model = small_metaformer(image_size=SIZES["metaformer"])
     assert load_weights(model, file).notes == [
         "its names tell MODEL.HEAD_NORM_EPS 1e-05, the model has 1e-06"
     ]
@@ -71,7 +73,7 @@ def test_the_authors_epsilon_is_taken_and_told(file, tmp_path):
 
 @pytest.mark.parametrize("file", ["metaformer"], indirect=True)
 def test_another_number_of_classes_leaves_the_mlp_of_the_classifier(file):
-    model = small_metaformer(num_classes=3, head_norm_eps=1e-5)
+    model = small_metaformer(num_classes=3, head_norm_eps=1e-5, image_size=SIZES["metaformer"])
     report = load_weights(model, file, strict=False)
     assert set(report.fresh) == {"head.fc.fc2.weight", "head.fc.fc2.bias"}
     expected = array(
