@@ -221,10 +221,12 @@ class Admission:
         greeting = json.loads(lines[0])
         answer, place, seat = self._judge(greeting)
         keep_alive(client.connection)
-        connection.send(answer)
         if answer != "wait":
+            # Noted first: a rank that has its answer may rely on it.
             self._contradict(greeting, answer)
+            connection.send(answer)
             raise ValueError
+        connection.send(answer)
         self.selector.unregister(client.connection)
         del self.unproved[client.connection.fileno()]
         connection.longest = channel.LONGEST
