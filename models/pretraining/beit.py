@@ -47,6 +47,7 @@ class BeitPretraining(PretrainingNetwork):
     """
 
     weight_names = names
+    input_tokens = ("mask_token",)
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class Dino(PretrainingNetwork):
     """
 
     weight_names = names
+    input_tokens = ("mask_token",)
 
     def __init__(
         self,

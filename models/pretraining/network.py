@@ -32,9 +32,12 @@ class PretrainingNetwork(nn.Layer):
     Attributes:
         weight_names: the module of ``weights.names`` that maps other toolkits' names of this
             network's tensors, if there is one.
+        input_tokens: names of the network's parameters that the encoder's first block reads, such
+            as a mask token. Their learning rate decays as that of the encoder's embedding.
     """
 
     weight_names: ModuleType | None = None
+    input_tokens: tuple[str, ...] = ()
     pos_embed_layout = "NLC"
     # Masks and views are made for images of one size.
     min_image_size: int | None = None
@@ -63,8 +66,8 @@ class PretrainingNetwork(nn.Layer):
         return tuple(_prefixed(name) for name in self.encoder.classifier_names())
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the encoder's groups (``ImageModel.layer_groups``), and all other parameters as
-        part of the last one.
+        """Returns the encoder's groups (``ImageModel.layer_groups``), with ``input_tokens`` in the
+        first one, and all other parameters in the last one.
         """
         return self._with_others(self.encoder.layer_groups())
 
@@ -79,9 +82,10 @@ class PretrainingNetwork(nn.Layer):
         return {_prefixed(name) for name in self.encoder.no_weight_decay()}
 
     def _with_others(self, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
-        others = [*self._sub_layers, *self._parameters]
-        return [*rest, (*last, *(name for name in others if name != "encoder"))]
+        first, *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
+        placed = {"encoder", *self.input_tokens}
+        others = [name for name in (*self._sub_layers, *self._parameters) if name not in placed]
+        return [(*first, *self.input_tokens), *rest, (*last, *others)]
 
 
 def _check_options(encoder: ImageModel) -> None:

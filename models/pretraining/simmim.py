@@ -50,6 +50,7 @@ class SimMIM(PretrainingNetwork):
     """
 
     weight_names = names
+    input_tokens = ("mask_token",)
 
     def __init__(self, encoder: ImageModel, mask_patch: int = 32) -> None:
         if not isinstance(encoder, ENCODERS):

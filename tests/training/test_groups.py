@@ -16,7 +16,10 @@ from support.small_models import SMALL_MODELS
 from config import get_config
 from errors import InputError
 from models import create_model
+from models.pretraining.dino import Dino
+from models.pretraining.mae import MaskedAutoencoder
 from models.pretraining.network import PretrainingNetwork
+from models.pretraining.simmim import SimMIM
 from training.optim import build_optimizer, decayed_parameters, freeze, layer_scales
 
 
@@ -146,6 +149,17 @@ def test_the_layer_that_reads_the_image_is_found_in_every_architecture():
         depth = 2 if name == "lenet" else 1
         layers = {tuple(name.split(".")[:depth]) for name in names}
         assert len(layers) == 1, (name, layers)
+
+
+def test_a_mask_token_that_the_encoder_reads_decays_as_its_first_layer():
+    encoder = create_model("vit_digits", num_classes=0)
+    config = get_config(None, ["TRAIN.LAYER_DECAY", "0.5"])
+    for network in (SimMIM(encoder, mask_patch=2), Dino(encoder, 8, 8, 8, max_masked=4)):
+        found = layer_scales(config, network)
+        assert found["mask_token"] == found["encoder.cls_token"] == 0.5**5
+        assert found["encoder.norm.weight"] == 1.0
+    # MAE's decoder reads its own.
+    assert layer_scales(config, MaskedAutoencoder(encoder, 0.75, 8, 1, 2))["mask_token"] == 1.0
 
 
 def test_the_layer_of_an_encoder_is_found_under_its_name():
