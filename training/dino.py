@@ -36,7 +36,7 @@ from settings.keys import (
     is_unset,
 )
 from settings.registry import tasks
-from training.equal_ranks import load_equal
+from training.large_teacher import load_large_teacher
 from training.losses.self_distillation import (
     TINY,
     centred,
@@ -46,9 +46,8 @@ from training.losses.self_distillation import (
     view_loss,
 )
 from training.optim.schedule import cosine_between
-from training.run import Run
-from training.task import Batch, Metrics, Task
-from training.tokenizer import normalisation, other_config
+from training.task import Batch, Metrics, Task, check_no_average
+from training.tokenizer import normalisation
 from utils import all_reduce_sum
 
 # The papers' values.
@@ -172,6 +171,11 @@ class SelfDistillation(Task):
         self.patch_weight = patch_loss
         self.separate_head = separate_head
         self.mask_ratios = mask_ratios
+        if min_block is not None and not (patch_loss and large_teacher is None):
+            raise InputError(
+                f"METHOD.MIN_BLOCK is {min_block}, but no patches are masked (METHOD.PATCH_LOSS,"
+                " METHOD.LARGE_TEACHER); leave it out"
+            )
         self.min_block = MIN_BLOCK if min_block is None else min_block
         self.teacher_file = large_teacher
         self.teacher_path = large_teacher_path
@@ -195,7 +199,6 @@ class SelfDistillation(Task):
         # Of an evaluation: the sum of the teacher's distributions [K], and of their entropies.
         self._distributions = paddle.zeros([prototypes], "float64")
         self._entropies = paddle.zeros([1], "float64")
-        self._run: Run | None = None
 
     def build_network(self) -> Dino:
         """Returns the student with its teacher, and loads a large one.
@@ -204,11 +207,8 @@ class SelfDistillation(Task):
             InputError: the encoder can't take the local views or has no patches to mask, the masks
                 don't fit, or the large teacher doesn't.
         """
-        if self.config.TRAIN.MODEL_EMA and self.teacher_file is None:
-            raise InputError(
-                "TRAIN.MODEL_EMA is True, but the teacher of TASK dino is the average of the weights;"
-                " set it False"
-            )
+        if self.teacher_file is None:
+            check_no_average(self.config, "the teacher")
         train = self.config.TRAIN
         if train.EARLY_STOP and not self.config.EVAL and self._newest_is_best:
             raise InputError(
@@ -217,7 +217,9 @@ class SelfDistillation(Task):
             )
         network = self.make_network(build_model(self.config))
         if self.teacher_file is not None:
-            self.large_teacher = self._load_large_teacher(network)
+            self.large_teacher, self.note = load_large_teacher(
+                self.config, self.teacher_file, self.teacher_path, network
+            )
         return network
 
     def make_network(self, encoder: ImageModel) -> Dino:
@@ -229,9 +231,6 @@ class SelfDistillation(Task):
         if self.patch_weight:
             options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
         return Dino(encoder, **self.head, has_teacher=self.teacher_file is None, **options)
-
-    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
-        self._run = run
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         super().prepare_data(dataset, mode)
@@ -291,14 +290,18 @@ class SelfDistillation(Task):
         mean = total[:-1] / views
         entropy = -(mean * np.log(np.maximum(mean, np.finfo(mean.dtype).tiny))).sum()
         metrics["information"] = float(entropy - total[-1] / views)
-        if self._run is not None and metrics["information"] < LEAST_INFORMATION:
-            self._run.info(
-                "warning: collapse, or nothing learnt yet: the teacher gives all images nearly the"
-                f" same distribution over the prototypes: information is {metrics['information']:.1e}"
-                f" nats, of at most {math.log(len(mean)):.1f}; if it stays so, lower TRAIN.BASE_LR or"
-                " METHOD.TEACHER_TEMP, or set METHOD.KOLEO 0.1"
-            )
         return metrics
+
+    def warning(self, metrics: Metrics) -> str:
+        information = metrics["information"]
+        if information >= LEAST_INFORMATION:
+            return ""
+        return (
+            "collapse, or nothing learnt yet: the teacher gives all images nearly the same"
+            f" distribution over the prototypes: information is {information:.1e} nats, of at most"
+            f" {math.log(self.head['prototypes']):.1f}; if it stays so, lower TRAIN.BASE_LR or"
+            " METHOD.TEACHER_TEMP, or set METHOD.KOLEO 0.1"
+        )
 
     def score(self, metrics: dict[str, Any]) -> float:
         return metrics["epoch"] if self._newest_is_best else super().score(metrics)
@@ -405,40 +408,6 @@ class SelfDistillation(Task):
         )
         return masked_count(patches, high)
 
-    def _load_large_teacher(self, network: Dino) -> Dino:
-        """Returns the larger network with its weights.
-
-        Raises:
-            InputError: it is of another task, or its heads, images or patches don't fit.
-        """
-        file = str(self.teacher_file)
-        if self.teacher_path is None:
-            raise InputError(
-                f"METHOD.LARGE_TEACHER is {file}, METHOD.LARGE_TEACHER_PATH is None; give the"
-                " teacher's weights"
-            )
-        key = "METHOD.LARGE_TEACHER"
-        config = other_config(self.config, file, key)
-        if config.TASK != "dino":
-            raise InputError(f"{key} {file} has TASK {config.TASK}, expected dino")
-        if normalisation(config) != normalisation(self.config):
-            raise InputError(
-                f"{key} {file} normalises images otherwise; set DATA.IMAGENET_MEAN and"
-                " DATA.IMAGENET_STD as there"
-            )
-        large = tasks.choose(config)(config).make_network(build_model(config))
-        report = load_equal(large, config, "teacher", f"{key}_PATH", self.teacher_path)
-        self.note = f"large teacher {config.MODEL.NAME}: {report}"
-        _check_outputs(large, network)
-        if large.teacher is not None:
-            # Its teacher teaches. Its student isn't needed any more.
-            for name in large.teacher.copied:
-                setattr(large, name, None)
-        large.eval()
-        for parameter in large.parameters():
-            parameter.stop_gradient = True
-        return large
-
 
 def draw_masks(
     rng: np.random.Generator, grid: tuple[int, int], ratios: tuple[float, float], min_block: int
@@ -472,26 +441,4 @@ def _check_local_size(encoder: Any, size: int) -> None:
         raise InputError(
             f"METHOD.LOCAL_SIZE is {size}, but {type(encoder).__name__} takes {encoder.input_sizes};"
             " choose another one"
-        )
-
-
-def _check_outputs(large: Dino, network: Dino) -> None:
-    """Raises InputError if a large teacher's outputs aren't those that the student predicts."""
-    found = len(large.center)
-    if found != len(network.center):
-        raise InputError(
-            f"METHOD.LARGE_TEACHER has {found} prototypes, METHOD.PROTOTYPES is"
-            f" {len(network.center)}; make them equal"
-        )
-    if not network.patches:
-        return
-    if not large.patches:
-        raise InputError(
-            "METHOD.PATCH_LOSS is set, but METHOD.LARGE_TEACHER was trained without it; set it to 0"
-        )
-    grid, of_large = (each.encoder.patch_embed.grid_size for each in (network, large))
-    if grid != of_large:
-        raise InputError(
-            "METHOD.LARGE_TEACHER has {} x {} patches, the model {} x {}; take models with equal"
-            " patches".format(*of_large, *grid)
         )

@@ -135,6 +135,7 @@ def fit(
             for split, values in metrics.items():
                 shown = task.line("val", values)
                 run.report(split, shown, step=progress.step, epoch=epoch, **numbers(values))
+                _warn(task, values, run)
 
         # The epoch counts as done once it is evaluated. Then it is decided whether the run is over,
         # because a checkpoint holds that decision.
@@ -190,6 +191,12 @@ def _draw(task: Task, model: nn.Layer, dataset: ImageDataset, run: Run) -> None:
     if rank() == 0:
         with run.logging_failure("the picture of the evaluation"), paddle.no_grad():
             task.draw(model, dataset, run.directory)
+
+
+def _warn(task: Task, metrics: Metrics, run: Run) -> None:
+    """Logs the task's warning after an evaluation, if it has one."""
+    if text := task.warning(metrics):
+        run.info(f"warning: {text}")
 
 
 def _scored(metrics: dict[str, Metrics], epoch: int) -> dict[str, Metrics]:
@@ -481,6 +488,7 @@ def evaluate_only(
     metrics = evaluate(task, predictor, loader, stop_if_asked)
     predictions.write_tables(run, val, {"val": task.predictions} if task.predictions else {})
     _draw(task, model, val, run)
+    _warn(task, metrics, run)
     run.result(_result(task, metrics, config.MODEL.PRETRAINED), task.line("result", metrics))
 
 

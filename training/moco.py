@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from datasets import ImageDataset
 from errors import InputError
 from launch.progress import EVALUATING, beat
 from loading.transforms import Normalize, multi_crop
@@ -21,9 +22,10 @@ from settings.registry import tasks
 from training.classification import hits
 from training.losses import CrossEntropy
 from training.optim.schedule import cosine_between
-from training.task import Batch, Metrics, Task, sum_of_each
+from training.run import Run
+from training.task import Batch, Metrics, Task, check_no_average, sum_of_each
 from training.tokenizer import normalisation
-from utils import all_gather, all_gather_tensor, all_reduce_sum, rank
+from utils import all_gather, all_gather_tensor, all_reduce_sum, rank, world_size
 
 MOMENTUM = 0.99
 GLOBAL_SCALE = (0.08, 1.0)
@@ -98,12 +100,25 @@ class MomentumContrast(Task):
         Raises:
             InputError: TRAIN.MODEL_EMA is set, or the channels don't fit fixed positions.
         """
-        if self.config.TRAIN.MODEL_EMA:
-            raise InputError(
-                "TRAIN.MODEL_EMA is True, but the momentum encoder of TASK moco is the average of the"
-                " weights; set it False"
-            )
+        check_no_average(self.config, "the momentum encoder")
         return MoCo(build_model(self.config), *self.widths)
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        """Checks that no batch of an epoch is a single image, which the heads can't normalise.
+
+        Raises:
+            InputError: one is.
+        """
+        data = self.config.DATA
+        images = -(-len(train) // world_size())
+        last = images % data.BATCH_SIZE or data.BATCH_SIZE
+        if data.DROP_LAST:
+            last = data.BATCH_SIZE
+        if last * world_size() == 1:
+            raise InputError(
+                f"TASK moco needs two images in each batch, and of {len(train)} the last batch of"
+                f" {data.BATCH_SIZE} has one; change -batch_size, or set DATA.DROP_LAST True"
+            )
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         queries, keys = network(self._views(batch))

@@ -22,7 +22,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from errors import RunError
+from errors import InputError, RunError
 from loading.transforms import ViewTransform
 from models import build_model
 from settings.configuration import Configuration
@@ -193,9 +193,29 @@ class Task:
         """
         return {}
 
+    def warning(self, metrics: Metrics) -> str:
+        """Returns what the log warns of after an evaluation with these metrics; "": of nothing."""
+        return ""
+
     def line(self, place: str, metrics: Metrics) -> str:
         """Returns metrics in one of the formats ``lines``, followed by those of a probe."""
         return self.lines[place].format(**metrics) + probed_text(metrics)
+
+
+def check_no_average(config: Configuration, own: str) -> None:
+    """Checks that a run keeps no average of its weights, for a task whose network has one itself.
+
+    Args:
+        own: the network's own average.
+
+    Raises:
+        InputError: it keeps one.
+    """
+    if config.TRAIN.MODEL_EMA:
+        raise InputError(
+            f"TRAIN.MODEL_EMA is True, but {own} of TASK {config.TASK} is the average of the weights;"
+            " set it False"
+        )
 
 
 def check_values(batch: Batch, values: Any) -> None:

@@ -161,6 +161,11 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["DATA.MULTI_SCALE", "[8,16]"], "DATA.MULTI_SCALE does nothing"),
         (["TRAIN.CROP_SCALE", "[0.5,1.0]"], "TRAIN.CROP_SCALE does nothing"),
         (["METHOD.SEPARATE_HEAD", "True"], "METHOD.SEPARATE_HEAD does nothing"),
+        (["METHOD.MIN_BLOCK", "4"], "METHOD.MIN_BLOCK is 4, but no patches are masked"),
+        (
+            [*large, *PATCHES, "METHOD.MIN_BLOCK", "4"],
+            "METHOD.MIN_BLOCK is 4, but no patches are masked",
+        ),
         (["METHOD.PROTOTYPES", "0"], "METHOD.PROTOTYPES is 0, expected 1 to 1000000"),
         (["METHOD.MOMENTUM", "1.0"], "METHOD.MOMENTUM is 1.0, expected 0 <= value < 1"),
     ):
@@ -185,4 +190,9 @@ def test_a_collapse_is_seen_within_two_epochs(tmp_path, is_sound):
     assert log.count("warning: collapse") == (0 if is_sound else 2)
     found = [line["information"] for line in records(tmp_path / "run") if line["split"] == "val"]
     assert len(found) == 2
+    path = str(tmp_path / "run/checkpoints/last")
+    evaluation = [*changes, "EVAL", "True", "MODEL.PRETRAINED", path]
+    work(*get_datasets(get_config("dino_digits", [*evaluation, "OUTPUT", str(tmp_path / "eval")])))
+    log = (tmp_path / "eval" / "log.txt").read_text()
+    assert log.count("warning: collapse") == (0 if is_sound else 1)
     assert min(found) > 0.1 if is_sound else max(found) < 1e-3

@@ -220,6 +220,18 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_last_batch_of_one_image_is_refused(tmp_path, options):
+def test_a_batch_of_one_image_is_refused_before_the_first_step(tmp_path, options):
+    for batch, drop_last, images in (("16", "False", 33), ("1", "True", 33), ("16", "False", 1)):
+        changes = ["DATA.BATCH_SIZE", batch, "DATA.DROP_LAST", drop_last]
+        message = f"of {images} the last batch of {batch} has one; change -batch_size, or set"
+        refused(message, [*options, *changes], tmp_path / "run", images)
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_last_batch_of_two_images_trains(tmp_path, options):
     options += ["DATA.BATCH_SIZE", "16", "DATA.DROP_LAST", "False"]
-    refused("batch norm got 1 image in training", options, tmp_path / "run", 33)
+    train(options, tmp_path / "one", 34)
+    # One image of each process.
+    run_ranks(train, [*options, "DATA.BATCH_SIZE", "8"], tmp_path / "two", 34)
+    for name in ("one", "two"):
+        assert np.isfinite(records(tmp_path / name)[-1]["loss"])
