@@ -17,6 +17,7 @@ from loading.label_spaces import some_of
 from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
+from models.layers.sync_batch_norm import SyncBatchNorm1D
 from models.pretrained import disagreements
 from ops.device import float32_text
 from settings.configuration import Configuration, explicit_sources
@@ -140,7 +141,16 @@ def _trace(model: nn.Layer) -> None:
     """Makes the model's forward pass a graph, which is traced at its first batch of a shape.
 
     The graph's random operators may draw in another order.
+
+    Raises:
+        InputError: several processes, and batch norms over the images of all of them. A graph runs
+            its operators in no fixed order, so the ranks' exchanges wouldn't match.
     """
+    if world_size() > 1 and any(isinstance(layer, SyncBatchNorm1D) for layer in model.sublayers()):
+        raise InputError(
+            f"TO_STATIC is True, but the heads of {type(model).__name__} have batch norms over the images"
+            f" of all {world_size()} processes, which can't be part of a graph; set it False"
+        )
     # Common subexpression elimination takes two equal calls of a random operator for one: all drop
     # paths of a rate would drop the same samples. Paddle 2.6 doesn't have this flag.
     with contextlib.suppress(ValueError):

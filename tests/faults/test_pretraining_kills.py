@@ -22,13 +22,29 @@ from support.training_runs import assert_same_run, records
 # 22 steps an epoch, and four checkpoints within it.
 RUN = [
     "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "1",
-    "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.9", "MODEL.DROPPATH", "0.1",
-    "DATA.GLOBAL_BATCH", "64", "DATA.NUM_WORKERS", "1", "REPORT_FREQ", "1", "VALIDATE_FREQ", "1",
+    "MODEL.DROPPATH", "0.1", "DATA.GLOBAL_BATCH", "64", "DATA.NUM_WORKERS", "1", "REPORT_FREQ", "1", "VALIDATE_FREQ", "1",
     "PROBE.FREQ", "1", "BEST_METRIC", "knn", "SAVE_STEPS", "5", "SAVE_FREQ", "0", "SAVE_MINUTES", "none",
     "REPORT", "False",
 ]  # fmt: skip
 STEPS = 22
 SEED = 50
+PICTURE = "reconstructions.png"
+AVERAGE = ["TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.9"]
+MOMENTS = ("step", "save", "evaluation")
+# By model: options, and the moments at which its run is killed. An update of DINO and MoCo is of two
+# steps. The recipe of dino_digits has Sinkhorn-Knopp, KoLeo and batch norms in the heads.
+CASES = {
+    "mae_vit_digits": (AVERAGE, (*MOMENTS, "picture")),
+    "simmim_digits": (AVERAGE, (*MOMENTS, "picture")),
+    "dino_digits": (
+        [
+            "METHOD.PATCH_LOSS", "1.0", "METHOD.SEPARATE_HEAD", "True", "METHOD.FREEZE_LAST_LAYER", "2",
+            "TRAIN.ACCUM_ITER", "2", "TRAIN.WEIGHT_DECAY_END", "0.4",
+        ],
+        MOMENTS,
+    ),
+    "moco_digits": (["TRAIN.ACCUM_ITER", "2"], MOMENTS),
+}  # fmt: skip
 
 
 def reports(run):
@@ -45,7 +61,7 @@ def is_evaluating(run):
 
 def drawn(run):
     """Returns when the last picture was drawn."""
-    picture = run / "reconstructions.png"
+    picture = run / PICTURE
     return picture.stat().st_mtime_ns if picture.exists() else 0
 
 
@@ -98,16 +114,17 @@ def kill(place, flags, aim, rng):
 
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("model", ["mae_vit_digits", "simmim_digits"])
+@pytest.mark.parametrize("model", CASES)
 def test_a_pre_training_that_is_killed_ends_in_the_same_bits(tmp_path, model, processes):
-    flags = [f"-cfg={model}", f"-ngpus={processes}", *RUN]
+    options, moments = CASES[model]
+    flags = [f"-cfg={model}", f"-ngpus={processes}", *RUN, *options]
     (tmp_path / "whole").mkdir()
     _, errors = start(tmp_path / "whole", *flags, disturbed=False).communicate(timeout=240)
     whole = tmp_path / "whole" / "run"
     assert (whole / "result.json").exists(), errors
 
     rng = random.Random(SEED + processes)
-    aims = ["step", "save", "evaluation", "picture"]
+    aims = list(moments)
     rng.shuffle(aims)
     seen = set()
     for aim in aims:
@@ -120,12 +137,15 @@ def test_a_pre_training_that_is_killed_ends_in_the_same_bits(tmp_path, model, pr
     run = tmp_path / "run"
     assert_same_run(whole, run)
     assert records(run) == records(whole)
-    assert (run / "reconstructions.png").read_bytes() == (
-        whole / "reconstructions.png"
-    ).read_bytes()
+    assert {file.name for file in run.iterdir()} == {file.name for file in whole.iterdir()}
+    assert (whole / PICTURE).exists() == ("picture" in moments)
+    if "picture" in moments:
+        assert (run / PICTURE).read_bytes() == (whole / PICTURE).read_bytes()
     result, expected = (json.loads((path / "result.json").read_text()) for path in (run, whole))
-    for key in ("loss", "knn", "rankme", "feature_std", "best", "ema"):
-        assert result[key] == expected[key]
-    for path in (run, whole):
-        assert {file.name for file in path.iterdir()} == {file.name for file in whole.iterdir()}
+    for entries in (result, expected):
+        # They name folders, the time taken and the commit.
+        for name in ("seconds", "config", "weights", "environment"):
+            del entries[name]
+    assert {"loss", "knn", "rankme", "feature_std", "best"} < result.keys()
+    assert result == expected
     assert not list((run / "checkpoints").glob("[.]*"))
