@@ -108,7 +108,9 @@ def test_every_recipe_has_a_source():
         base for file in NAMES.values() for base in re.findall(r"([\w.]+)\.yaml", _base_of(file))
     }
     ours = {
-        name for name in NAMES if name in OURS or name.startswith(("small_data_", "finetune_vit"))
+        name
+        for name in NAMES
+        if name in OURS or name.startswith(("small_data_", "finetune_vit", "continue_dino_"))
     }
     assert set(SOURCES) - set(NAMES) == set()
     presets = {name for name, file in NAMES.items() if "recipes/finetune.yaml" in _base_of(file)}
