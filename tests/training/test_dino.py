@@ -13,6 +13,7 @@ from errors import InputError
 from models.pretraining.dino import Dino
 from settings.registry import tasks
 from training.dino import draw_masks
+from training.losses.self_distillation import sinkhorn_knopp
 from training.optim import build_optimizer, clip_gradients, set_weight_decay, weight_decay_at
 from training.optim.schedule import cosine_between
 from weights.layout import linear_weights
@@ -146,6 +147,27 @@ def test_the_last_layer_is_frozen_in_the_first_epochs_alone():
         }
         assert trained == (last if frozen else set())
         network.clear_gradients()
+
+
+@pytest.mark.parametrize("temperature", [0.04, 0.01, 0.003])
+def test_sinkhorn_knopp_is_right_with_low_temperatures(temperature):
+    rng = np.random.default_rng(0)
+    prototypes = rng.normal(size=(64, 16))
+    features = rng.normal(size=16) + 0.05 * rng.normal(size=(20, 16))
+    for vectors in (prototypes, features):
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    logits = (features @ prototypes.T).astype(np.float32)
+    counted = (np.arange(20) < 17).astype(np.float32)
+
+    # The authors' steps, with numbers that don't overflow.
+    highest = logits[:17].max()
+    expected = np.exp((logits[:17].astype(np.longdouble) - highest) / temperature)
+    for _ in range(3):
+        expected /= expected.sum(0)
+        expected /= expected.sum(1, keepdims=True)
+    found = sinkhorn_knopp(paddle.to_tensor(logits), temperature, paddle.to_tensor(counted))
+    np.testing.assert_allclose(found[:17].numpy(), expected.astype(float), atol=1e-6)
+    assert not found[17:].numpy().any()
 
 
 def test_the_temperature_warms_up_and_an_evaluation_has_the_last_one():

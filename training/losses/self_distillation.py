@@ -17,6 +17,7 @@ STUDENT_TEMP = 0.1
 _SINKHORN_STEPS = 3
 # The smallest normal float32: a divisor that is never 0.
 TINY = 1.2e-38
+_TINY_FLOAT64 = 2.3e-308
 # KoLeo's, in DINOv2.
 _EPSILON = 1e-8
 
@@ -43,15 +44,15 @@ def sinkhorn_knopp(
             count.
     """
     # The highest logit of all processes is subtracted, so that the exponential is finite. It
-    # cancels out.
+    # cancels out. In float32, others would become 0 with temperatures of 0.01 and less.
     highest = all_gather_tensor(logits.max().reshape([1])).max()
-    assigned = ((logits - highest) / temperature).exp()
+    assigned = ((logits.astype("float64") - highest.astype("float64")) / temperature).exp()
     if counted is not None:
-        assigned = assigned * counted.unsqueeze(1)
+        assigned = assigned * counted.astype("float64").unsqueeze(1)
     for _ in range(_SINKHORN_STEPS):
-        assigned = assigned / all_reduce_sum(assigned.sum(0, keepdim=True)).clip(min=TINY)
-        assigned = assigned / assigned.sum(1, keepdim=True).clip(min=TINY)
-    return assigned
+        assigned = assigned / all_reduce_sum(assigned.sum(0, keepdim=True)).clip(min=_TINY_FLOAT64)
+        assigned = assigned / assigned.sum(1, keepdim=True).clip(min=_TINY_FLOAT64)
+    return assigned.astype("float32")
 
 
 def view_loss(student: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
