@@ -191,8 +191,8 @@ def test_a_collapse_is_seen_within_two_epochs(tmp_path, is_sound):
     found = [line["information"] for line in records(tmp_path / "run") if line["split"] == "val"]
     assert len(found) == 2
     path = str(tmp_path / "run/checkpoints/last")
-    evaluation = [*changes, "EVAL", "True", "MODEL.PRETRAINED", path]
-    work(*get_datasets(get_config("dino_digits", [*evaluation, "OUTPUT", str(tmp_path / "eval")])))
+    evaluation = ["EVAL", "True", "MODEL.PRETRAINED", path, "OUTPUT", str(tmp_path / "eval")]
+    work(*get_datasets(get_config(str(tmp_path / "run/config.yaml"), evaluation)))
     log = (tmp_path / "eval" / "log.txt").read_text()
     assert log.count("warning: collapse") == (0 if is_sound else 1)
     assert min(found) > 0.1 if is_sound else max(found) < 1e-3
