@@ -26,7 +26,7 @@ def test_of_two_spawned_runs_on_one_port_one_goes_on(tmp_path):
         start(folder, *MAIN, "-ngpus=2", *flags, MASTER_PORT=port)
         for folder in folders(tmp_path, "a", "b")
     ]
-    assert sorted(statuses(*runs)) == [0, 2]
+    assert sorted(statuses(*runs, within=400)) == [0, 2]
     [said] = [printed(run) for run in runs if run[0].returncode]
     assert (
         said
@@ -51,7 +51,11 @@ def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
         for rank in (0, 1)
         for folder in (a, b)
     ]
-    found = {(folder.name, rank): (*statuses(run), printed(run)) for folder, rank, run in runs}
+    # Thirty epochs take a minute of two idle cores.
+    found = {
+        (folder.name, rank): (*statuses(run, within=400), printed(run))
+        for folder, rank, run in runs
+    }
     goes, stays = ("a", "b") if found["a", 0][0] == 0 else ("b", "a")
     assert [found[goes, rank][0] for rank in (0, 1)] == [0, 0]
     taken = (

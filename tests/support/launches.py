@@ -83,9 +83,13 @@ def start(folder, *command, inside=(), **given):
     return process, log
 
 
-def statuses(*started):
-    """Waits for programs that ``start`` started; returns their exit statuses."""
-    return [process.wait(120) for process, _ in started]
+def statuses(*started, within=120):
+    """Waits for programs that ``start`` started; returns their exit statuses.
+
+    Args:
+        within: the longest wait for each, in seconds.
+    """
+    return [process.wait(within) for process, _ in started]
 
 
 def printed(*started):

@@ -177,12 +177,12 @@ def with_little_memory():
     from training import engine
     update = engine._update
 
-    def full(training, number):
+    def full(training, number, epoch):
         if number == 3 and utils.rank() == 1 and training.config.DATA.BATCH_SIZE > 8:
             while not any(pathlib.Path("run/checkpoints").glob("epoch_*")):  # it is being written
                 time.sleep(0.01)
             paddle.empty([1 << 50])
-        return update(training, number)
+        return update(training, number, epoch)
 
     engine._update = full
 
