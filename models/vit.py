@@ -316,11 +316,29 @@ class VisionTransformer(ImageModel):
             prompts[1:] = self.prompt_tokens.unbind(0)[1:]
         return [(block, prompts[index]) for index, block in enumerate(self.blocks)]
 
-    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+    def _stage(
+        self, stage: Any, x: paddle.Tensor, shared: Any, tokens: int | None = None
+    ) -> paddle.Tensor:
         block, prompts = stage
         if prompts is not None:
             x = self._insert_prompts(x, prompts, replaced=self.num_prompts)
-        return self._run(block, x)
+        others = () if tokens is None else (tokens,)
+        return self._run(block, x, *others)
+
+    def forward(self, x: paddle.Tensor) -> Any:
+        """Returns ``forward_head(forward_features(x))``, up to rounding.
+
+        If the head reads the class token, the MLP of the last block leaves the patches out, which
+        saves a twentieth of the time. The block's output is then that of the prefix tokens alone.
+        """
+        if self.global_pool != "token" or not isinstance(self.blocks[-1], Block):
+            return super().forward(x)
+        *stages, last = self._stages()
+        x = self._embed(x)
+        for stage in stages:
+            x = self._stage(stage, x, None)
+        x = self._stage(last, x, None, self.num_prefix_tokens)
+        return self.forward_head(self._head_input(x, last=True))
 
     def _insert_prompts(
         self, x: paddle.Tensor, prompts: paddle.Tensor, replaced: int

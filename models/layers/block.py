@@ -23,7 +23,8 @@ class Block(nn.Layer):
         epsilon: epsilon of the layer norms.
         act: activation of the MLP (``make_mlp``).
 
-    Shape: [B, N, D] -> [B, N, D].
+    Shape: [B, N, D] -> [B, N, D]. With ``tokens``, only so many of the first ones are returned; the
+    attention reads all N.
     """
 
     def __init__(
@@ -47,6 +48,10 @@ class Block(nn.Layer):
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1(self.ls1(self.attn(self.norm1(x))), onto=x)
+    def forward(self, x: paddle.Tensor, tokens: int | None = None) -> paddle.Tensor:
+        branch = self.attn(self.norm1(x))
+        if tokens is not None:
+            branch = branch[:, :tokens]
+            x = x[:, :tokens]
+        x = self.drop_path1(self.ls1(branch), onto=x)
         return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)

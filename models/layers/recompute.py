@@ -15,27 +15,27 @@ import ops
 
 def recompute(
     function: Callable[..., Any],
-    *args: paddle.Tensor,
+    *args: Any,
     again: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Any:
     """Returns ``function(*args)`` without keeping its activations.
 
     The backward pass computes them again, with the same random numbers. They are kept if no
-    argument needs a gradient, because everything before is frozen.
+    tensor of them needs a gradient, because everything before is frozen.
 
     Args:
         function: computes the output of tensors.
-        args: the tensors.
+        args: the tensors, and other arguments.
         again: makes the context in which the backward pass calls the function.
     """
-    if all(tensor.stop_gradient for tensor in args):
+    if all(arg.stop_gradient for arg in args if isinstance(arg, paddle.Tensor)):
         # Paddle would warn at each step.
         return function(*args)
     # The state of the random generators at the first call.
     first: list[Any] = []
     bfloat16 = ops.bfloat16_products_enabled()
 
-    def replayed(*args: paddle.Tensor) -> Any:
+    def replayed(*args: Any) -> Any:
         state = paddle.get_rng_state()
         if not first:
             first.extend(state)

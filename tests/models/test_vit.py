@@ -282,6 +282,41 @@ def test_attn_head_size_sets_the_width_of_a_head():
     assert model.blocks[0].attn.scale == 32**-0.5
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({}, 1),
+        ({"init_values": 0.5, "reg_tokens": 2}, 3),
+        ({"distilled": True}, 2),
+        ({"prompt_tokens": 2, "prompt_deep": True}, 3),
+        ({"recompute": True}, 1),
+        ({"block": "parallel"}, 17),
+        ({"attention": "differential"}, 1),
+        ({"global_pool": "avg"}, 17),
+        ({"global_pool": "token_avg"}, 17),
+    ],
+)
+def test_the_last_mlp_computes_what_the_head_reads(options, tokens):
+    """Logits and all gradients are those of the whole last block."""
+    model = small_vit(**options)
+    images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
+    weights = paddle.arange(14, dtype="float32").reshape([2, 7])
+    shapes = []
+    model.blocks[-1].register_forward_post_hook(lambda _, __, output: shapes.append(output.shape))
+    found = []
+    for forward in (model, lambda x: model.forward_head(model.forward_features(x))):
+        logits = forward(images)
+        (logits * weights).sum().backward()
+        gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+        found.append({"logits": logits.numpy()} | gradients)
+        model.clear_gradients(set_to_zero=False)
+    assert shapes[0] == [2, tokens, 24]
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        scale = np.abs(found[1][name]).max()
+        np.testing.assert_allclose(value, found[1][name], rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
 def test_training_drops_patches_and_evaluation_does_not():
     model = small_vit(patch_drop=0.5, no_embed_class=True)
     assert model.forward_features(paddle.zeros([2, 3, 16, 16])).shape == [2, 1 + 8, 24]
