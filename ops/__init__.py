@@ -409,6 +409,11 @@ def response_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) 
     return _run("vit_response_norm", x, weight, bias)[0]
 
 
+def row_lengths(x: paddle.Tensor) -> paddle.Tensor:
+    """The Euclidean length of each row: [K, n] -> [K]. Rows of zeros have no gradient (NaN)."""
+    return _run("vit_row_lengths", x)[0]
+
+
 def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:
     """The mean of each place and its neighbours up to ``reach`` rows and columns away: [B, C, H, W]
     -> the same shape. Places outside the map aren't counted.

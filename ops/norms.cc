@@ -1,5 +1,5 @@
-// Batch norm and group norm of [B, C, ...], and global response norm, in float32 on a CPU, as Paddle custom operators:
-// see ops/__init__.py.
+// Batch norm and group norm of [B, C, ...], global response norm and lengths of rows, in float32 on a CPU, as Paddle custom
+// operators: see ops/__init__.py.
 //
 // The first two take sets of planes (a channel of an image), normalise each set by its mean and variance, and scale and shift
 // each channel. Sums of planes are added up in double precision and in order, whatever threads compute them.
@@ -336,6 +336,45 @@ std::vector<Tensor> response_norm_grad(const Tensor& x, const Tensor& weight, co
   }
   return {dx, filled(dw.data(), n), filled(db.data(), n)};
 }
+
+// ---------------------------------------------------------------- lengths of the rows of [K, n]
+
+namespace {
+
+// y = x * scale
+CLONED void scaled_row(int64_t n, float scale, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * scale;
+}
+
+}  // namespace
+
+std::vector<Tensor> row_lengths(const Tensor& x) {
+  expect(x.shape().size() == 2, "lengths of rows");
+  int64_t rows = x.shape()[0], n = x.shape()[1];
+  Tensor lengths = sized({rows});
+  const float* from = x.data<float>();
+  float* to = lengths.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) to[row] = std::sqrt(dot(n, from + row * n, from + row * n));
+  return {lengths};
+}
+
+std::vector<Tensor> row_lengths_grad(const Tensor& x, const Tensor& lengths, const Tensor& grad) {
+  int64_t rows = x.shape()[0], n = x.shape()[1];
+  Tensor dx = like(x);
+  const float *from = x.data<float>(), *own = lengths.data<float>(), *dy = grad.data<float>();
+  float* to = dx.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) scaled_row(n, dy[row] / own[row], from + row * n, to + row * n);
+  return {dx};
+}
+
+PD_BUILD_OP(vit_row_lengths).Inputs({"X"}).Outputs({"Lengths"}).SetKernelFn(PD_KERNEL(row_lengths));
+PD_BUILD_GRAD_OP(vit_row_lengths)
+    .Inputs({"X", "Lengths", paddle::Grad("Lengths")})
+    .Outputs({paddle::Grad("X")})
+    .SetKernelFn(PD_KERNEL(row_lengths_grad));
 
 PD_BUILD_OP(vit_response_norm).Inputs({"X", "W", "B"}).Outputs({"Y", "Lengths"}).SetKernelFn(PD_KERNEL(response_norm));
 PD_BUILD_GRAD_OP(vit_response_norm)

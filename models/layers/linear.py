@@ -57,6 +57,11 @@ def matmul(
     return product if bias is None else add_bias(product, bias.unsqueeze(1))
 
 
+def row_lengths(x: paddle.Tensor) -> paddle.Tensor:
+    """Returns the Euclidean length of each row: [K, n] -> [K]."""
+    return ops.row_lengths(x) if ops.usable(x) else x.square().sum(1).sqrt()
+
+
 def float32_matmul(x: paddle.Tensor, y: paddle.Tensor, **transposed: bool) -> paddle.Tensor:
     """Returns ``paddle.matmul`` in float32, under autocast, too."""
     with paddle.amp.auto_cast(enable=False):

@@ -18,7 +18,8 @@ from models.beit import Beit
 from models.eva import Eva
 from models.layers import Linear, init_linear
 from models.layers.activations import GELU
-from models.layers.linear import matmul
+from models.layers.linear import matmul, row_lengths
+from models.layers.scale import scale_channels
 from models.layers.sync_batch_norm import SyncBatchNorm1D
 from models.pretraining.momentum import FrozenCopy
 from models.pretraining.network import (
@@ -129,11 +130,10 @@ class Dino(PretrainingNetwork):
         if chosen is not None:
             # Paddle 2.6 takes no uint8 in a graph.
             chosen = chosen.astype("float32")
-        tokens = self._student_tokens(images, chosen)
-        pooled = [_by_image(self.encoder.forward_head(tokens), len(images) // 2)]
+        features, tokens = self._student_features(images, chosen)
+        pooled = [_by_image(features, len(images) // 2)]
         if local is not None:
-            of_local = self.encoder.forward_head(self.encoder.forward_features(local))
-            pooled.append(_by_image(of_local, len(images) // 2))
+            pooled.append(_by_image(self.encoder(local), len(images) // 2))
         outputs = {"features": pooled[0], "student": self.head(paddle.concat(pooled, axis=1))}
         outputs["center"] = self.center
         places = None
@@ -159,9 +159,8 @@ class Dino(PretrainingNetwork):
         """
         # A network that a larger one taught teaches by its own layers.
         teacher: Any = self if self.teacher is None else self.teacher
-        tokens = teacher.encoder.forward_features(images)
-        pooled = _by_image(teacher.encoder.forward_head(tokens), len(images) // 2)
-        outputs = {"teacher": teacher.head(pooled)}
+        features, tokens = _encode(teacher.encoder, images, with_tokens=places is not None)
+        outputs = {"teacher": teacher.head(_by_image(features, len(images) // 2))}
         if places is not None:
             outputs["teacher_patches"] = _patch_logits(teacher, tokens, places)
         return outputs
@@ -173,12 +172,12 @@ class Dino(PretrainingNetwork):
         if self.teacher is not None:
             self.teacher.follow(self, momentum)
 
-    def _student_tokens(self, images: paddle.Tensor, chosen: paddle.Tensor | None) -> paddle.Tensor:
+    def _student_features(self, images: paddle.Tensor, chosen: paddle.Tensor | None) -> Any:
         if chosen is None or self.mask_token is None:
-            return self.encoder.forward_features(images)
+            return _encode(self.encoder, images, with_tokens=chosen is not None)
         of_views = chosen.reshape([len(images), -1])
         with masked_patches(self.encoder.patch_embed, of_views, self.mask_token):
-            return self.encoder.forward_features(images)
+            return _encode(self.encoder, images, with_tokens=True)
 
 
 class ProjectionHead(nn.Layer):
@@ -238,10 +237,20 @@ class _Prototypes(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         # The logits are scaled instead of the weights, of which there are more.
-        lengths = self.weight_v.square().sum(1).sqrt()
-        scale = self.weight_g.flatten() / lengths
+        scale = self.weight_g.flatten() / row_lengths(self.weight_v)
         logits = matmul(x, self.weight_v, transpose_y=True)
-        return logits.astype("float32") * scale
+        return scale_channels(logits.astype("float32"), scale)
+
+
+def _encode(encoder: ImageModel, images: paddle.Tensor, with_tokens: bool) -> Any:
+    """Returns the images' pooled features and all tokens: (features, tokens).
+
+    Without tokens (None), a model may leave out what its pooled features don't need.
+    """
+    if not with_tokens:
+        return encoder(images), None
+    tokens = encoder.forward_features(images)
+    return encoder.forward_head(tokens), tokens
 
 
 def _by_image(features: paddle.Tensor, count: int) -> paddle.Tensor:

@@ -80,6 +80,11 @@ CASES = {
         response_norm,
         [normal(3, 5, 4, 21) * (np.arange(21) != 3), normal(21), normal(22)[:21]],
     ),
+    "lengths of rows": (
+        ops.row_lengths,
+        lambda x: x.square().sum(1).sqrt(),
+        [normal(70, 21, scale=9)],
+    ),
     "batch norm, training": (
         lambda *a: ops.batch_norm(*a, True, 0.9, 1e-5)[0],
         lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, True, 0.9, 1e-5),
@@ -197,6 +202,7 @@ def test_an_activation_that_there_is_not_is_refused():
         ),
         lambda: ops.group_norm(paddle.ones([2, 3, 4]), 2, paddle.ones([3]), paddle.ones([3]), 1e-5),
         lambda: ops.response_norm(paddle.ones([2, 3, 4]), paddle.ones([3]), paddle.ones([3])),
+        lambda: ops.row_lengths(paddle.ones([2, 3, 4])),
         lambda: ops.star_relu(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([1])),
         lambda: ops.neighbour_means(paddle.ones([2, 3, 4]), 1),
         lambda: ops.halo_windows(paddle.ones([2, 3, 8, 6]), 4, 1),
