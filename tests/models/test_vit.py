@@ -313,8 +313,10 @@ def test_the_last_mlp_computes_what_the_head_reads(options, tokens):
     assert shapes[0] == [2, tokens, 24]
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
-        scale = np.abs(found[1][name]).max()
-        np.testing.assert_allclose(value, found[1][name], rtol=0, atol=1e-5 * scale, err_msg=name)
+        # The terms of a lambda's gradient nearly cancel out.
+        share = 1e-3 if "lambda" in name else 1e-5
+        atol = share * np.abs(found[1][name]).max()
+        np.testing.assert_allclose(value, found[1][name], rtol=0, atol=atol, err_msg=name)
 
 
 def test_training_drops_patches_and_evaluation_does_not():
