@@ -24,7 +24,7 @@ from settings.plain import (
 )
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
-from training.checkpoint.storage import sha256_of
+from weights.sums import sha256_of
 
 MANIFEST = "preprocess.json"
 EARLIER = "preprocessing.json"

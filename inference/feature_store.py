@@ -34,10 +34,10 @@ from settings.plain import (
     value_text,
     whole_file,
 )
-from training.checkpoint.storage import sha256_of
 from utils import writing_whole
 from weights.formats import files_of
 from weights.hub import HUB_PREFIXES
+from weights.sums import sha256_of
 
 Pool = Literal["avg", "token", "both", "map"]
 POOLS = ("avg", "token", "both", "map")

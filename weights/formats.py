@@ -37,6 +37,7 @@ from utils import writing_whole
 from weights.archives import read_zip
 from weights.arrays import Array, LazyArray, Span, contiguous, item_size, sizes
 from weights.hub import INDEX, LONGEST_CONFIG, beside, find_weights, read_config
+from weights.sums import check_sum
 from weights.unpickle import DataUnpickler, Script
 
 # The keys under which checkpoints keep their weights. The order of the first ones is that of timm's
@@ -153,6 +154,7 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
     with contextlib.ExitStack() as opened:
         for file in files:
             with reading(file, "weights"):
+                check_sum(file)
                 stream = opened.enter_context(open_file(file))
                 streams[file] = stream, os.fstat(stream.fileno())
                 allowance = Allowance(streams[file][1].st_size)

@@ -41,8 +41,8 @@ from loading.transforms.decode import readable
 from loading.transforms.formats import NPY, kind_of, opened_image
 from ops.device import set_device_flags
 from training.checkpoint import describe
-from training.checkpoint.storage import sha256_of
 from utils import num_gpus
+from weights.sums import sha256_of
 
 # The name that a Predictor gives to an image without a path
 _NAME = "image 0"

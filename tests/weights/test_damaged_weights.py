@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from safetensors.numpy import save
+from support.small_models import small_vit
 from support.weight_files import (
     ONE,
     LittleMemory,
@@ -28,7 +29,9 @@ from support.weight_files import (
 )
 
 from errors import InputError
+from weights import load_weights, save_weights
 from weights.formats import read_weights
+from weights.sums import SUMS, sha256_of
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -284,3 +287,26 @@ def test_bfloat16_and_float64_that_are_no_numbers_in_float32(tmp_path):
     made(tmp_path / "b.npz", {"a": np.array([1e300, 1.0])})
     with pytest.raises(InputError, match="1 of the 2 values of a are NaN or infinite"):
         read_weights(tmp_path / "b.npz")
+
+
+def test_a_file_that_is_not_what_its_list_says_is_refused(tmp_path):
+    """One flipped bit of a weight, which no check of the format sees."""
+    model = small_vit()
+    folder = tmp_path / "epoch_0001"
+    folder.mkdir()
+    file = folder / "model.safetensors"
+    save_weights(model, file)
+    content = bytearray(file.read_bytes())
+    (folder / SUMS).write_text(f"{sha256_of(file)}  {file.name}\n")
+    link = tmp_path / "best.safetensors"
+    link.symlink_to(file)
+    load_weights(model, link)
+    content[-3] ^= 1
+    file.write_bytes(content)
+    for path in (file, link):
+        with pytest.raises(InputError, match="isn't what SHA256SUMS beside it lists"):
+            load_weights(model, path)
+    # Lists of other files, or of another form, say nothing about it.
+    for text in (f"{'0' * 64}  other.safetensors\n", "no list\n", "\N{NO-BREAK SPACE}"):
+        (folder / SUMS).write_text(text)
+        load_weights(model, file)

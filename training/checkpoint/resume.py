@@ -34,6 +34,7 @@ from training.setup import Training
 from training.versions import versions
 from utils import all_gather, rank, world_size
 from weights.fit import TABLE
+from weights.sums import LONGEST_SUMS
 
 AUTO = "auto"
 # Keys that may change without being named: where things lie, how the work is shared, and what a
@@ -218,7 +219,7 @@ def _is_copy(one: Path, other: Path) -> bool:
     if one == other:
         return True
     try:
-        sums = [whole_file(path / storage.SUMS, storage.LONGEST_SUMS) for path in (one, other)]
+        sums = [whole_file(path / storage.SUMS, LONGEST_SUMS) for path in (one, other)]
     except (OSError, Unreadable):
         return False
     return sums[0] == sums[1]

@@ -36,7 +36,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from errors import InputError, RunError, Unreadable, open_file, printable, reading
+from errors import InputError, RunError, Unreadable, printable, reading
 from launch.files import (
     begin_folder,
     leftovers,
@@ -51,8 +51,8 @@ from utils import all_gather, rank, world_size
 from weights import find_weights, hub
 from weights.formats import write_safetensors
 from weights.hub import BEST, LAST
+from weights.sums import LINE, SUMS, read_sums, sha256_of
 
-SUMS = "SHA256SUMS"
 STATE = "state.json"
 MODEL = "model.safetensors"
 EMA = "ema.safetensors"
@@ -71,10 +71,7 @@ _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _SHARE = re.compile(r"optimizer-[0-9]{5}-of-[0-9]{5}\.safetensors")
 # The ending of a file with a share's line of SHA256SUMS, by which its rank hands it to rank 0.
 _SUM = ".sum"
-_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]*)\n?", re.ASCII)
 _MOST_SHARES = 1 << 13
-# The largest sizes in bytes. SHA256SUMS has a line for each file: ten, and those of shares.
-LONGEST_SUMS = 1 << 20
 # The index of ViT-B's state has 50,000 bytes.
 _LONGEST_INDEX = 16 << 20
 _ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
@@ -253,7 +250,7 @@ class Sharing(NamedTuple):
             if file.exists():
                 line = file.read_text()
                 # A line without an end is still being written.
-                if _LINE.fullmatch(line) and line.endswith("\n"):
+                if LINE.fullmatch(line) and line.endswith("\n"):
                     file.unlink()
                     return line
             if self.abandoned.wait(0.02):
@@ -524,17 +521,8 @@ def verify(folder: Path) -> list[str]:
 
 
 def _read_sums(folder: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each file that SHA256SUMS lists, by its name."""
-    lines = whole_file(folder / SUMS, LONGEST_SUMS).decode("ascii").splitlines()
-    sums = {}
-    for number, line in enumerate(lines, 1):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise Unreadable(f"its line {number} isn't a SHA-256 and the name of a file beside it")
-        digest, name = match.groups()
-        sums[name] = digest
-    if len(sums) != len(lines):
-        raise Unreadable("it names a file twice")
+    """Returns the SHA-256 of each file of a checkpoint, by its name."""
+    sums = read_sums(folder)
     for name in (MODEL, INDEX if INDEX in sums else OPTIMIZER, STATE):
         if name not in sums:
             raise Unreadable(f"it has no line for {name}")
@@ -555,14 +543,3 @@ def reading_checkpoint(
     An error within says that the checkpoint is damaged, and what to do.
     """
     return reading(f"{folder}: damaged checkpoint: {file}", what, _ADVICE)
-
-
-def sha256_of(*files: Path) -> str:
-    """Returns the SHA-256 of files, one after the other, in hexadecimal digits."""
-    sha256 = hashlib.sha256()
-    block = memoryview(bytearray(1 << 20))
-    for file in files:
-        with open_file(file) as stream:
-            while count := stream.readinto(block):
-                sha256.update(block[:count])
-    return sha256.hexdigest()
