@@ -35,8 +35,8 @@ from models.base import ImageModel
 from models.paddle_inference import PROGRAM, inputs_of, save_program
 from settings.configuration import Configuration
 from training.checkpoint import describe
-from training.checkpoint.storage import sha256_of
 from utils import sync_directory
+from weights.sums import sha256_of
 
 # The files of the preparation, without its ending, and of both graphs in one.
 PREPARATION = "preparation"
@@ -92,8 +92,8 @@ def write_export(
         classes: names by output; empty: they aren't known.
         kind, precision: one of FORMATS and of PRECISIONS.
         calibration: images of the training set, [n, C, H, W] float32, for int8.
-        least: the share of images on which the most probable class has to be the model's. In
-            float32 the outputs have to agree within TOLERANCE instead.
+        least: the least agreement with the model (``Fidelity``). In float32 the outputs have to
+            agree within TOLERANCE instead.
         thresholds: of a multi-label model, by output.
         features: whether the outputs are features instead of classes.
 
@@ -135,13 +135,10 @@ def write_export(
         content["features"] = features
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        outputs = "probabilities" if for_client else "features" if features else "logits"
         fidelity = compare_with_eager(
-            config, eager, open_export(temporary), precision, calibration, least
+            config, eager, open_export(temporary), precision, calibration, least, outputs
         )
-        if for_client:
-            fidelity = fidelity._replace(outputs="probabilities")
-        elif features:
-            fidelity = fidelity._replace(outputs="features")
         for file in temporary.iterdir():
             sync_directory(file)
     return fidelity

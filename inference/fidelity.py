@@ -35,7 +35,8 @@ class Fidelity(NamedTuple):
 
     Attributes:
         difference: the largest difference, divided by the range of the model's outputs.
-        agreement: the share of images on which the most probable class is the model's.
+        agreement: the share of images on which the most probable class is the model's; of
+            features, the mean cosine similarity to the model's.
         images: the number of images that were compared.
         kinds: a text that says which images they are.
         outputs: what was compared: "logits", "probabilities" or "features".
@@ -48,10 +49,14 @@ class Fidelity(NamedTuple):
     outputs: str = "logits"
 
     def __str__(self) -> str:
-        best = "largest feature" if self.outputs == "features" else "best class"
+        agreement = (
+            f"the best class is the same on {round(self.agreement * self.images)} of {self.images}"
+        )
+        if self.outputs == "features":
+            agreement = f"their cosine similarity is {self.agreement:.3f} on average"
         return (
             f"on {self.kinds}, {self.outputs} differ from the eager ones by {self.difference:.1e} of their range;"
-            f" the {best} is the same on {round(self.agreement * self.images)} of {self.images}"
+            f" {agreement}"
         )
 
 
@@ -62,6 +67,7 @@ def compare_with_eager(
     precision: str,
     calibration: np.ndarray | None = None,
     least: float = LEAST_AGREEMENT,
+    outputs: str = "logits",
 ) -> Fidelity:
     """Compares an export with ``model``.
 
@@ -72,8 +78,8 @@ def compare_with_eager(
         runner: computes the export.
         precision: the precision of the export.
         calibration: the images that calibrated it, [n, C, H, W] float32, if there are any.
-        least: below float32, the least share of images on which the most probable class has to be
-            the model's.
+        least: below float32, the least agreement (``Fidelity``).
+        outputs: what the model returns.
 
     Raises:
         InputError: the export can't be run.
@@ -99,18 +105,25 @@ def compare_with_eager(
             f"the exported model's logits aren't finite in {precision}; use another -precision"
         )
     difference = float(np.abs(logits - expected).max() / (np.ptp(expected) or 1))
-    agreement = float((logits.argmax(1) == expected.argmax(1)).mean())
-    fidelity = Fidelity(difference, agreement, len(images), kinds)
+    if outputs == "features":
+        agreement = _mean_cosine(logits, expected)
+    else:
+        agreement = float((logits.argmax(1) == expected.argmax(1)).mean())
+    fidelity = Fidelity(difference, agreement, len(images), kinds, outputs)
     if precision == "float32" and difference > TOLERANCE:
         raise RunError(
             f"the exported model's logits differ from eager by {difference:.1e} of their range",
             shared=True,
         )
     if precision != "float32" and agreement < least:
-        raise RunError(
-            f"{precision}: {fidelity}; expected {least:.0%} of them at least (-least_agreement)"
-        )
+        raise RunError(f"{precision}: {fidelity}; expected {least:.0%} at least (-least_agreement)")
     return fidelity
+
+
+def _mean_cosine(found: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the mean cosine similarity of the rows of two arrays [N, D]."""
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(1) / np.maximum(lengths, 1e-12)).mean())
 
 
 def in_batches(runner: Runner, images: np.ndarray) -> np.ndarray:

@@ -82,9 +82,21 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
         compare_with_eager(config, model, shifted, "float32")
     with pytest.raises(
         RunError,
-        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% of them at least",
+        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% at least",
     ):
         compare_with_eager(config, model, shifted, "int8")
+    with pytest.raises(
+        RunError, match=r"their cosine similarity is -?0\.\d{3} on average; expected"
+    ):
+        compare_with_eager(config, model, shifted, "int8", outputs="features")
+    doubled = compare_with_eager(
+        config,
+        model,
+        lambda images: np.roll(shifted(images), -1, 1) * 2,
+        "int8",
+        outputs="features",
+    )
+    assert doubled.agreement == pytest.approx(1)
     with pytest.raises(RunError, match="the exported model's logits aren't finite in float16"):
         compare_with_eager(config, model, lambda images: shifted(images) * np.inf, "float16")
 
