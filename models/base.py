@@ -162,8 +162,8 @@ class ImageModel(nn.Layer):
             self.patch_embed.any_size = True
         elif not self.min_image_size:
             raise InputError(
-                f"{type(self).__name__} takes images of one size; MODEL.TYPE may be vit, deit, eva,"
-                " swin, swinv2, xcit or convnext"
+                f"{type(self).__name__} takes images of one size; take another MODEL.TYPE, such as"
+                " vit, deit, eva, swin, swinv2, xcit or convnext"
             )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -152,6 +152,11 @@ class SelfDistillation(Task):
         solarize: Share = 0.2,
     ) -> None:
         super().__init__(config, classes)
+        if prototypes < 2:
+            raise InputError(
+                "METHOD.PROTOTYPES is 1, expected 2 or more: over one, all images have the same"
+                " distribution"
+            )
         self.head = {
             "prototypes": prototypes,
             "head_width": head_width,
@@ -225,8 +230,7 @@ class SelfDistillation(Task):
     def make_network(self, encoder: ImageModel) -> Dino:
         """Returns the network of an encoder, with fresh weights. A large teacher isn't needed."""
         if self.local_size is not None:
-            encoder.take_other_sizes()
-            _check_local_size(encoder, self.local_size)
+            _take_local_size(encoder, self.local_size)
         options: dict[str, Any] = {}
         if self.patch_weight:
             options = {"separate_head": self.separate_head, "max_masked": self._max_masked(encoder)}
@@ -430,8 +434,18 @@ def masked_count(patches: int, ratio: float) -> int:
     return max(1, int(patches * ratio))
 
 
-def _check_local_size(encoder: Any, size: int) -> None:
-    """Raises InputError if the encoder doesn't take images of ``size`` x ``size``."""
+def _take_local_size(encoder: Any, size: int) -> None:
+    """Makes the encoder take images of ``size`` x ``size``, too.
+
+    Raises:
+        InputError: it can't.
+    """
+    try:
+        encoder.take_other_sizes()
+    except InputError as error:
+        raise InputError(
+            f"METHOD.LOCAL_SIZE is {size}: {error}; or set METHOD.LOCAL_VIEWS 0"
+        ) from None
     if encoder.resizable:
         embed = encoder.patch_embed
         fits = size >= embed.patch_size and (embed.may_cut or size % embed.patch_size == 0)

@@ -482,6 +482,8 @@ def _check(
     if settings:
         keys = " and ".join(f"MODEL.{key} {value}" for key, value in settings.items())
         problems.append(f"its names tell {keys}: set that")
+    if encoders_of(model) and not is_other:
+        problems.append("if its METHOD keys were others, set those of its run's config.yaml")
     source = str(report.file)
     if "architecture" in report.config:
         source += f" (of {report.config['architecture']})"

@@ -166,6 +166,20 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             [*large, *PATCHES, "METHOD.MIN_BLOCK", "4"],
             "METHOD.MIN_BLOCK is 4, but no patches are masked",
         ),
+        (
+            ["TRAIN.FREEZE", "['teacher.*']"],
+            "TRAIN.FREEZE: 'teacher.*' matches parameters that aren't trained anyway (teacher.",
+        ),
+        (
+            ["MODEL.TYPE", "Mixer", "MODEL.PATCH_SIZE", "2"],
+            "METHOD.LOCAL_SIZE is 4: MlpMixer takes images of one size; take another MODEL.TYPE, such"
+            " as vit, deit, eva, swin, swinv2, xcit or convnext; or set METHOD.LOCAL_VIEWS 0",
+        ),
+        (
+            ["METHOD.PROTOTYPES", "13", "MODEL.PRETRAINED", path],
+            "; if its METHOD keys were others, set those of its run's config.yaml",
+        ),
+        (["METHOD.PROTOTYPES", "1"], "METHOD.PROTOTYPES is 1, expected 2 or more"),
         (["METHOD.PROTOTYPES", "0"], "METHOD.PROTOTYPES is 0, expected 1 to 1000000"),
         (["METHOD.MOMENTUM", "1.0"], "METHOD.MOMENTUM is 1.0, expected 0 <= value < 1"),
     ):

@@ -96,8 +96,8 @@ def load_checkpoint(
     if restored and missing:
         raise InputError(
             f"{chosen}: {missing[0]} didn't train in its run, and has no optimizer state"
-            f" ({len(missing)} such parameters); leave TRAIN.FREEZE as it was,"
-            " or start from its weights with -pretrained"
+            f" ({len(missing)} such parameters); leave TRAIN.FREEZE and METHOD.NORM_LAST_LAYER as they"
+            " were, or start from its weights with -pretrained"
         )
     check_loaded("MODEL.RESUME", chosen, checksums)
     with reading(chosen / storage.OPTIMIZER, "this optimizer's state"):

@@ -40,8 +40,8 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     parameters that are trained.
 
     Raises:
-        InputError: an adapter has no layer to act on, a pattern matches no parameter, or nothing is
-            left to train.
+        InputError: an adapter has no layer to act on, a pattern matches no parameter that is
+            trained, or nothing is left to train.
     """
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
@@ -88,6 +88,11 @@ def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
             matching = {name for name in parameters if fnmatchcase(name, pattern)}
         if not matching:
             raise _unmatched(pattern, list(parameters))
+        if all(parameters[name].stop_gradient for name in matching):
+            raise InputError(
+                f"TRAIN.FREEZE: {pattern!r} matches parameters that aren't trained anyway"
+                f" ({min(matching)}); leave it out"
+            )
         frozen |= matching
     return frozen
 
