@@ -312,9 +312,12 @@ def other_config(config: Configuration, path: str, key: str) -> Configuration:
         key: the key that names it.
 
     Raises:
-        InputError: it takes images of another size or other channels.
+        InputError: it can't be read, or takes images of another size or other channels.
     """
-    other = get_config(path)
+    try:
+        other = get_config(path)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
     # An architecture that takes images of any size takes these.
     if architecture(other).min_image_size:
         other = with_values(other, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)

@@ -155,6 +155,10 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ),
         (large[:2], "METHOD.LARGE_TEACHER_PATH is None; give the teacher's weights"),
         ([*large, "METHOD.PROTOTYPES", "13"], "has 12 prototypes, METHOD.PROTOTYPES is 13"),
+        (
+            ["METHOD.LARGE_TEACHER", "gone/config.yaml", *large[2:]],
+            "METHOD.LARGE_TEACHER: no configuration file gone/config.yaml",
+        ),
         ([*large, *PATCHES], "but METHOD.LARGE_TEACHER was trained without it; set it to 0"),
         ([*large, "DATA.IMAGENET_MEAN", "0.4"], "normalises images otherwise"),
         (["METHOD.LARGE_TEACHER", "mae_vit_digits", *large[2:]], "has TASK mae, expected dino"),
