@@ -7,6 +7,8 @@ They are counted as by fvcore, and so as in timm's published GMACs and activatio
 - A layer norm or group norm counts 5 per element, a batch norm 2.
 - Softmax, activation functions, pooling, sums and biases aren't counted.
 - Activations are the elements of the outputs of convolutions, linear layers and products.
+- All of ``forward_features`` counts, though ``forward`` of a ViT leaves out what its head doesn't
+  read.
 
 The model is traced as a static graph, which computes nothing. So it takes a fraction of a second,
 and no memory for the weights.
@@ -88,6 +90,7 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         model = build_model(config, **arguments)
         model.eval()
         images = (model.in_channels, *model.image_size)
+        model.forward = lambda x: model.forward_head(model.forward_features(x))
         model(paddle.static.data("images", [1, *images], "float32"))
         layers = list(counter.layers(model))
         sizes = [
