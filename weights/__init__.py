@@ -482,7 +482,7 @@ def _check(
     if settings:
         keys = " and ".join(f"MODEL.{key} {value}" for key, value in settings.items())
         problems.append(f"its names tell {keys}: set that")
-    if encoders_of(model) and not is_other:
+    if encoders_of(model) and not is_other and (shapes or unexpected):
         problems.append("if its METHOD keys were others, set those of its run's config.yaml")
     source = str(report.file)
     if "architecture" in report.config:
