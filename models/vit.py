@@ -332,7 +332,8 @@ class VisionTransformer(ImageModel):
         saves a twentieth of the time. The block's output is then that of the prefix tokens alone.
         """
         if self.global_pool != "token" or not isinstance(self.blocks[-1], Block):
-            return super().forward(x)
+            # Not super(), which Paddle 2.6 can't trace.
+            return ImageModel.forward(self, x)
         *stages, last = self._stages()
         x = self._embed(x)
         for stage in stages:

@@ -101,6 +101,9 @@ def _call(
         "PADDLE_TRAINER_ENDPOINTS": endpoints,
         "PADDLE_CURRENT_ENDPOINT": endpoints.split(",")[rank],
         "PADDLE_DISTRI_BACKEND": backend,
+        # The bits of a product of few rows depend on the number of threads. conftest.py, which some
+        # functions' modules import, takes this variable away.
+        "OMP_NUM_THREADS": "1",
         # The device of tests/stand_in.
         "FLAGS_selected_stand_ins": str(rank),
     }

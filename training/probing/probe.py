@@ -107,8 +107,7 @@ class Probe:
 
         def forward(pixels: paddle.Tensor) -> np.ndarray:
             with paddle.no_grad(), autocast(self.config, evaluation=True):
-                features = encoder.forward_features(self.normalize(pixels))
-                return encoder.forward_head(features).astype("float32").numpy()
+                return encoder(self.normalize(pixels)).astype("float32").numpy()
 
         with without_classifier(encoder):
             train = compute_features(forward, self.loader, batches(self.loader))
