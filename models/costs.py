@@ -90,6 +90,7 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         model = build_model(config, **arguments)
         model.eval()
         images = (model.in_channels, *model.image_size)
+        # The references count what the head doesn't read, too.
         model.forward = lambda x: model.forward_head(model.forward_features(x))
         model(paddle.static.data("images", [1, *images], "float32"))
         layers = list(counter.layers(model))

@@ -329,7 +329,7 @@ class VisionTransformer(ImageModel):
         """Returns ``forward_head(forward_features(x))``, up to rounding.
 
         If the head reads the class token, the MLP of the last block leaves the patches out, which
-        saves a twentieth of the time. The block's output is then that of the prefix tokens alone.
+        saves a twentieth of the products. The block's output is then that of the prefix tokens alone.
         """
         if self.global_pool != "token" or not isinstance(self.blocks[-1], Block):
             # Not super(), which Paddle 2.6 can't trace.

@@ -58,5 +58,6 @@ def check_sum(file: Path) -> None:
         return
     if file.name in sums and sha256_of(file) != sums[file.name]:
         raise Unreadable(
-            f"it isn't what {SUMS} beside it lists (its SHA-256 differs): it was damaged or replaced"
+            f"its SHA-256 isn't what {SUMS} beside it lists: it was damaged or replaced; copy it anew,"
+            " or remove that list if the file is right"
         )

@@ -20,8 +20,8 @@ def recompute(
 ) -> Any:
     """Returns ``function(*args)`` without keeping its activations.
 
-    The backward pass computes them again, with the same random numbers. They are kept if no
-    tensor of them needs a gradient, because everything before is frozen.
+    The backward pass computes them again, with the same random numbers. They are kept if
+    none of the tensors needs a gradient, because everything before is frozen.
 
     Args:
         function: computes the output of tensors.
