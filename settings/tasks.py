@@ -15,6 +15,8 @@
 - ``views``: the columns that hold several views of each image, such as "pixels local", for a task
   that sets ``ImageDataset.views``. It doesn't read keys with the need ``ONE_VIEW``.
 - ``metrics``: the metrics that BEST_METRIC may name.
+- ``loss``: "relative" if it is measured against a teacher that changes. Such losses can't be compared,
+  and a collapsed model has the lowest.
 
 All of these are literal texts, with spaces between words. ``check_tasks`` refuses others.
 """
@@ -31,7 +33,7 @@ from settings.registry import datasets, losses, refuse_other, tasks
 from settings.suggestions import nearest
 from settings.values import quoted
 
-_KEYWORDS = ("columns", "classes", "answers", "reads", "views", "metrics")
+_KEYWORDS = ("columns", "classes", "answers", "reads", "views", "metrics", "loss")
 
 
 def columns_of(task: str) -> tuple[str, ...]:
@@ -56,6 +58,11 @@ def answers_of(task: str) -> str:
 def view_columns(task: str) -> tuple[str, ...]:
     """Returns the names of the columns that hold several views of each image; (): there is one."""
     return tuple(_declared(task).get("views", "").split())
+
+
+def loss_is_relative(task: str) -> bool:
+    """Returns whether a lower loss of a task doesn't mean a better model."""
+    return _declared(task).get("loss") == "relative"
 
 
 def is_read_by(task: str, key: str, need: Need = LABELS) -> bool:
@@ -103,6 +110,8 @@ def check_tasks(shared: Mapping[str, Key]) -> None:
             raise InputError(
                 f"{where}answers is {quoted(declared['answers'])}, expected softmax, sigmoid or ''"
             )
+        if declared.get("loss", "relative") != "relative":
+            raise InputError(f"{where}loss is {quoted(declared['loss'])}, expected relative")
         has_labels = "labels" in columns_of(task)
         for word in ("classes", "reads"):
             if has_labels and word in declared:

@@ -235,6 +235,7 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
         ),
         ({"views": "local"}, "views is 'local', expected pixels among the columns"),
         ({"views": ""}, "views is '', expected pixels among the columns"),
+        ({"loss": "moving"}, "loss is 'moving', expected relative"),
         ({"column": ""}, "a keyword is 'column', expected one of columns, classes, "),
         ({"columns": 3}, "columns is 3, expected a text"),
     ],

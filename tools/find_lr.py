@@ -59,11 +59,17 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> None:
     arguments, rest = arguments_of(sys.argv[1:])
     from config import with_values
+    from settings.tasks import loss_is_relative
     from training.command_line import config_from_arguments
 
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
         raise InputError("a rate is for a training from its beginning; leave out -eval and -resume")
+    if loss_is_relative(config.TASK):
+        raise InputError(
+            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so no rate can be read"
+            " from it; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
+        )
     if not config.OUTPUT:
         raise InputError("give -output=DIR, or -output=FILE.png")
     output = Path(config.OUTPUT)

@@ -58,7 +58,7 @@ MIN_BLOCK = 4
 LEAST_INFORMATION = 0.05
 
 
-@tasks.register("dino", columns="", views="pixels local")
+@tasks.register("dino", columns="", views="pixels local", loss="relative")
 class SelfDistillation(Task):
     """The task of a student that predicts its teacher's outputs for other views of an image.
 

@@ -121,6 +121,17 @@ def test_what_is_there_is_not_written_over(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["lr.csv"]
 
 
+def test_a_loss_that_tells_nothing_of_a_rate_is_refused(tmp_path, monkeypatch):
+    output = tmp_path / "rates"
+    monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=dino_digits", f"-output={output}"])
+    with pytest.raises(
+        InputError,
+        match=r"a lower loss of TASK dino doesn't mean a better model, .* with metric: knn$",
+    ):
+        main()
+    assert not output.exists()
+
+
 def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     swept = find_rates(RATES, 2 + np.log10(RATES) ** 2, 301)

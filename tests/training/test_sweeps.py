@@ -177,6 +177,42 @@ def test_the_metric_is_the_runs_own_or_one_of_its_task(tmp_path):
             metric(metric=name, keys=keys)
 
 
+def test_runs_of_dino_are_not_compared_by_a_loss_that_nobody_asked_for(tmp_path):
+    """A collapsed run has the lowest one."""
+    flags = "METHOD.KOLEO 0.1 PROBE.FREQ 10"
+    for command, metric, expected in (
+        (flags, "knn", "knn"),
+        (flags, "rankme", "rankme"),
+        (flags, "loss", "loss"),
+        (f"{flags} BEST_METRIC knn", "", "knn"),
+        (f"{flags} BEST_METRIC loss", "", "loss"),
+    ):
+        content = {"metric": metric} if metric else {}
+        sweep = sweep_of(
+            tmp_path, command=f"main_single_gpu.py -cfg=dino_digits -o {command}", **content
+        )
+        assert check(sweep, plan_points(sweep)) == expected
+    sweep = sweep_of(tmp_path, command=f"main_single_gpu.py -cfg=dino_digits -o {flags}")
+    with pytest.raises(
+        InputError, match=r"a lower loss of TASK dino doesn't mean a better model; add metric: knn"
+    ):
+        check(sweep, plan_points(sweep))
+
+
+def test_a_probes_metric_is_there_whichever_evaluation_is_the_best(tmp_path):
+    for flags, message in (
+        ("PROBE.FREQ 2 VALIDATE_FREQ 2", ""),
+        ("PROBE.FREQ 10", r"PROBE.FREQ is 10, expected VALIDATE_FREQ \(5\), because metric is knn"),
+        ("SEED 0", "metric is 'knn', expected one of acc1"),
+    ):
+        sweep = sweep_of(tmp_path, command=f"{COMMAND} {flags}", metric="knn")
+        if not message:
+            assert check(sweep, plan_points(sweep)) == "knn"
+            continue
+        with pytest.raises(InputError, match=message):
+            check(sweep, plan_points(sweep))
+
+
 def test_the_commands_are_printed_and_nothing_is_done(tmp_path, monkeypatch, capsys):
     sweep_of(tmp_path, keys={"TRAIN.BASE_LR": ["1e-4"]}, seeds=[0, 7], side_by_side=1)
     monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml"), "-n"])

@@ -30,6 +30,7 @@ from settings import registry
 from settings.configuration import Configuration
 from settings.documents import read_yaml
 from settings.registry import ROOT, refuse_other
+from settings.tasks import loss_is_relative
 from settings.values import parse_value, quoted
 from training.command_line import config_from_arguments
 
@@ -38,6 +39,8 @@ METHODS = ("grid", "random", "optuna")
 _DISTRIBUTIONS = ("choice", "uniform", "log_uniform")
 # Runs of a sweep.
 MOST = 10_000
+# Metrics that only an evaluation with a probe has.
+PROBED = ("knn", "rankme")
 # Optuna's sampler knows so many of the newest points, and of the best among the others.
 _NEWEST = 1000
 _NEWEST_STEP = 100
@@ -461,16 +464,31 @@ def check(
 def _metrics(config: Configuration) -> list[str]:
     """Returns the metrics of a configuration's task."""
     declared = registry.tasks.components[config.TASK].given.get("metrics", "loss")
-    probed = ["knn"] if config.PROBE.FREQ else []
+    probed = PROBED if config.PROBE.FREQ else []
     return [*declared.split(), "loss", *probed]
 
 
 def _default_metric(config: Configuration) -> str:
-    return _metrics(config)[0] if config.BEST_METRIC == "auto" else config.BEST_METRIC
+    if config.BEST_METRIC != "auto":
+        return config.BEST_METRIC
+    if loss_is_relative(config.TASK):
+        raise InputError(
+            f"no metric is given, and a lower loss of TASK {config.TASK} doesn't mean a better model;"
+            " add metric: knn (of labelled images), rankme or loss; the first two need PROBE.FREQ"
+        )
+    return _metrics(config)[0]
 
 
 def _check_metric(metric: str, config: Configuration) -> None:
-    refuse_other("metric", metric.removeprefix("ema/"), _metrics(config))
+    name = metric.removeprefix("ema/")
+    refuse_other("metric", name, _metrics(config))
+    # Where the loss is relative, the newest weights are the best, and the last epoch has a probe.
+    any_epoch = not loss_is_relative(config.TASK)
+    if name in PROBED and any_epoch and config.PROBE.FREQ != config.VALIDATE_FREQ:
+        raise InputError(
+            f"PROBE.FREQ is {config.PROBE.FREQ}, expected VALIDATE_FREQ ({config.VALIDATE_FREQ}),"
+            f" because metric is {metric}: any evaluation may be the best"
+        )
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
         raise InputError(
             f"metric is {metric}, but TRAIN.MODEL_EMA is False; set it True, or leave out ema/"
