@@ -1,5 +1,7 @@
 """DINO, iBOT and DINOv2 against twenty steps of the authors' code."""
 
+import math
+
 import numpy as np
 import paddle
 import pytest
@@ -13,7 +15,7 @@ from errors import InputError
 from models.pretraining.dino import Dino
 from settings.registry import tasks
 from training.dino import draw_masks
-from training.losses.self_distillation import sinkhorn_knopp
+from training.losses.self_distillation import koleo, sinkhorn_knopp
 from training.optim import build_optimizer, clip_gradients, set_weight_decay, weight_decay_at
 from training.optim.schedule import cosine_between
 from weights.layout import linear_weights
@@ -168,6 +170,24 @@ def test_sinkhorn_knopp_is_right_with_low_temperatures(temperature):
     found = sinkhorn_knopp(paddle.to_tensor(logits), temperature, paddle.to_tensor(counted))
     np.testing.assert_allclose(found[:17].numpy(), expected.astype(float), atol=1e-6)
     assert not found[17:].numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ([[3.0, 0.0]], [0.0]),  # no other one
+        ([[3.0, 0.0], [-1.0, 0.0]], [-math.log(2)] * 2),  # the opposite one is the nearest
+        ([[1.0, 0.0], [0.0, 2.0], [0.0, -1.0]], [-math.log(2) / 2] * 3),
+        ([[1.0, 1.0], [2.0, 2.0]], [17.539307] * 2),  # the authors', of equal features
+        ([[0.0, 0.0], [0.0, 0.0]], [17.539307] * 2),
+    ],
+)
+def test_koleo_at_its_ends(features, expected):
+    given = paddle.to_tensor(features, stop_gradient=False)
+    values = koleo(given)
+    np.testing.assert_allclose(values.numpy(), expected, atol=1e-6)
+    values.mean().backward()
+    assert given.grad is None or np.isfinite(given.grad.numpy()).all()
 
 
 def test_the_temperature_warms_up_and_an_evaluation_has_the_last_one():

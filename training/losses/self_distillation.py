@@ -110,7 +110,8 @@ def koleo(features: paddle.Tensor) -> paddle.Tensor:
     everywhere = paddle.concat([everywhere[:first], own, everywhere[first + count :]])
     with paddle.no_grad():
         similarities = paddle.matmul(everywhere, everywhere, transpose_y=True)
-        similarities = similarities - 2 * paddle.eye(len(everywhere))
+        # Less than -1, so that the opposite feature is nearer than the feature itself.
+        similarities = similarities - 3 * paddle.eye(len(everywhere))
         nearest = similarities.argmax(1)
     # As torch's pairwise distance, which adds the epsilon to the difference.
     differences = everywhere - everywhere[nearest] + _EPSILON
