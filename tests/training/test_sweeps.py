@@ -201,7 +201,7 @@ def test_runs_of_dino_are_not_compared_by_a_loss_that_nobody_asked_for(tmp_path)
 
 def test_a_probes_metric_is_there_whichever_evaluation_is_the_best(tmp_path):
     for flags, message in (
-        ("PROBE.FREQ 2 VALIDATE_FREQ 2", ""),
+        ("PROBE.FREQ 5", ""),
         ("PROBE.FREQ 10", r"PROBE.FREQ is 10, expected VALIDATE_FREQ \(5\), because metric is knn"),
         ("SEED 0", "metric is 'knn', expected one of acc1"),
     ):

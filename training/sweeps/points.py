@@ -482,9 +482,7 @@ def _default_metric(config: Configuration) -> str:
 def _check_metric(metric: str, config: Configuration) -> None:
     name = metric.removeprefix("ema/")
     refuse_other("metric", name, _metrics(config))
-    # Where the loss is relative, the newest weights are the best, and the last epoch has a probe.
-    any_epoch = not loss_is_relative(config.TASK)
-    if name in PROBED and any_epoch and config.PROBE.FREQ != config.VALIDATE_FREQ:
+    if name in PROBED and config.PROBE.FREQ != config.VALIDATE_FREQ:
         raise InputError(
             f"PROBE.FREQ is {config.PROBE.FREQ}, expected VALIDATE_FREQ ({config.VALIDATE_FREQ}),"
             f" because metric is {metric}: any evaluation may be the best"
