@@ -204,6 +204,10 @@ def test_a_probes_metric_is_there_whichever_evaluation_is_the_best(tmp_path):
         ("PROBE.FREQ 5", ""),
         ("PROBE.FREQ 10", r"PROBE.FREQ is 10, expected VALIDATE_FREQ \(5\), because metric is knn"),
         ("SEED 0", "metric is 'knn', expected one of acc1"),
+        (
+            "TASK mae PROBE.FREQ 5 DATA.DATASET images",
+            "metric is knn, but DATA.DATASET images has no labels; take rankme",
+        ),
     ):
         sweep = sweep_of(tmp_path, command=f"{COMMAND} {flags}", metric="knn")
         if not message:

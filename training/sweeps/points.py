@@ -30,7 +30,7 @@ from settings import registry
 from settings.configuration import Configuration
 from settings.documents import read_yaml
 from settings.registry import ROOT, refuse_other
-from settings.tasks import loss_is_relative
+from settings.tasks import dataset_columns, loss_is_relative
 from settings.values import parse_value, quoted
 from training.command_line import config_from_arguments
 
@@ -486,6 +486,11 @@ def _check_metric(metric: str, config: Configuration) -> None:
         raise InputError(
             f"PROBE.FREQ is {config.PROBE.FREQ}, expected VALIDATE_FREQ ({config.VALIDATE_FREQ}),"
             f" because metric is {metric}: any evaluation may be the best"
+        )
+    dataset = config.DATA.DATASET
+    if name == "knn" and not {"labels", "*"} & set(dataset_columns(dataset)):
+        raise InputError(
+            f"metric is {metric}, but DATA.DATASET {dataset} has no labels; take rankme"
         )
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
         raise InputError(
