@@ -57,9 +57,7 @@ def test_logits_stages_and_gradients_are_transformers(model):
 
 def assert_gradients(model):
     prefix = "classes/grad/"
-    stored = {
-        name.removeprefix(prefix): GOLDEN[name] for name in GOLDEN if name.startswith(prefix)
-    }
+    stored = {name.removeprefix(prefix): GOLDEN[name] for name in GOLDEN if name.startswith(prefix)}
     # Gradients are renamed and joined as the weights are.
     expected = timm_names(architecture.names, stored, "torch", ())
     found = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
@@ -83,8 +81,14 @@ def test_names_alone_tell_the_epsilon_of_transformers(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("mit_b0", 3_319_392), ("mit_b1", 13_151_424), ("mit_b2", 24_196_288)]
-    + [("mit_b3", 44_072_128), ("mit_b4", 60_842_688), ("mit_b5", 81_443_008)],
+    [
+        ("mit_b0", 3_319_392),
+        ("mit_b1", 13_151_424),
+        ("mit_b2", 24_196_288),
+        ("mit_b3", 44_072_128),
+        ("mit_b4", 60_842_688),
+        ("mit_b5", 81_443_008),
+    ],
 )
 def test_the_sizes_are_transformers(name, parameters):
     """The counts are those of transformers' SegformerModel."""
