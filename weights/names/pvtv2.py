@@ -29,8 +29,9 @@ _RULES = (
 _EPSILONS = {
     # PaddleViT's PVTv2
     "patch_embedding1.patch_embed.weight": 1e-6,
-    # PaddleViT's MiT
+    # PaddleViT's MiT, alone and in its SegFormer
     "layers.0.0.projection.weight": 1e-5,
+    "backbone.layers.0.0.projection.weight": 1e-5,
     # transformers' MiT
     "segformer.encoder.patch_embeddings.0.proj.weight": 1e-5,
     "encoder.patch_embeddings.0.proj.weight": 1e-5,
