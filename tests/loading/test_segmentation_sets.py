@@ -13,6 +13,7 @@ from loading.segmentation_sets import class_names
 from settings.registry import datasets
 
 SIZE = (20, 12)
+CITYSCAPES_IDS = tuple(range(34))
 
 
 def save(file, values):
@@ -44,7 +45,7 @@ def ade20k(root, part, number):
     )
 
 
-def cityscapes(root, part, number, ids="labelIds", values=tuple(range(34))):
+def cityscapes(root, part, number, ids="labelIds", values=CITYSCAPES_IDS):
     city = ("aachen", "bochum")[number]
     name = f"{city}/{city}_00000{number}_000019"
     values = pair(
