@@ -69,6 +69,7 @@ from settings.needs import (
     FLEET,
     LABELS,
     LOADED_AHEAD,
+    MAPS,
     MIXING,
     MIXUP,
     ONE_VIEW,
@@ -360,6 +361,24 @@ class MODEL(Section):
 
     # The model's outputs. "auto": the number of the data's classes. 0: none (create_model only).
     NUM_CLASSES: Annotated[int, between(0, 10_000_000)] | Literal["auto"] = key(1000, LABELS)
+
+
+class HEAD(Section):
+    """The head that makes a class for each pixel from an encoder's features (TASK segmentation).
+
+    Each head has more keys, which its constructor in models/heads/ declares.
+    """
+
+    # The head: a name that a class in models/heads/ registers. None: the model classifies images.
+    NAME: str | None = key(None, MAPS)
+
+    # The encoder's intermediates that the head reads, by number from 0; negative ones count from the
+    # last. None: the head's own choice.
+    INDICES: Sequence[int] | None = key(None, MAPS, is_set("HEAD.NAME"))
+
+    # Compute maps in windows of IMAGE_SIZE, this many pixels apart, and average where they overlap.
+    # One number, or [down, right]. None: of the whole image at once.
+    STRIDE: Side | Sequence[Side] | None = key(None, MAPS, is_set("HEAD.NAME"))
 
 
 class TRAIN(Section):
@@ -678,7 +697,7 @@ class DIST(Section):
         )
 
 
-_KEYS = Keys((Root, DATA, MODEL, TRAIN, PROBE, DIST))
+_KEYS = Keys((Root, DATA, MODEL, HEAD, TRAIN, PROBE, DIST))
 _C = _KEYS.tree()
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn, overload
 
 import numpy as np
 
-from config import with_values
+from config import is_users, with_values
 from errors import InputError
 from loading.cache import Decoded, MappedImages, Sources, cached_images
 from loading.dataset import (
@@ -30,6 +30,7 @@ from loading.label_spaces import (
     check_pretrained_classes,
     check_training,
     set_outputs,
+    some_of,
 )
 from loading.layout import nested_classes, one_class, skipped_text
 from loading.pair_loader import PairLoader
@@ -44,7 +45,14 @@ from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note
 from settings.paddlevit.programs import instead
 from settings.registry import datasets, tasks
-from settings.tasks import columns_of, dataset_columns, mixes, own_classes, view_columns
+from settings.tasks import (
+    answers_of,
+    columns_of,
+    dataset_columns,
+    mixes,
+    own_classes,
+    view_columns,
+)
 
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
@@ -79,7 +87,8 @@ def get_dataset(
     root = Path(config.DATA.DATA_PATH)
     columns = () if pixels_alone else columns_of(config.TASK)
     # Labels that the task doesn't read aren't checked.
-    limit = config.MODEL.NUM_CLASSES if "labels" in columns else "auto"
+    reads_classes = columns and own_classes(config.TASK) is None
+    limit = config.MODEL.NUM_CLASSES if reads_classes else "auto"
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
@@ -248,6 +257,8 @@ def get_datasets(
     classes = own_classes(config.TASK)
     if classes is not None:
         return _datasets_of_task(config, classes)
+    if answers_of(config.TASK) == "pixels":
+        return _datasets_of_masks(config, trained)
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
         config = check_evaluation(config, val, trained)
@@ -281,6 +292,45 @@ def _datasets_of_task(
     config = with_values(config, f"TASK {config.TASK}", MODEL__NUM_CLASSES=len(classes))
     for dataset in filter(None, (train, val)):
         dataset.classes = classes
+    if config.EVAL:
+        note_subset(config, len(val))
+    _add_notes(config, [_skipped_note(skipped)])
+    return config, train, val
+
+
+def _datasets_of_masks(
+    config: Configuration, trained: Sequence[str] | None
+) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
+    """Returns what ``get_datasets`` does, for a task whose classes are those of masks.
+
+    Raises:
+        InputError: the classes of the data, of the weights and of the model aren't the same.
+    """
+    skipped: list[str] = []
+    train = None if config.EVAL else get_dataset(config, "train", skipped=skipped)
+    val = get_dataset(config, "val", skipped=skipped)
+    classes = val.classes
+    if train and train.classes != classes:
+        raise InputError(
+            f"the training masks have the classes {some_of(train.classes)}, the validation masks"
+            f" {some_of(classes)}; give both the same, in one order"
+        )
+    if trained and classes and list(trained) != classes:
+        raise InputError(
+            f"the weights were trained for the classes {some_of(trained)}, the masks have"
+            f" {some_of(classes)}; give masks of the same, in one order"
+        )
+    outputs = config.MODEL.NUM_CLASSES
+    if outputs == "auto":
+        count = len(trained or classes)
+        config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=count)
+    elif classes and len(classes) != outputs:
+        if is_users(config, "MODEL.NUM_CLASSES"):
+            raise InputError(
+                f"MODEL.NUM_CLASSES is {outputs}, the masks have {len(classes)} classes"
+                f" ({some_of(classes)}); write -o MODEL.NUM_CLASSES auto"
+            )
+        config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=len(classes))
     if config.EVAL:
         note_subset(config, len(val))
     _add_notes(config, [_skipped_note(skipped)])

@@ -22,8 +22,10 @@ from weights.hub import read_config
 from weights.names import encoder_arrays, has_switches, switches
 
 
-def build_model(config: Configuration, **arguments: Any) -> ImageModel:
+def build_model(config: Configuration, **arguments: Any) -> Any:
     """Builds the model of a configuration, with fresh weights.
+
+    With a HEAD it is a ``models.heads.network.SegmentationModel``, otherwise an ``ImageModel``.
 
     Args:
         arguments: arguments of the constructor that replace those of the configuration:
@@ -43,8 +45,16 @@ def build_model(config: Configuration, **arguments: Any) -> ImageModel:
     for name in inspect.signature(model_class).parameters:
         if name not in values:
             values[name] = config.MODEL[name.upper()]
+    if config.HEAD.NAME is not None:
+        values["num_classes"] = 0
     with within_memory():
-        return model_class(**values | arguments)
+        model = model_class(**values | arguments)
+        if config.HEAD.NAME is None:
+            return model
+        # Most programs build no such model, and needn't import the heads.
+        from models.heads.network import add_head
+
+        return add_head(config, model)
 
 
 def architecture(config: Configuration) -> type[ImageModel]:

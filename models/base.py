@@ -370,6 +370,10 @@ class ImageModel(nn.Layer):
         """Returns the names of the layers that depend on the number of classes."""
         return ("head",)
 
+    def head_names(self) -> tuple[str, ...]:
+        """Returns the names of what TRAIN.HEAD_LR is for, and TRAIN.FREEZE backbone leaves out."""
+        return self.classifier_names()
+
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns groups of prefixes of parameter names, from the input to the output. Layer-wise
         learning rate decay has one step per group.

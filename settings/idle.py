@@ -5,8 +5,18 @@ from collections.abc import Collection, Mapping
 from errors import InputError
 from settings.configuration import COMMAND_LINE, Given
 from settings.keys import Key
-from settings.needs import CLASSIFIER, LABELS, ONE_VIEW, TRAINING, Need, Values, is_, is_not
-from settings.registry import KINDS, Registry, datasets, losses, tasks
+from settings.needs import (
+    CLASSIFIER,
+    LABELS,
+    MAPS,
+    ONE_VIEW,
+    TRAINING,
+    Need,
+    Values,
+    is_,
+    is_not,
+)
+from settings.registry import KINDS, Registry, datasets, heads, losses, tasks
 from settings.tasks import is_read_by
 
 
@@ -37,11 +47,11 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
     """Returns what each key needs, by dotted key.
 
     A key that components read needs one of these components, besides what it declares. All
-    components but datasets and tasks are for training.
+    components but datasets, heads and tasks are for training.
     """
     needs = {name: key.needs for name, key in keys.items()}
     for kind in KINDS:
-        first = () if kind in (datasets, tasks) else (TRAINING,)
+        first = () if kind in (datasets, heads, tasks) else (TRAINING,)
         if kind is losses:
             first = (TRAINING, LABELS)
         for name, readers in kind.readers().items():
@@ -51,12 +61,12 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
 
 
 def with_tasks(key: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    """Returns a key's needs, with the tasks that read it in place of ``LABELS``, ``CLASSIFIER`` and
-    ``ONE_VIEW``.
+    """Returns a key's needs, with the tasks that read it in place of ``LABELS``, ``CLASSIFIER``,
+    ``ONE_VIEW`` and ``MAPS``.
     """
     replaced: tuple[Need, ...] = ()
     for need in needs:
-        if need in (LABELS, CLASSIFIER, ONE_VIEW):
+        if need in (LABELS, CLASSIFIER, ONE_VIEW, MAPS):
             readers = [task for task in tasks.names() if is_read_by(task, key, need)]
             replaced += _component(tasks, readers)
         else:

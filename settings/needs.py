@@ -92,6 +92,8 @@ LABELS = Need("without a TASK that reads it", ("TASK",), lambda _: True)
 CLASSIFIER = Need("without a TASK whose model has a classifier", ("TASK",), lambda _: True)
 # Only tasks that train on one view of an image read a key with this need. It is replaced, too.
 ONE_VIEW = Need("with a TASK that draws views of its own", ("TASK",), lambda _: True)
+# Only tasks whose model gives a class for each pixel read a key with this need. It is replaced, too.
+MAPS = Need("without a TASK of masks", ("TASK",), lambda _: True)
 TRAINING = Need("under EVAL", ("EVAL",), lambda values: not values["EVAL"], files_wait=True)
 EVALUATION = is_("EVAL", True)
 WEIGHTS = is_set("MODEL.PRETRAINED")._replace(files_wait=True)

@@ -1,5 +1,5 @@
-"""Components that a key chooses by name: tasks, datasets, optimizers, schedules, losses, adapters,
-operations and trackers.
+"""Components that a key chooses by name: tasks, datasets, heads, optimizers, schedules, losses,
+adapters, operations and trackers.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
@@ -167,6 +167,7 @@ class Registry:
 
 datasets = Registry("datasets", "DATA.DATASET", "loading")
 operations = Registry("operations", "TRAIN.AUTO_AUGMENT", "loading")
+heads = Registry("heads", "HEAD.NAME", "models/heads", optional=True)
 optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
 schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
@@ -174,7 +175,7 @@ tasks = Registry("tasks", "TASK", "training", section="METHOD")
 adapters = Registry("adapters", "TRAIN.ADAPTER.NAME", "training", optional=True)
 trackers = Registry("trackers", "TRACKERS", "training", optional=True)
 # The kinds whose components read keys. Operations and trackers read none.
-KINDS = (tasks, datasets, optimizers, schedules, losses, adapters)
+KINDS = (tasks, datasets, heads, optimizers, schedules, losses, adapters)
 
 
 @functools.cache

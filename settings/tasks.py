@@ -6,10 +6,11 @@
 - ``columns``: the columns that a batch needs besides pixels, such as "labels", the default. With ""
   the task trains on images without labels, and ignores the labels of others.
 - ``classes``: the names of the model's outputs, for a task that needs no labels. Without it the
-  model has no classifier. The outputs of a task that needs labels are the data's classes.
+  model has no classifier. The outputs of a task that needs labels are the data's classes, and so
+  are those of a task that declares "data".
 - ``answers``: how the outputs of an image are read. "softmax" (the default where there are classes):
-  it has one of the classes; "sigmoid": any number of them; "": there are no classes, and tools offer
-  features alone.
+  it has one of the classes; "sigmoid": any number of them; "pixels": each of its pixels has one, and
+  the model is one with a HEAD; "": there are no classes, and tools offer features alone.
 - ``reads``: keys, or shell patterns of keys, that are declared with the need ``LABELS`` and that the
   task reads though it needs no labels.
 - ``views``: the columns that hold several views of each image, such as "pixels local", for a task
@@ -28,11 +29,13 @@ from typing import Any
 from errors import InputError
 from settings.configuration import Configuration, leaves
 from settings.keys import Key
-from settings.needs import CLASSIFIER, LABELS, MIXING, ONE_VIEW, Need
+from settings.needs import CLASSIFIER, LABELS, MAPS, MIXING, ONE_VIEW, Need
 from settings.registry import datasets, losses, refuse_other, tasks
 from settings.suggestions import nearest
 from settings.values import quoted
 
+# The value of ``classes`` for a task whose outputs are the data's classes.
+DATA_CLASSES = "data"
 _KEYWORDS = ("columns", "classes", "answers", "reads", "views", "metrics", "loss")
 
 
@@ -43,13 +46,16 @@ def columns_of(task: str) -> tuple[str, ...]:
 
 def own_classes(task: str) -> list[str] | None:
     """Returns the names of the outputs of a task; None: they are the data's classes."""
-    if "labels" in columns_of(task):
+    classes = _declared(task).get("classes", "")
+    if "labels" in columns_of(task) or classes == DATA_CLASSES:
         return None
-    return _declared(task).get("classes", "").split()
+    return classes.split()
 
 
 def answers_of(task: str) -> str:
-    """Returns what a task's outputs give of an image: "softmax", "sigmoid", or "" for no classes."""
+    """Returns what a task's outputs give of an image: "softmax", "sigmoid", "pixels", or "" for no
+    classes.
+    """
     if own_classes(task) == []:
         return ""
     return _declared(task).get("answers", "softmax")
@@ -66,11 +72,13 @@ def loss_is_relative(task: str) -> bool:
 
 
 def is_read_by(task: str, key: str, need: Need = LABELS) -> bool:
-    """Returns whether a task reads a key that is declared with the need ``LABELS``, ``CLASSIFIER`` or
-    ``ONE_VIEW``.
+    """Returns whether a task reads a key that is declared with the need ``LABELS``, ``CLASSIFIER``,
+    ``ONE_VIEW`` or ``MAPS``.
     """
+    if need == MAPS:
+        return answers_of(task) == "pixels"
     if need == CLASSIFIER:
-        return own_classes(task) != []
+        return answers_of(task) not in ("", "pixels")
     if need == ONE_VIEW:
         return not view_columns(task)
     if "labels" in columns_of(task):
@@ -106,9 +114,10 @@ def check_tasks(shared: Mapping[str, Key]) -> None:
             refuse_other(f"{where}a keyword", word, _KEYWORDS)
             if not isinstance(value, str):
                 raise InputError(f"{where}{word} is {quoted(value)}, expected a text")
-        if declared.get("answers", "") not in ("softmax", "sigmoid", ""):
+        if declared.get("answers", "") not in ("softmax", "sigmoid", "pixels", ""):
             raise InputError(
-                f"{where}answers is {quoted(declared['answers'])}, expected softmax, sigmoid or ''"
+                f"{where}answers is {quoted(declared['answers'])}, expected softmax, sigmoid, pixels"
+                " or ''"
             )
         if declared.get("loss", "relative") != "relative":
             raise InputError(f"{where}loss is {quoted(declared['loss'])}, expected relative")

@@ -40,7 +40,7 @@ def lora(
     layers = {
         name: layer
         for name, layer in model.named_sublayers()
-        if type(layer) is Linear and not within(name, model.classifier_names())
+        if type(layer) is Linear and not within(name, model.head_names())
     }
     chosen: set[str] = set()
     for pattern in targets:
@@ -92,7 +92,7 @@ def bitfit(model: ImageModel) -> set[str]:
         InputError: the model has none.
     """
     names = {name for name, p in model.named_parameters() if p.ndim == 1 and name.endswith("bias")}
-    if not any(not within(name, model.classifier_names()) for name in names):
+    if not any(not within(name, model.head_names()) for name in names):
         raise InputError(
             f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases"
             " but the classifier's"

@@ -111,7 +111,7 @@ def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Ar
         state: the tensors of ``model``, by structured name.
         trained: the structured names of those that were trained.
     """
-    heads = tuple(f"{name}." for name in model.classifier_names())
+    heads = tuple(f"{name}." for name in model.head_names())
     linear = linear_weights(model)
     kept = {
         name: array for name, array in state.items() if name in trained or name.startswith(heads)

@@ -19,6 +19,8 @@ class Target(Protocol):
 
     def classifier_names(self) -> tuple[str, ...]: ...
 
+    def head_names(self) -> tuple[str, ...]: ...
+
     def state_dict(self) -> dict[str, paddle.Tensor]: ...
 
     # Its layers.
@@ -33,9 +35,9 @@ def sublayer(model: Any, name: str) -> Any:
 
 
 def encoders_of(model: Any) -> dict[str, Any]:
-    """Returns the models within a network for pre-training by their names; of a model: {}.
+    """Returns the models within a network by their names; of a model: {}.
 
-    They are ``PretrainingNetwork.encoders``, such as a student's and its teacher's.
+    They are ``EncoderNetwork.encoders``, such as a student's and its teacher's.
     """
     return {name: sublayer(model, name) for name in getattr(model, "encoders", ())}
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,80 +11,32 @@ from paddle import nn
 from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
+from models.encoder_network import EncoderNetwork
 from models.layers.positions import sincos_2d
 from models.vit import VisionTransformer
-from weights.names.rules import ENCODER_PREFIX
 
 
-class PretrainingNetwork(nn.Layer):
+class PretrainingNetwork(EncoderNetwork):
     """An encoder, and the layers that only its training needs (a decoder, heads, mask tokens).
-
-    The encoder's parameters have the prefix ``encoder.``. The training loop uses the network like an
-    ``ImageModel``, so it has the attributes and methods that the loop reads, with prefixed names.
 
     Args:
         encoder: a model without a classifier (NUM_CLASSES 0).
         encoders: names of the models in the network that start from a model's weights: ``encoder``,
             and a teacher's or a moving average's. The last one is what the network is trained for:
             it is probed, and becomes the model of other tasks.
-
-    Attributes:
-        weight_names: the module of ``weights.names`` that maps other toolkits' names of this
-            network's tensors, if there is one.
-        input_tokens: names of the network's parameters that the encoder's first block reads, such
-            as a mask token. Their learning rate decays as that of the encoder's embedding.
     """
 
-    weight_names: ModuleType | None = None
-    input_tokens: tuple[str, ...] = ()
-    pos_embed_layout = "NLC"
     # Masks and views are made for images of one size.
     min_image_size: int | None = None
 
     def __init__(self, encoder: ImageModel, encoders: tuple[str, ...] = ("encoder",)) -> None:
         _check_options(encoder)
-        super().__init__()
-        self.encoder = encoder
-        self.encoders = encoders
-        self.image_size = encoder.image_size
-        self.in_channels = encoder.in_channels
-        self.num_classes = encoder.num_classes
-        self.first_conv, *others = [
-            f"{name}.{convolution}"
-            for name in encoders
-            for convolution in (encoder.first_conv, *encoder.beside_first_conv)
-        ]
-        self.beside_first_conv = tuple(others)
+        super().__init__(encoder, encoders)
 
     @property
     def input_sizes(self) -> str:
         """The sizes of images that the network takes, in words."""
         return "images of {} x {}".format(*self.image_size)
-
-    def classifier_names(self) -> tuple[str, ...]:
-        return tuple(_prefixed(name) for name in self.encoder.classifier_names())
-
-    def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the encoder's groups (``ImageModel.layer_groups``), with ``input_tokens`` in the
-        first one, and all other parameters in the last one.
-        """
-        return self._with_others(self.encoder.layer_groups())
-
-    def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns timm's groups of the encoder; the others as in ``layer_groups``."""
-        return self._with_others(self.encoder.timm_layer_groups())
-
-    def no_weight_decay(self) -> set[str]:
-        """Returns the names of the encoder's parameters without weight decay. A network may add
-        parameters of its own.
-        """
-        return {_prefixed(name) for name in self.encoder.no_weight_decay()}
-
-    def _with_others(self, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        first, *rest, last = [tuple(_prefixed(name) for name in group) for group in groups]
-        placed = {"encoder", *self.input_tokens}
-        others = [name for name in (*self._sub_layers, *self._parameters) if name not in placed]
-        return [(*first, *self.input_tokens), *rest, (*last, *others)]
 
 
 def _check_options(encoder: ImageModel) -> None:
@@ -213,7 +164,3 @@ def patch_statistics(patches: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tens
     centred = patches - mean
     variance = (centred * centred).sum(axis=-1, keepdim=True) / (patches.shape[-1] - 1)
     return mean, (variance + 1e-6).sqrt()
-
-
-def _prefixed(name: str) -> str:
-    return ENCODER_PREFIX + name

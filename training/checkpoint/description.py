@@ -27,7 +27,7 @@ from settings.configuration import Configuration, leaves
 from settings.names import instead
 from settings.parser import pairs
 from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
-from settings.registry import tasks
+from settings.registry import heads, tasks
 from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.adapters import find_adapter
@@ -110,7 +110,7 @@ class Description:
         Raises:
             InputError: a key or a value that this release doesn't take.
         """
-        words = []
+        words = ["TASK", self.task] if "HEAD.NAME" in self.values else []
         for key in ("MODEL.TYPE", "MODEL.NAME"):
             if key in self.values:
                 words += [key, self.values[key]]
@@ -132,6 +132,11 @@ def describe(
 ) -> Description:
     """Returns the description of a model of ``config`` whose outputs are ``classes``."""
     values = {key: value for key, value in leaves(config) if _describes(key)}
+    head = config.HEAD.NAME
+    if head is not None:
+        read = {heads.key_of(word) for word in heads.components[head].keys}
+        read |= {"HEAD.NAME", "HEAD.INDICES", "HEAD.STRIDE"}
+        values |= {key: value for key, value in leaves(config) if key in read}
     return Description(config.MODEL.NAME, task, list(classes), values, list(thresholds))
 
 

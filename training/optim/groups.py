@@ -51,7 +51,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
             )
         trained = adapters.choose(config)(model)
         rest = own_parameters(model).keys() - trained
-        frozen = {name for name in rest if not within(name, model.classifier_names())}
+        frozen = {name for name in rest if not within(name, model.head_names())}
     else:
         frozen = _frozen_names(config, model)
     parameters = own_parameters(model)
@@ -83,7 +83,7 @@ def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
     frozen: set[str] = set()
     for pattern in config.TRAIN.FREEZE or ():
         if pattern == BACKBONE:
-            matching = {name for name in parameters if not within(name, model.classifier_names())}
+            matching = {name for name in parameters if not within(name, model.head_names())}
         else:
             matching = {name for name in parameters if fnmatchcase(name, pattern)}
         if not matching:
@@ -136,7 +136,7 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
                 )
             scales[name] = decay ** (len(groups) - 1 - holders[0])
     if config.TRAIN.HEAD_LR != 1:
-        _multiply(scales, model.classifier_names(), config.TRAIN.HEAD_LR)
+        _multiply(scales, model.head_names(), config.TRAIN.HEAD_LR)
     if config.TRAIN.PATCH_EMBED_LR != 1:
         _multiply(scales, _first_layers(model), config.TRAIN.PATCH_EMBED_LR)
     return scales

@@ -1,0 +1,95 @@
+"""``Head``, the base class of what makes a class for each pixel from an encoder's intermediates.
+
+    @heads.register("linear")
+    class LinearHead(Head):
+        def __init__(self, maps: Maps, num_classes: int, *, batch_norm: bool = True) -> None:
+
+HEAD.NAME takes the name then. The keyword arguments of the constructor are keys in the section
+HEAD.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from models.base import ImageModel
+
+
+class Maps(NamedTuple):
+    """The intermediates of an encoder that a head reads, the shallowest first.
+
+    Attributes:
+        channels: of each map.
+        reductions: how many pixels along a side make one place of each map.
+        image_size: (height, width) of the images that the model is trained on, or of its windows.
+    """
+
+    channels: list[int]
+    reductions: list[int]
+    image_size: tuple[int, int]
+
+
+class Head(nn.Layer):
+    """Makes logits of the classes for each place from an encoder's intermediates.
+
+    Attributes:
+        indices: the encoder's intermediates that are read if HEAD.INDICES doesn't say which.
+        last_norm: whether the encoder's last norm is applied to them, where it fits.
+        reads_prefix: whether each intermediate comes as (map, prefix tokens).
+        align_corners: how the logits are resized to the images' size.
+    """
+
+    indices: Sequence[int] = (-1,)
+    last_norm = False
+    reads_prefix = False
+    align_corners = False
+
+    def features(self, encoder: ImageModel, images: paddle.Tensor, indices: Sequence[int]) -> Any:
+        """Returns what ``forward`` reads of an encoder: its maps [B, channels, rows, columns], the
+        shallowest first.
+
+        Args:
+            images: [B, C, H, W].
+            indices: of the encoder's intermediates.
+        """
+        return encoder.forward_intermediates(
+            images,
+            indices,
+            norm=self.last_norm,
+            stop_early=True,
+            intermediates_only=True,
+            return_prefix_tokens=self.reads_prefix,
+        )
+
+    def forward(self, features: Any) -> Any:
+        """Returns logits [B, num_classes, rows, columns].
+
+        In training it may return a list: these logits, and then those of auxiliary heads.
+
+        Args:
+            features: what ``features`` returned.
+        """
+        raise NotImplementedError
+
+    def classifier_names(self) -> tuple[str, ...]:
+        """Returns the names of the layers and parameters that depend on the number of classes."""
+        return ("classifier",)
+
+    def no_weight_decay(self) -> set[str]:
+        """Returns the names of parameters without weight decay, besides biases and norms."""
+        return set()
+
+
+def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> paddle.Tensor:
+    """Returns maps resized bilinearly: [B, D, H, W] -> [B, D, *size].
+
+    Args:
+        size: rows and columns.
+        align_corners: whether the middles of the corners' places coincide, instead of their corners.
+    """
+    if list(maps.shape[2:]) == list(size):
+        return maps
+    return F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)

@@ -1,0 +1,143 @@
+"""``SegmentationModel``: an encoder with a head."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+from paddle.nn import functional as F
+
+from errors import InputError
+from models.base import ImageModel
+from models.encoder_network import EncoderNetwork
+from models.heads.base import Head, Maps, resized
+from settings.configuration import Configuration, pair
+from settings.registry import heads
+from weights.names import segmentation
+
+_HEAD = "decode_head."
+
+
+class SegmentationModel(EncoderNetwork):
+    """A model of normalised images [B, C, H, W] that gives logits of the classes for each pixel.
+
+    In evaluation it returns [B, num_classes, H, W]. In training it returns what the head does: a
+    list of logits [B, num_classes, rows, columns], the head's own first.
+
+    Args:
+        encoder: a model without a classifier.
+        head: reads the encoder's intermediates.
+        indices: which intermediates these are.
+        num_classes: number of outputs.
+        stride: see ``windows.Windows``; None: an image is computed as a whole.
+
+    Raises:
+        InputError: the encoder takes images of one size, and ``stride`` is None.
+    """
+
+    weight_names = segmentation
+
+    def __init__(
+        self,
+        encoder: ImageModel,
+        head: Head,
+        indices: Sequence[int],
+        num_classes: int,
+        stride: tuple[int, int] | None,
+    ) -> None:
+        super().__init__(encoder)
+        self.decode_head = head
+        self.indices = list(indices)
+        self.num_classes = num_classes
+        self.stride = stride
+        self.min_image_size = encoder.min_image_size
+        # What H and W have to be multiples of. Images are padded where they aren't.
+        self.multiple = 1
+        if stride is None:
+            _take_other_sizes(encoder)
+        if encoder.resizable:
+            self.min_image_size = 1
+            self.multiple = encoder.patch_embed.patch_size
+
+    @property
+    def input_sizes(self) -> str:
+        """The sizes of images that the model takes, in words."""
+        return "images of any size" if self.encoder.resizable else self.encoder.input_sizes
+
+    def forward(self, images: paddle.Tensor) -> Any:
+        if self.training:
+            features = self.decode_head.features(self.encoder, images, self.indices)
+            outputs = self.decode_head(features)
+            return outputs if isinstance(outputs, list) else [outputs]
+        height, width = images.shape[2:]
+        bottom = -height % self.multiple
+        right = -width % self.multiple
+        if bottom or right:
+            # Normalised images have 0 where the colour is the mean.
+            images = F.pad(images, [0, right, 0, bottom])
+        features = self.decode_head.features(self.encoder, images, self.indices)
+        logits = resized(
+            self.decode_head(features), images.shape[2:], self.decode_head.align_corners
+        )
+        return logits[:, :, :height, :width]
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return tuple(_HEAD + name for name in self.decode_head.classifier_names())
+
+    def head_names(self) -> tuple[str, ...]:
+        return (_HEAD.rstrip("."),)
+
+    def no_weight_decay(self) -> set[str]:
+        names = EncoderNetwork.no_weight_decay(self)
+        return names | {_HEAD + name for name in self.decode_head.no_weight_decay()}
+
+    def inference_model(self) -> "SegmentationModel":
+        """Returns the model itself (``ImageModel.inference_model``)."""
+        return self
+
+
+def _take_other_sizes(encoder: ImageModel) -> None:
+    try:
+        encoder.take_other_sizes()
+    except InputError:
+        raise InputError(
+            f"{type(encoder).__name__} takes {encoder.input_sizes} alone; set HEAD.STRIDE, for maps"
+            " that are computed in windows of IMAGE_SIZE"
+        ) from None
+
+
+def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
+    """Returns a model of ``encoder`` and the head of the configuration, with fresh weights.
+
+    Args:
+        encoder: a model without a classifier.
+
+    Raises:
+        InputError: the encoder has no such intermediates, or the head can't read them.
+    """
+    kind, _ = heads.load(config.HEAD.NAME)
+    chosen = kind.indices if config.HEAD.INDICES is None else config.HEAD.INDICES
+    indices = _checked_indices(encoder, chosen)
+    info = [encoder.feature_info[index] for index in indices]
+    maps = Maps(
+        channels=[each["num_chs"] for each in info],
+        reductions=[each["reduction"] for each in info],
+        image_size=encoder.image_size,
+    )
+    classes = config.MODEL.NUM_CLASSES
+    head = heads.choose(config)(maps, classes)
+    stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
+    return SegmentationModel(encoder, head, indices, classes, stride)
+
+
+def _checked_indices(encoder: ImageModel, chosen: Sequence[int]) -> list[int]:
+    """Returns the numbers of an encoder's intermediates, in rising order."""
+    count = len(encoder.feature_info)
+    name = type(encoder).__name__
+    if not count:
+        raise InputError(f"HEAD.NAME needs an encoder with intermediates, {name} has none")
+    for index in chosen:
+        if not -count <= index < count:
+            raise InputError(
+                f"HEAD.INDICES has {index}, {name} has intermediates {-count} to {count - 1}"
+            )
+    return sorted({index % count for index in chosen})
