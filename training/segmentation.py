@@ -5,7 +5,7 @@ confusion matrix, so its metrics depend on neither the number of processes nor t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -17,9 +17,10 @@ from loading.transforms import Normalize
 from models.heads.base import resized
 from models.heads.windows import maps
 from settings.configuration import Configuration, pair
-from settings.keys import Factor
+from settings.keys import Factor, InTraining, Share, between
+from settings.needs import is_, is_not
 from settings.registry import tasks
-from training.losses.pixels import pixel_cross_entropy
+from training.losses.pixels import PixelLoss, pixel_cross_entropy
 from training.losses.targets import class_weights, factors
 from training.task import Batch, Metrics, Task
 from utils import all_reduce_sum
@@ -41,6 +42,12 @@ class Segmentation(Task):
 
     Args:
         aux_weight: factor on the loss of each auxiliary head, which is added to the head's own.
+        loss: "cross_entropy": the mean over an image's pixels that have a class. "ohem": over the
+            hardest of them. "focal": easy pixels count less.
+        ohem_threshold: pixels whose class has a lower probability count.
+        ohem_keep: how many of an image's pixels count at least, the hardest ones.
+        focal_gamma: the exponent of 1 minus the probability of a pixel's class.
+        dice: factor on a Dice loss, which is added to each head's loss.
     """
 
     best = "mIoU"
@@ -61,14 +68,30 @@ class Segmentation(Task):
         config: Configuration,
         classes: Sequence[str] = (),
         *,
-        aux_weight: Factor = 0.4,
+        aux_weight: Annotated[InTraining[Factor], is_not("HEAD.NAME", "eomt")] = 0.4,
+        loss: Annotated[
+            InTraining[Literal["cross_entropy", "ohem", "focal"]], is_not("HEAD.NAME", "eomt")
+        ] = "cross_entropy",
+        ohem_threshold: Annotated[InTraining[Share], is_("METHOD.LOSS", "ohem")] = 0.7,
+        ohem_keep: Annotated[
+            InTraining[int], between(1, 100_000_000), is_("METHOD.LOSS", "ohem")
+        ] = 100_000,
+        focal_gamma: Annotated[InTraining[Factor], is_("METHOD.LOSS", "focal")] = 2.0,
+        dice: Annotated[InTraining[Factor], is_not("HEAD.NAME", "eomt")] = 0.0,
     ) -> None:
         super().__init__(config, classes)
         self.aux_weight = aux_weight
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.window = pair(config.DATA.IMAGE_SIZE)
         self.stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
-        self.weight = factors(class_weights(config, None))
+        self.loss = PixelLoss(
+            loss,
+            factors(class_weights(config, None)),
+            ohem_threshold,
+            ohem_keep,
+            focal_gamma,
+            dice,
+        )
         self.ignored = -1
 
     def build_network(self) -> nn.Layer:
@@ -98,7 +121,7 @@ class Segmentation(Task):
 
     def _loss(self, logits: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each image, [B], of logits of any size."""
-        return pixel_cross_entropy(resized(logits, mask.shape[1:]), mask, self.ignored, self.weight)
+        return self.loss(resized(logits, mask.shape[1:]), mask, self.ignored)
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``mIoU``, ``mean_acc``, ``pixel_acc`` (percent), ``num_samples``, and
