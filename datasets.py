@@ -225,10 +225,13 @@ def _cached_masks(
     config: Configuration, mode: str, dataset: EncodedDataset, column: str, decoding: str
 ) -> MappedImages:
     """Returns the masks of a column from the cache."""
-    dtype = dataset.masks[column].dtype
-    stored = np.uint16 if dtype == "int32" else np.uint8
+    kind = dataset.masks[column]
+    stored = np.uint16 if kind.dtype == "int32" else np.uint8
     places = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
-    sources = Sources(lambda: dataset.mask_files(column), decoding, column, dtype, places)
+    # The cache holds class indices, so other classes make another cache.
+    table = b"" if kind.table is None else kind.table.to_bytes()
+    settings = (decoding, column, kind.dtype, places, table)
+    sources = Sources(lambda: dataset.mask_files(column), *settings)
 
     def decode() -> Decoded:
         indices = range(len(dataset))

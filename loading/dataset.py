@@ -410,10 +410,10 @@ class EncodedDataset(ImageDataset):
         name = self.mask_name(column, index)
         with readable(name, RunError):
             data = self.mask_data(column, index)
-        dtype = np.dtype(self.masks[column].dtype)
+        kind = self.masks[column]
         # It is turned by its own EXIF: whoever drew it saw either the stored picture or the turned
         # one, and saved the mask as it was seen.
-        return mask_image(data, name, self.most, dtype, self.oriented)
+        return mask_image(data, name, self.most, np.dtype(kind.dtype), self.oriented, kind.table)
 
     def image(self, index: int) -> Picture:
         return self._encoded_image(index).decode()
@@ -477,7 +477,7 @@ class FileDataset(EncodedDataset):
         return (self.mask_path(column, index) for index in range(len(self)))
 
     def check_masks(self) -> None:
-        """Raises InputError where files of masks that TASK needs are missing."""
+        """Raises InputError where files of masks that TASK needs are missing, or the first is wrong."""
         for column in self.needed_masks:
             missing = [path for path in self.mask_files(column) if not os.path.exists(path)]
             if missing:
@@ -485,6 +485,12 @@ class FileDataset(EncodedDataset):
                     f"{len(missing)} of {len(self)} files of the column '{column}' are missing,"
                     f" the first is {printable(missing[0], len(missing[0]))}"
                 )
+            # If masks aren't what the dataset expects, such as colours, mostly all of them are so.
+            if not self.skip_broken and len(self):
+                try:
+                    self.mask(column, 0)
+                except RunError as error:
+                    raise InputError(str(error)) from None
 
 
 class ShardDataset(EncodedDataset):

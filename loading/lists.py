@@ -82,13 +82,15 @@ class TextList:
         self._folders.append(hash(path[: path.rfind(b"/") + 1]))
         return path
 
-    def check_files(self, paths: Paths) -> None:
+    def check_files(self, paths: Paths, root: Path | None = None) -> None:
         """Raises InputError where files are missing: how many, and which is the first.
 
         Args:
             paths: all that ``add_path`` returned, in their order.
+            root: the folder that they are relative to; None: the list's.
         """
-        missing = missing_files(self.file.parent, paths, self._folders, self.allowance)
+        root = self.file.parent if root is None else root
+        missing = missing_files(root, paths, self._folders, self.allowance)
         if missing:
             raise InputError(f"{self.file}: {missing}")
 

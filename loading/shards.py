@@ -4,7 +4,8 @@ The shards have WebDataset's layout (github.com/webdataset/webdataset). A sample
 ``<mode>-*.tar`` whose names are equal up to the first dot. One is the image. The other is ``.cls``,
 its label as an ASCII integer, or ``.labels``, any number of labels with commas between. If no sample
 has one of these, the images have no labels. Masks are further members, such as ``.mask.png`` of the
-column "mask". Columns of numbers are in the index alone, as the names of classes are.
+column "mask". Those of classes hold the class indices, whatever the packed files held. Columns of
+numbers are in the index alone, as the names of classes are.
 
 WebDataset itself streams shards, so that its epochs end where a rank's shards end. With the index
 ``<mode>.index.npz`` the order of samples is exact for every number of ranks, and a run resumes as it
@@ -32,6 +33,7 @@ from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets, take_labels
 from loading.layout import IMAGE_SUFFIXES, is_leftover
+from loading.mask_tables import index_table
 from loading.sources import COLUMN_NAME, MOST_CLASSES, OWN_COLUMNS, Masks, Split
 from settings.registry import datasets
 from utils import writing_whole
@@ -40,12 +42,13 @@ from utils import writing_whole
 Arrays = dict[str, Any]
 
 # Versions of the index, for images with one label, with sets of labels and without labels. With masks
-# they are 10 more, and with columns of numbers 20 more.
+# they are 10 more, with columns of numbers 20 more, and where masks are of classes 40 more.
 _FORMAT = 1
 _FORMAT_OF_SETS = 2
 _FORMAT_WITHOUT_LABELS = 3
 _WITH_MASKS = 10
 _WITH_NUMBERS = 20
+_WITH_CLASSES = 40
 # Bytes of tar's header, which stands before a member's content.
 _HEADER = 512
 # Shards that a process holds open. The usual limit is 1,024 files.
@@ -64,6 +67,8 @@ _KINDS = {
 }  # fmt: skip
 # Those of its masks, and where the members of each column are: "mask.offsets" and so on.
 _KINDS_OF_MASKS = {"columns": ("U", 1), "ignored": ("i", 1), "dtypes": ("U", 1)}
+# The number of classes of each column of masks; 0: any index may stand there.
+_KINDS_OF_CLASSES = {"limits": ("i", 1)}
 _PLACES = {"headers": ("u", 1), "offsets": ("i", 1), "lengths": ("i", 1)}
 # The names of its columns of numbers. The column "boxes" is the array "numbers/boxes".
 _KINDS_OF_NUMBERS = {"numbers": ("U", 1)}
@@ -90,6 +95,7 @@ class Shards:
             - If there are masks, for each of their columns: its name in ``columns``, and what
               ``Masks`` says of it in ``ignored`` and ``dtypes``. ``mask.offsets``, ``mask.lengths``
               and ``mask.headers`` are where the members of the column "mask" are.
+            - If masks are of a known number of classes: that of each column, or 0, in ``limits``.
             - If there are columns of numbers: their names in ``numbers``. ``numbers/boxes`` [n, ...]
               are those of the column "boxes".
     """
@@ -103,10 +109,18 @@ class Shards:
         self.lengths = index["lengths"]
         self.labels = _labels(index)
         self.classes = index["classes"].tolist()
-        # (ignored, dtype) of each column of masks, and where its members are.
+        # (ignored, dtype, table) of each column of masks, and where its members are.
         self.kinds_of_masks: dict[str, tuple] = {}
         if "columns" in index:
-            kinds = zip(index["ignored"].tolist(), index["dtypes"].tolist(), strict=True)
+            ignored = index["ignored"].tolist()
+            dtypes = index["dtypes"].tolist()
+            # An index that was just made lacks them where no column is of classes.
+            limits = index.get("limits", np.zeros(len(ignored), int)).tolist()
+            tables = [
+                index_table({index: index for index in (*range(limit), each)}) if limit else None
+                for limit, each in zip(limits, ignored, strict=True)
+            ]
+            kinds = zip(ignored, dtypes, tables, strict=True)
             self.kinds_of_masks = dict(zip(index["columns"].tolist(), kinds, strict=True))
         self.places_of_masks = {
             f"{column}.{field}": index[f"{column}.{field}"]
@@ -273,6 +287,10 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
 def _read_index(path: Path) -> Arrays:
     """Returns the arrays of an index; raises Unreadable where they can't be right."""
     version = int(npz(path, {"format": _KINDS["format"]})["format"])
+    limits: Arrays = {}
+    if version > _WITH_CLASSES:
+        version -= _WITH_CLASSES
+        limits = npz(path, _KINDS_OF_CLASSES)
     numbers: Arrays = {}
     if version > _WITH_NUMBERS:
         version -= _WITH_NUMBERS
@@ -280,7 +298,7 @@ def _read_index(path: Path) -> Arrays:
     masks: Arrays = {}
     if version > _WITH_MASKS:
         version -= _WITH_MASKS
-        masks = _masks_in(path)
+        masks = _masks_in(path, limits)
     _check_names([*masks.get("columns", ()), *numbers.get("numbers", ())])
     places_of_masks = {
         f"{column}.{field}": kind
@@ -333,15 +351,23 @@ def _read_index(path: Path) -> Arrays:
     return index
 
 
-def _masks_in(path: Path) -> Arrays:
-    """Returns the arrays of an index that say which columns of masks there are."""
-    masks = npz(path, _KINDS_OF_MASKS)
-    if len({len(masks["columns"]), len(masks["ignored"]), len(masks["dtypes"])}) > 1:
+def _masks_in(path: Path, limits: Arrays) -> Arrays:
+    """Returns the arrays of an index that say which columns of masks there are.
+
+    Args:
+        limits: the array of this name, if the index has it.
+    """
+    masks = npz(path, _KINDS_OF_MASKS) | limits
+    if len({len(each) for each in masks.values()}) > 1:
         raise Unreadable("its arrays of columns differ in length")
-    for ignored, dtype in zip(masks["ignored"].tolist(), masks["dtypes"].tolist(), strict=True):
+    masks.setdefault("limits", np.zeros(len(masks["columns"]), int))
+    rows = zip(*(masks[name].tolist() for name in ("ignored", "dtypes", "limits")), strict=True)
+    for ignored, dtype, limit in rows:
         most = {"uint8": 255, "int32": 65535}.get(dtype, -1)
         if not 0 <= ignored <= most:
             raise Unreadable(f"it holds masks of {printable(dtype)}, in which {ignored} is ignored")
+        if not 0 <= limit <= most:
+            raise Unreadable(f"it holds masks of {dtype}, which are of {limit} classes")
     return masks
 
 
@@ -533,6 +559,9 @@ def make_index(
             "ignored": np.array([kind.ignored for kind in kinds], np.int64),
             "dtypes": np.array([kind.dtype for kind in kinds], np.str_),
         }
+        limits = np.array([kind.classes for kind in kinds], np.int64)
+        if limits.any():
+            described["limits"] = limits
     numbers = {name: column for name, column in columns.items() if not isinstance(column, Masks)}
     if numbers:
         described["numbers"] = np.array(list(numbers), np.str_)
@@ -574,5 +603,7 @@ def write_index(path: Path, index: Arrays) -> None:
         version += _WITH_MASKS
     if "numbers" in index:
         version += _WITH_NUMBERS
+    if "limits" in index:
+        version += _WITH_CLASSES
     with writing_whole(path, "wb") as file:
         np.savez(file, format=np.array(version), **index)

@@ -30,6 +30,7 @@ from loading.layout import (
     named_as_splits,
 )
 from loading.lists import TextList, open_list
+from loading.mask_tables import MaskTable
 from settings.keys import Size
 from settings.registry import datasets
 
@@ -92,17 +93,30 @@ class Split(NamedTuple):
 class Masks(NamedTuple):
     """A column of files that hold an index for each pixel of an image: PNGs, grey or with a palette.
 
+    With a table of colours, the files hold a colour for each pixel.
+
     Args:
         paths: of the masks, [n], relative to the images' folder.
         ignored: the index of pixels without a label. It fills what lies outside of the picture
             after TRAIN.AFFINE.
         dtype: of the column. int32 is for indices above 255, because Paddle has no integers of 16
             bits without a sign.
+        table: the class index of each index or colour that a file may hold (``mask_tables``). None:
+            files hold any indices, which are taken as they are.
     """
 
     paths: Sequence[str]
     ignored: int = 255
     dtype: Literal["uint8", "int32"] = "uint8"
+    table: MaskTable | None = None
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 where it isn't known."""
+        if self.table is None:
+            return 0
+        indices = self.table.indices[self.table.indices != self.ignored]
+        return int(indices.max(initial=-1)) + 1
 
 
 class Files(NamedTuple):

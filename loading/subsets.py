@@ -101,8 +101,8 @@ def fold_name(data: Any) -> str:
 
 def validation_files(data: Any) -> list[Path]:
     """Returns the files, or the folder, of the data's own validation set; [] if it has none."""
-    pattern = datasets.components[data.DATASET].given.get("val")
-    return sorted(Path(data.DATA_PATH).glob(pattern)) if pattern else []
+    patterns = datasets.components[data.DATASET].given.get("val", "").split()
+    return sorted(file for each in patterns for file in Path(data.DATA_PATH).glob(each))
 
 
 def _check_no_validation(data: Any) -> None:

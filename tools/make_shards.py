@@ -93,11 +93,11 @@ def encode(
     return saved(pixels, kind, data, quality=quality), {"JPEG": ".jpg", "PNG": ".png"}[kind]
 
 
-def encode_mask(path: str, dtype: str, resize: int | None, most: int) -> bytes:
-    """Returns the bytes to pack for a mask.
+def encode_mask(path: str, kind: Any, resize: int | None, most: int) -> bytes:
+    """Returns the bytes to pack for a mask. What its column's table maps is packed as class indices.
 
     Args:
-        dtype: of its column.
+        kind: of its column (``loading.sources.Masks``).
         resize, most: as of ``encode``. A larger mask is reduced as its image is, by its nearest
             pixels.
 
@@ -110,14 +110,14 @@ def encode_mask(path: str, dtype: str, resize: int | None, most: int) -> bytes:
     try:
         with reading(path, "an image", _ADVICE):
             data = contents(path, largest_file(most))
-        mask = mask_image(data, path, most, np.dtype(dtype))
+        mask = mask_image(data, path, most, np.dtype(kind.dtype), table=kind.table)
     except RunError as error:
         raise InputError(str(error)) from None
     size = reduced(mask.size, resize)
-    if size == mask.size:
+    if size == mask.size and (kind.table is None or kind.table.is_identity):
         return data
     values = np.asarray(mask.resize(size, Image.Resampling.NEAREST))
-    if dtype == "int32":
+    if kind.dtype == "int32":
         values = values.astype(np.uint16)
     return saved(Image.fromarray(values), "PNG", data)
 
@@ -145,7 +145,7 @@ def saved(image: Image.Image, kind: str, original: bytes, **options: Any) -> byt
 
 def write_shard(
     file: Path,
-    samples: Iterable[tuple[int, str, Any, dict[str, tuple[str, str]]]],
+    samples: Iterable[tuple[int, str, Any, dict[str, tuple[str, Any]]]],
     resize: int | None,
     quality: int,
     most: int,
@@ -155,7 +155,7 @@ def write_shard(
 
     Args:
         samples: (index in the dataset, path, label or array of labels or None, masks) of each image.
-            A mask is (path, dtype) by the name of its column.
+            A mask is (path, its column's ``Masks``) by the name of the column.
     """
     from loading.shards import scan_shard
 
@@ -175,8 +175,8 @@ def write_shard(
         for index, path, label, masks in samples:
             data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
-            for column, (mask, dtype) in masks.items():
-                add(f"{index:09d}.{column}.png", encode_mask(mask, dtype, resize, most))
+            for column, (mask, kind) in masks.items():
+                add(f"{index:09d}.{column}.png", encode_mask(mask, kind, resize, most))
             if label is None:
                 continue
             ending = "labels" if isinstance(label, np.ndarray) else "cls"
@@ -273,9 +273,12 @@ def pack(
             return None
         return labels.of(index) if isinstance(labels, LabelSets) else labels[index]
 
-    def masks_of(index: int) -> dict[str, tuple[str, str]]:
+    # What a column's masks have in common, without their paths, which each sample has.
+    kinds = {name: column._replace(paths=()) for name, column in masks.items()}
+
+    def masks_of(index: int) -> dict[str, tuple[str, Any]]:
         return {
-            name: (os.path.join(files.root, column.paths[index]), column.dtype)
+            name: (os.path.join(files.root, column.paths[index]), kinds[name])
             for name, column in masks.items()
         }
 

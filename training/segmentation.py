@@ -116,8 +116,10 @@ class Segmentation(Task):
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         outputs = network(self.normalize(batch["pixels"]))
         mask = batch[MASK]
-        losses = [self._loss(logits, mask) for logits in outputs]
-        return {"loss": sum(losses[1:], start=paddle.zeros([])) * self.aux_weight + losses[0]}
+        loss, *of_auxiliary_heads = [self._loss(logits, mask) for logits in outputs]
+        for auxiliary in of_auxiliary_heads:
+            loss = loss + self.aux_weight * auxiliary
+        return {"loss": loss}
 
     def _loss(self, logits: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each image, [B], of logits of any size."""

@@ -107,7 +107,7 @@ def check_masks(
         try:
             with readable(name, RunError):
                 data = source.data(place)
-            mask = mask_image(data, name, most, dtype, oriented)
+            mask = mask_image(data, name, most, dtype, oriented, source.kind.table)
             record["readable"] = True
             counts = np.bincount(np.asarray(mask).ravel())
             record["indices"] = np.count_nonzero(counts)

@@ -17,7 +17,7 @@ from loading.transforms.decode import Broken, EncodedImage, convert, readable, s
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, Picture, Size, TrainTransform
-from loading.transforms.masks import Mask, check_mask_size, mask_image
+from loading.transforms.masks import Mask, UnknownValues, check_mask_size, mask_image
 from loading.transforms.views import ViewTransform, draw_views, multi_crop
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "RandomErasing",
     "Size",
     "TrainTransform",
+    "UnknownValues",
     "ViewTransform",
     "bands_of",
     "check_mask_size",

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from errors import Unreadable
+from loading.mask_tables import MaskTable
 from loading.transforms.decode import Broken, readable
 from loading.transforms.formats import decoded, opened_image
 from loading.transforms.orientation import TURNS, orientation_of
@@ -19,7 +20,14 @@ _BITS = 24
 # Pillow stretches grey of 2 and 4 bits to 0..255.
 _STRETCHED = {2: 85, 4: 17}
 _MODES = ("1", "L", "P", "I", "I;16")
+# Those that Pillow makes colours of without loss.
+_COLOUR_MODES = ("1", "L", "P", "RGB", "RGBA")
 _EXPECTED = "expected a PNG of one channel, grey or with a palette, whose values are indices"
+_EXPECTED_COLOURS = "expected a PNG of 8-bit colours"
+
+
+class UnknownValues(Broken):
+    """A mask holds values that its dataset's table lacks."""
 
 
 class Mask(NamedTuple):
@@ -54,36 +62,72 @@ def check_mask_size(mask: Image.Image, name: str, size: tuple[int, int], image: 
 
 
 def mask_image(
-    data: bytes, name: str, most: int, dtype: np.dtype, oriented: bool = False
+    data: bytes,
+    name: str,
+    most: int,
+    dtype: np.dtype,
+    oriented: bool = False,
+    table: MaskTable | None = None,
 ) -> Image.Image:
     """Returns the indices in a mask's file, as an image of Pillow's mode L (uint8) or I (int32).
 
     Args:
-        data: the file, a PNG with a palette or of grey, of up to 16 bits.
+        data: the file, a PNG with a palette or of grey, of up to 16 bits. With a table of colours,
+            a PNG of colours.
         name: for messages.
         most: pixels that it may have (DATA.MAX_PIXELS).
         dtype: of the column, uint8 or int32.
         oriented: turn it as its own EXIF says (DATA.EXIF_ORIENTATION).
+        table: makes class indices of what the file holds; None: they are taken as they are.
 
     Raises:
         Broken: it can't be read, has several channels, or an index that ``dtype`` doesn't hold.
+        UnknownValues: it holds a value that ``table`` lacks.
     """
     with readable(name):
         image, _ = opened_image(data, most)
         if image.format != "PNG":
             raise Unreadable(f"its format is {image.format}, {_EXPECTED}")
-        if image.mode not in _MODES:
-            raise Unreadable(f"it has {len(image.getbands())} channels, {_EXPECTED}")
-        is_grey = image.mode == "L"
-        values = np.asarray(decoded(image))
-        # A palette is lost where the decoder runs in another process.
-        if values.ndim > 2:
-            raise Unreadable(f"its file is too large ({len(data)} bytes); save it again as grey")
-        if is_grey and data[_BITS] in _STRETCHED:
-            values = values // _STRETCHED[data[_BITS]]
-        if dtype == np.uint8 and (largest := values.max()) > 255:
+        if table is not None and table.of_colours:
+            values = _colours(image)
+        else:
+            values = _indices(image, data, has_table=table is not None)
+        if table is not None:
+            values, problem = table.classes_of(values, dtype)
+            if problem:
+                raise UnknownValues(f"{name}: {problem}")
+        elif dtype == np.uint8 and (largest := values.max()) > 255:
             raise Unreadable(
                 f"it holds the index {largest}, its column holds 0..255; declare that as int32"
             )
         turn = TURNS[orientation_of(data) if oriented else 1]
-        return turn.image(Image.fromarray(values.astype(dtype)))
+        return turn.image(Image.fromarray(values.astype(dtype, copy=False)))
+
+
+def _indices(image: Image.Image, data: bytes, has_table: bool) -> np.ndarray:
+    """Returns the indices in an opened PNG, [H, W].
+
+    Args:
+        data: its file.
+        has_table: a dataset says which classes there are.
+    """
+    if image.mode not in _MODES:
+        problem = f"it has {len(image.getbands())} channels, {_EXPECTED}"
+        if has_table:
+            problem += " (a colors.txt says which class a colour is, on lines R G B NAME)"
+        raise Unreadable(problem)
+    is_grey = image.mode == "L"
+    values = np.asarray(decoded(image))
+    # A palette is lost where the decoder runs in another process.
+    if values.ndim > 2:
+        raise Unreadable(f"its file is too large ({len(data)} bytes); save it again as grey")
+    if is_grey and data[_BITS] in _STRETCHED:
+        values = values // _STRETCHED[data[_BITS]]
+    return values
+
+
+def _colours(image: Image.Image) -> np.ndarray:
+    """Returns the colours in an opened PNG, [H, W, 3] uint8. Its alpha is dropped."""
+    if image.mode not in _COLOUR_MODES:
+        raise Unreadable(f"its mode is {image.mode}, {_EXPECTED_COLOURS}")
+    return np.asarray(decoded(image).convert("RGB"))
