@@ -14,7 +14,7 @@ from paddle import nn
 from datasets import ImageDataset
 from errors import InputError
 from loading.transforms import Normalize
-from models.heads.base import resized
+from models.heads.base import Head, resized
 from models.heads.windows import maps
 from settings.configuration import Configuration, pair
 from settings.keys import Factor, InTraining, Share, between
@@ -22,6 +22,7 @@ from settings.needs import is_, is_not
 from settings.registry import tasks
 from training.losses.pixels import PixelLoss, pixel_cross_entropy
 from training.losses.targets import class_weights, factors
+from training.run import Run
 from training.task import Batch, Metrics, Task
 from utils import all_reduce_sum
 
@@ -93,6 +94,8 @@ class Segmentation(Task):
             dice,
         )
         self.ignored = -1
+        # The head, where it has a loss of its own.
+        self.head: Head | None = None
 
     def build_network(self) -> nn.Layer:
         """Returns the model.
@@ -113,9 +116,28 @@ class Segmentation(Task):
         if mode == "val":
             dataset.keep_sizes()
 
+    def prepare(self, model: Any, train: ImageDataset, run: Run) -> None:
+        """Takes the loss of a head that has one.
+
+        Raises:
+            InputError: the configuration has class weights, which such a loss doesn't read.
+        """
+        if model.decode_head.has_loss:
+            self.head = model.decode_head
+            if self.config.TRAIN.CLASS_WEIGHTS is not None:
+                raise InputError(
+                    f"TRAIN.CLASS_WEIGHTS is set, but HEAD.NAME {self.config.HEAD.NAME} has a loss of"
+                    " its own, without them; leave it out"
+                )
+
+    def after_update(self, model: Any, share: float) -> None:
+        model.decode_head.after_update(share)
+
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         outputs = network(self.normalize(batch["pixels"]))
         mask = batch[MASK]
+        if self.head is not None:
+            return {"loss": self.head.loss(outputs, mask, self.ignored)}
         loss, *of_auxiliary_heads = [self._loss(logits, mask) for logits in outputs]
         for auxiliary in of_auxiliary_heads:
             loss = loss + self.aux_weight * auxiliary

@@ -115,6 +115,11 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
         InputError: the encoder has no such intermediates, or the head can't read them.
     """
     kind, _ = heads.load(config.HEAD.NAME)
+    if kind.runs_encoder and config.HEAD.INDICES is not None:
+        raise InputError(
+            f"HEAD.INDICES is {config.HEAD.INDICES}, but HEAD.NAME {config.HEAD.NAME} runs the"
+            " encoder's blocks itself; leave it out"
+        )
     chosen = kind.indices if config.HEAD.INDICES is None else config.HEAD.INDICES
     indices = _checked_indices(encoder, chosen)
     info = [encoder.feature_info[index] for index in indices]
@@ -125,6 +130,7 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
     )
     classes = config.MODEL.NUM_CLASSES
     head = heads.choose(config)(maps, classes)
+    head.check_encoder(encoder)
     stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
     return SegmentationModel(encoder, head, indices, classes, stride)
 
