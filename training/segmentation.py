@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from errors import InputError
 from loading.transforms import Normalize
 from models.heads.base import Head, resized
 from models.heads.windows import maps
@@ -96,19 +95,6 @@ class Segmentation(Task):
         self.ignored = -1
         # The head, where it has a loss of its own.
         self.head: Head | None = None
-
-    def build_network(self) -> nn.Layer:
-        """Returns the model.
-
-        Raises:
-            InputError: there is no head, or it doesn't fit the encoder.
-        """
-        if self.config.HEAD.NAME is None:
-            raise InputError(
-                "HEAD.NAME is None, but TASK segmentation needs a head; give one, such as linear,"
-                " or a file of configs/segmentation"
-            )
-        return super().build_network()
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         super().prepare_data(dataset, mode)
