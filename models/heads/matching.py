@@ -112,7 +112,7 @@ def _costs(answers: Answers, mask: paddle.Tensor, points: int) -> paddle.Tensor:
     labels, shares = _labels_at(mask, np.arange(batch), places)
     inside = (F.one_hot(labels, width) * shares.unsqueeze(-1)).sum(2)
     targets = inside[:, :, :-1]
-    known = (1 - inside[:, :, -1]).unsqueeze(1)
+    known = _known_shares(labels, shares, width - 1).unsqueeze(1)
     entropy = (F.softplus(logits) * known).sum(2, keepdim=True) - paddle.matmul(logits, targets)
     entropy = entropy / known.sum(2, keepdim=True).clip(min=1)
     found = F.sigmoid(logits) * known
@@ -183,7 +183,7 @@ def _mask_losses(
         labels, shares = _labels_at(mask, pairs.images, places)
         own = paddle.to_tensor(pairs.classes).reshape([-1, 1, 1])
         targets = ((labels == own).astype("float32") * shares).sum(2)
-        known = 1 - ((labels == count).astype("float32") * shares).sum(2)
+        known = _known_shares(labels, shares, count)
     logits = _values_at(chosen, places).squeeze(1)
     entropy = (F.softplus(logits) * known - logits * targets).sum(1) / known.sum(1).clip(min=1)
     found = F.sigmoid(logits) * known
@@ -211,7 +211,8 @@ def _uncertain_points(
     candidates = paddle.rand([masks, points * OVERSAMPLING, 2])
     doubt = -_values_at(chosen, candidates).squeeze(1).abs()
     labels, shares = _labels_at(mask, images, candidates)
-    unknown = ((labels == count).astype("float32") * shares).sum(2) >= 1
+    # Not 0, of which the sum of four shares falls short.
+    unknown = _known_shares(labels, shares, count) < 1e-3
     doubt = paddle.where(unknown, paddle.full_like(doubt, -1e30), doubt)
     _, best = doubt.topk(uncertain, axis=1)
     taken = paddle.take_along_axis(
@@ -269,6 +270,17 @@ def _labels_at(
     index = paddle.stack(indices, axis=2)
     labels = paddle.gather(mask.flatten(), index.flatten()).reshape(index.shape)
     return labels, paddle.stack(shares, axis=2)
+
+
+def _known_shares(labels: paddle.Tensor, shares: paddle.Tensor, count: int) -> paddle.Tensor:
+    """Returns how much of each point belongs to pixels with a class: [N, P], from 0 to 1.
+
+    Args:
+        labels, shares: what ``_labels_at`` returned.
+        count: the index of pixels without a class.
+    """
+    unknown = ((labels == count).astype("float32") * shares).sum(2)
+    return 1 - unknown / shares.sum(2)
 
 
 def _dice(both: paddle.Tensor, found: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
