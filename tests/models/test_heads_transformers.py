@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from config import get_config
 from models import build_model
 from models.layers.batch_norm import BatchNorm2D
+from training.checkpoint import description_of, task_of
 from weights import load_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
@@ -69,7 +70,7 @@ def loaded(name, folder):
     options = ["TASK", "segmentation", "MODEL.NUM_CLASSES", CLASSES, "HEAD.DROPOUT", 0.0]
     # Swin's windows are those of images that are large enough for them.
     options += ["DATA.IMAGE_SIZE", 224 if "swin" in name else SIZES[name][0]]
-    options += ["MODEL.DROPPATH", 0.0]
+    options += ["MODEL.DROPPATH", 0.0, "DATA.CROP_MODE", "squash", "DATA.CROP_PCT", 1.0]
     for key, value in keys.items():
         options += [f"MODEL.{key}", value]
     for key, value in head.items():
@@ -140,3 +141,17 @@ def assert_gradients(model, golden):
         np.testing.assert_allclose(
             found, value, atol=1e-5 * max(largest[key], least), rtol=0, err_msg=key
         )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_alone_describes_the_model(name, tmp_path):
+    """The description of weights with config.json builds the model and gives its logits."""
+    write(name, tmp_path)
+    description = description_of(tmp_path)
+    assert (description.task, task_of(tmp_path)) == ("segmentation", "segmentation")
+    model = build_model(description.to_config())
+    load_weights(model, tmp_path)
+    model.eval()
+    logits = model(paddle.to_tensor(images(name))).numpy()
+    with np.load(GOLDEN / f"heads_{name}.npz") as golden:
+        assert_near(places(logits, 512), golden["logits"], "logits")
