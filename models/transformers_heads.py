@@ -27,6 +27,7 @@ _FORM: Form = {
     "neck_hidden_sizes": _NUMBERS,
     "fusion_hidden_size": _NUMBER,
     "use_batch_norm_in_fusion_residual": _FLAG,
+    "use_bias_in_fusion_residual": _FLAG,
     "semantic_classifier_dropout": Rule("a rate", lambda value: is_real(value, 0, 0.999)),
 }
 # The epsilon of the norms of a backbone's maps, by the backbone's model_type.

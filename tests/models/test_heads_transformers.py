@@ -183,8 +183,8 @@ def changed(folder, name, **changes):
         ("upernet_swin", {"backbone__model_type": "nat"}, "it is of a nat, which isn't here"),
         (
             "upernet_swin",
-            {"backbone__model_type": "resnet"},
-            "its backbone is a 'resnet', expected",
+            {"backbone__model_type": "swinv2"},
+            "its backbone is a 'swinv2', expected",
         ),
         ("upernet_swin", {"backbone_config": None}, "it is of a None, which isn't here"),
         ("upernet_swin", {"pool_scales": [0]}, r"its pool_scales is \[0\], expected whole numbers"),
