@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
+from errors import InputError
 from loading.transforms import Normalize
 from models.heads.base import Head, resized
 from models.heads.windows import maps

@@ -16,7 +16,7 @@ from paddle.nn.initializer import Normal
 from errors import InputError
 from models.base import ImageModel
 from models.heads.base import Head, Maps, resized
-from models.heads.matching import Answers, matching_loss
+from models.heads.matching import POINTS, Answers, matching_loss
 from models.layers import LayerNorm, Linear
 from models.layers.activations import GELU
 from models.layers.conv import Conv2D
@@ -72,6 +72,8 @@ class EomtHead(Head):
 
     runs_encoder = True
     has_loss = True
+    # Of the loss.
+    num_points = POINTS
 
     def __init__(
         self, maps: Maps, num_classes: int, *, num_queries: Size = 100, num_blocks: Depth = 4
@@ -95,9 +97,7 @@ class EomtHead(Head):
         # The queries' places in the order in which an evaluation stops masking them: multiples of
         # the golden ratio, which are spread evenly.
         order = np.arange(num_queries) * (math.sqrt(5) / 2 - 0.5) % 1
-        self.register_buffer(
-            "order", paddle.to_tensor(order.astype(np.float32)), persistable=False
-        )
+        self.register_buffer("order", paddle.to_tensor(order.astype(np.float32)), persistable=False)
         self.apply(init_as_torch)
 
     def check_encoder(self, encoder: ImageModel) -> None:
@@ -151,7 +151,7 @@ class EomtHead(Head):
         return log_scores(features.answers[-1], features.size)
 
     def loss(self, outputs: list[Answers], mask: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        return matching_loss(outputs, mask, ignored)
+        return matching_loss(outputs, mask, ignored, self.num_points)
 
     @paddle.no_grad()
     def after_update(self, share: float) -> None:

@@ -251,19 +251,26 @@ def test_points_are_a_function_of_the_seed(model):
 
 
 def test_equal_costs_and_costs_that_are_not_finite():
-    costs = np.zeros((1, 3, 2), np.float32)
-    pairs = matching._assigned(costs, np.array([[True, True]]))
+    costs = np.zeros((1, 3, 3), np.float32)
+    classes = np.array([[2, 4, -1]])
+    pairs = matching._assigned(costs, classes)
     assert pairs.queries.tolist() == [0, 1]
-    costs[0, 0] = np.nan
+    assert pairs.classes.tolist() == [2, 4]
+    costs[0, :, 0] = np.nan
     costs[0, 1, 1] = np.inf
-    pairs = matching._assigned(costs, np.array([[True, True]]))
-    assert sorted(zip(pairs.queries, pairs.classes, strict=True)) == [(1, 0), (2, 1)]
+    pairs = matching._assigned(costs, classes)
+    assert sorted(zip(pairs.queries, pairs.classes, strict=True)) == [(1, 2), (2, 4)]
 
 
 def test_masks_vanish_block_by_block(model):
     """The steps of the authors' configurations for four and for three blocks, as shares."""
     head = model.decode_head
-    for share, expected in [(0, [1, 1]), (0.25, [0.5**0.9, 1]), (0.5, [0, 1]), (0.75, [0, 0.5**0.9])]:
+    for share, expected in [
+        (0, [1, 1]),
+        (0.25, [0.5**0.9, 1]),
+        (0.5, [0, 1]),
+        (0.75, [0, 0.5**0.9]),
+    ]:
         head.after_update(share)
         np.testing.assert_allclose(head.attn_mask_probs.numpy(), expected, rtol=1e-6)
     head.after_update(0.9)
@@ -314,7 +321,10 @@ def test_images_of_other_sizes(model):
     ("options", "message"),
     [
         (["HEAD.NUM_BLOCKS", "5"], "HEAD.NUM_BLOCKS is 5, but the encoder has 4 blocks"),
-        (["HEAD.INDICES", "[1]"], "HEAD.INDICES is [1], but HEAD.NAME eomt runs the encoder's blocks"),
+        (
+            ["HEAD.INDICES", "[1]"],
+            "HEAD.INDICES is [1], but HEAD.NAME eomt runs the encoder's blocks",
+        ),
         (["MODEL.BLOCK", "parallel"], "needs an encoder whose attention takes masks"),
         (["MODEL.GLOBAL_POOL", "avg"], "reads normalised tokens"),
         (["MODEL.PATCH_DROP", "0.1"], "MODEL.PATCH_DROP is above 0"),

@@ -74,9 +74,7 @@ def test_a_loss_reads_its_image_alone(name):
     whole = LOSSES[name](paddle.to_tensor(logits), paddle.to_tensor(masks()), IGNORED).numpy()
     for index in range(3):
         one = slice(index, index + 1)
-        alone = LOSSES[name](
-            paddle.to_tensor(logits[one]), paddle.to_tensor(masks()[one]), IGNORED
-        )
+        alone = LOSSES[name](paddle.to_tensor(logits[one]), paddle.to_tensor(masks()[one]), IGNORED)
         np.testing.assert_allclose(alone.numpy(), whole[one], rtol=1e-6)
 
 

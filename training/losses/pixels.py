@@ -78,9 +78,7 @@ class PixelLoss:
         return loss
 
 
-def pixel_cross_entropy(
-    logits: paddle.Tensor, mask: paddle.Tensor, ignored: int
-) -> paddle.Tensor:
+def pixel_cross_entropy(logits: paddle.Tensor, mask: paddle.Tensor, ignored: int) -> paddle.Tensor:
     """Returns the mean cross-entropy of each image's pixels: [B] (``PixelLoss``)."""
     return PixelLoss()(logits, mask, ignored)
 
