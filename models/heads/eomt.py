@@ -70,6 +70,7 @@ class EomtHead(Head):
         num_blocks: how many of the encoder's last blocks the queries pass.
     """
 
+    indices = (-1,)
     runs_encoder = True
     has_loss = True
     # Of the loss.

@@ -111,7 +111,7 @@ class Description:
             InputError: a key or a value that this release doesn't take.
         """
         words = ["TASK", self.task] if "HEAD.NAME" in self.values else []
-        for key in ("MODEL.TYPE", "MODEL.NAME"):
+        for key in ("HEAD.NAME", "MODEL.TYPE", "MODEL.NAME"):
             if key in self.values:
                 words += [key, self.values[key]]
         config = get_config(None, words)
