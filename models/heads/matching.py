@@ -146,7 +146,7 @@ def _assigned(costs: np.ndarray, classes: np.ndarray) -> Pairs:
         costs: [B, C, Q]. What isn't finite comes last.
         classes: [B, C], the masks' classes; -1: there is no mask.
     """
-    worst = np.finfo(np.float32).max
+    worst = float(np.finfo(np.float32).max)
     images = []
     queries = []
     labels = []
