@@ -65,6 +65,9 @@ _FORM = {
     "down_ops": _LISTS,
     "num_register_tokens": optional(_COUNT),
     "num_query_pool": optional(_COUNT),
+    "num_queries": _NUMBER,
+    "num_blocks": _NUMBER,
+    "num_upscale_blocks": _NUMBER,
     "pretrained_window_sizes": _COUNTS,
 }
 # The defaults of transformers' classes, for keys that a config.json leaves out.
@@ -101,6 +104,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "num_attention_heads": 6,
         "patch_size": 16,
+    },
+    "eomt": _DINOV2
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 640,
+        "num_register_tokens": 4,
+        "num_upscale_blocks": 2,
+        "num_blocks": 4,
+        "num_queries": 200,
     },
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
@@ -170,6 +184,24 @@ def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
     if _classifies(config):
         values["GLOBAL_POOL"] = "token_avg"
     return values
+
+
+def _eomt(config: dict[str, Any]) -> dict[str, Any]:
+    patch_size = config["patch_size"]
+    if is_whole(patch_size):
+        # So many times, the head doubles the rows and columns of a map (models.heads.eomt).
+        _expect(config, "num_upscale_blocks", max(1, patch_size.bit_length() - 3))
+    return _dinov2(config) | {"NO_EMBED_CLASS": True}
+
+
+def _eomt_head(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "HEAD.NAME": "eomt",
+        "HEAD.NUM_QUERIES": config["num_queries"],
+        "HEAD.NUM_BLOCKS": config["num_blocks"],
+        # Images are split into windows along their longer side.
+        "HEAD.STRIDE": config["image_size"],
+    }
 
 
 def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
@@ -487,6 +519,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "dinov2": ("ViT", _dinov2),
     "dinov2_with_registers": ("ViT", _dinov2),
     "dinov3_vit": ("Eva", _dinov3),
+    "eomt": ("ViT", _eomt),
     "clip": ("ViT", _clip),
     "clip_vision_model": ("ViT", _clip),
     "siglip": ("ViT", _siglip),
@@ -504,6 +537,8 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "resnet": ("ResNet", _resnet),
     "regnet": ("RegNet", _regnet),
 }
+# By model_type, of models with a class for each pixel: the function that returns the keys of HEAD.
+_HEADS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"eomt": _eomt_head}
 # Keys that show in the shapes of tensors. Where they differ, the weights don't fit, and
 # ``load_weights`` says so.
 _SHAPED = {
@@ -548,6 +583,22 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
             return type_, keys(_DEFAULTS[kind] | config)
         except InputError as error:
             raise InputError(f"the config.json of {path}: {error}") from None
+
+
+def described_head(path: str | Path) -> dict[str, Any]:
+    """Returns TASK, the keys of HEAD and of the crop from transformers' config.json beside weights;
+    {}: they have no head for a class of each pixel.
+
+    Args:
+        path: the weights, as ``find_weights`` takes them. ``described_model`` has checked them.
+    """
+    config = read_transformers(path)
+    kind = config["model_type"]
+    if kind not in _HEADS:
+        return {}
+    images = config["images"]
+    crop = {f"DATA.{key.upper()}": images[key] for key in ("crop_mode", "crop_pct") if key in images}
+    return {"TASK": "segmentation", **crop, **_HEADS[kind](_DEFAULTS[kind] | config)}
 
 
 def with_transformers_arguments(config: Configuration, path: str | Path) -> Configuration:

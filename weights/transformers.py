@@ -24,8 +24,9 @@ from settings.plain import (
 from weights.hub import CONFIG, LONGEST_CONFIG, beside
 
 # The outputs of a class of transformers: one for each entry of id2label; CLIP's projection of the
-# image; or none, for an encoder.
+# image; a class of each pixel, among those of id2label; or none, for an encoder.
 LABELS = "labels"
+MASKS = "masks"
 PROJECTION = "projection"
 ENCODER = "encoder"
 _CLIP = {
@@ -65,6 +66,7 @@ HEADS: dict[str, dict[str, str]] = {
         "Dinov2WithRegistersModel": ENCODER,
     },
     "dinov3_vit": {"DINOv3ViTModel": ENCODER},
+    "eomt": {"EomtForUniversalSegmentation": MASKS},
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
@@ -222,7 +224,7 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
 
 def head_of(config: dict[str, Any]) -> str:
-    """Returns what the outputs of a configuration's class are: LABELS, PROJECTION or ENCODER.
+    """Returns what the outputs of a configuration's class are: LABELS, MASKS, PROJECTION or ENCODER.
 
     Raises:
         InputError: models here can't compute the outputs of this class, or problem_type is none of
@@ -282,7 +284,7 @@ def _outputs(config: dict[str, Any]) -> int:
     kinds = {heads.get(name) for name in config.get("architectures") or []}
     if PROJECTION in kinds:
         return config.get("projection_dim") or _DEFAULT_PROJECTION
-    if LABELS not in kinds:
+    if not kinds & {LABELS, MASKS}:
         return 0
     return len(config.get("id2label") or {}) or config.get("num_labels") or _DEFAULT_LABELS
 
@@ -342,8 +344,18 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
         raise InputError(
             f"pixels are multiplied by {value_text(factor)} (rescale_factor), expected 1/255"
         )
-    images |= _crop(preprocessor)
+    if MASKS in HEADS.get(config["model_type"], {}).values():
+        images |= _whole(preprocessor)
+    else:
+        images |= _crop(preprocessor)
     return {key: value for key, value in images.items() if value is not None}
+
+
+def _whole(preprocessor: dict[str, Any]) -> dict[str, Any]:
+    """Returns timm's keys for a preprocessor that crops nothing, for a class of each pixel."""
+    if "height" in (preprocessor.get("size") or {}):
+        return {"crop_pct": 1.0, "crop_mode": "squash"}
+    return {"crop_mode": "short"}
 
 
 def _crop(preprocessor: dict[str, Any]) -> dict[str, Any]:

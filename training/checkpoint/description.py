@@ -22,7 +22,7 @@ from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
-from models.transformers_arguments import described_model
+from models.transformers_arguments import described_head, described_model
 from settings.configuration import Configuration, leaves
 from settings.names import instead
 from settings.parser import pairs
@@ -307,6 +307,8 @@ def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | 
     words += ["MODEL.NUM_CLASSES", stored["outputs"]]
     for key, value in values.items():
         words += [f"MODEL.{key}", value]
+    for key, value in described_head(path).items():
+        words += [key, value]
     config = with_preprocessing(get_config(None, [*words, *options]), alone=True)
     classes = _printable(stored["label_names"], f"the config.json of {path}")
     return describe(config, classes, transformers_task(path) or config.TASK)
