@@ -187,7 +187,7 @@ def _eomt(config: dict[str, Any]) -> dict[str, Any]:
     patch_size = config["patch_size"]
     if is_whole(patch_size):
         # So many times, the head doubles the rows and columns of a map (models.heads.eomt).
-        _expect(config, "num_upscale_blocks", max(1, patch_size.bit_length() - 3))
+        expect(config, "num_upscale_blocks", max(1, patch_size.bit_length() - 3))
     return _dinov2(config) | {"NO_EMBED_CLASS": True}
 
 
