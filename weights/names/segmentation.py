@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from weights.names import segformer
+from weights.names import segformer, topformer
 from weights.names.encoders import split, with_timm_names
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
@@ -20,6 +20,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if "network.q.weight" in arrays:
         arrays = rename(arrays, _EOMT)
     arrays = segformer.head_names(_with_prefixes(arrays), layout, wanted)
+    arrays = topformer.head_names(arrays, wanted)
     encoder, others = split(arrays, ENCODER_PREFIX)
     return with_timm_names(encoder, ENCODER_PREFIX, layout, wanted) | others
 
