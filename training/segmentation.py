@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from errors import reporting_memory
+from errors import InputError, reporting_memory
 from loading.transforms import Normalize
 from models.heads.base import Head, resized
 from models.heads.windows import Way, pixel_logits
@@ -21,7 +21,7 @@ from settings.configuration import Configuration, pair
 from settings.keys import Factor, InTraining, Share, between
 from settings.needs import is_, is_not
 from settings.registry import tasks
-from training.losses.pixels import PixelLoss, pixel_cross_entropy
+from training.losses.pixels import PixelLoss
 from training.losses.targets import class_weights, factors
 from training.pixel_metrics import (
     answers_of_strips,
