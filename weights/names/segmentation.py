@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from weights.names import segformer
+from weights.names import segformer, topformer
 from weights.names.encoders import split, with_timm_names
 from weights.names.heads_transformers import network_names, unstored_arrays
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
@@ -23,7 +23,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if "network.q.weight" in arrays:
         arrays = rename(arrays, _EOMT)
     arrays = _with_prefixes(network_names(arrays))
-    encoder, others = split(segformer.head_names(arrays, layout, wanted), ENCODER_PREFIX)
+    arrays = segformer.head_names(arrays, layout, wanted)
+    arrays = topformer.head_names(arrays, wanted)
+    encoder, others = split(arrays, ENCODER_PREFIX)
     return with_timm_names(encoder, ENCODER_PREFIX, layout, wanted) | others
 
 
