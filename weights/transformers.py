@@ -118,6 +118,9 @@ _KEYS_OF_WHOLE = (
     "quantization_config",
 )
 _DEFAULT_LABELS = 2
+# The default image_size by model_type.
+_SIDES = {"eomt": 640, "mobilevit": 256}
+_SIDE_OF_OTHERS = 224
 _DEFAULT_PROJECTION = 512
 
 _EDGES = ("height", "width", "shortest_edge")
@@ -323,8 +326,7 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     """
     # MobileViT's processor can't normalise.
     is_mobilevit = config.get("model_type") == "mobilevit"
-    default_side = 256 if is_mobilevit else 224
-    side = config.get("image_size") or default_side
+    side = config.get("image_size") or _SIDES.get(config["model_type"], _SIDE_OF_OTHERS)
     height, width = side if isinstance(side, list) else (side, side)
     images: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
     if is_mobilevit and preprocessor.get("do_flip_channel_order", True) is not True:

@@ -18,7 +18,7 @@ from config import get_config
 from errors import InputError
 from inference import Predictor
 from models import build_model, create_model, with_switches
-from models.transformers_arguments import described_model
+from models.transformers_arguments import described_head, described_model
 from training.checkpoint import check_task, description_of, task_of
 from weights import load_weights
 from weights.formats import write_weights
@@ -77,6 +77,8 @@ NO_EFFECT = {
     *("stage_names", "out_features", "out_indices", "reshape_hidden_states", "apply_layernorm"),
     *("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"),
     *("text_config", "logit_scale_init_value"),
+    *("no_object_weight", "class_weight", "mask_weight", "dice_weight"),
+    *("train_num_points", "oversample_ratio", "importance_sample_ratio"),
 }
 # Keys that repeat others, or that the tensors' shapes tell.
 TOLD = {
@@ -101,9 +103,9 @@ def written(folder, config):
 
 
 def told(path):
-    """All that config.json tells: the architecture, its keys, the outputs, the images."""
+    """All that config.json tells: the architecture, its keys, the head, the outputs, the images."""
     config = read_transformers(path)
-    return described_model(path), config["outputs"], config["images"]
+    return described_model(path), described_head(path), config["outputs"], config["images"]
 
 
 @pytest.fixture
@@ -129,6 +131,7 @@ def test_each_class_that_is_read_has_its_answers_in_the_golden_file():
         (entry["config"]["model_type"], *entry["config"]["architectures"])
         for entry in GOLDEN.values()
     }
+    tested |= {("eomt", "EomtForUniversalSegmentation")}  # tests/models/test_eomt.py
     tested |= {("hiera", "HieraForPreTraining")}  # tests/weights/test_names_transformers.py
     # ViTMAEForPreTraining without its decoder
     tested |= {("vit_mae", "ViTMAEModel")}
@@ -240,7 +243,7 @@ def test_what_stands_beside_a_tower_is_no_setting_of_it(tmp_path):
     own = told(
         written(tmp_path, named | {"projection_dim": 7, "vision_config": {"projection_dim": 9}})
     )
-    assert own[1] == 7
+    assert own[2] == 7
     assert told(written(tmp_path, named | {"projection_dim": 7, "num_attention_heads": 2})) == own
     plain = {"model_type": "vit", "architectures": ["ViTModel"]}
     own = told(written(tmp_path, plain))
