@@ -128,7 +128,7 @@ _DEFAULT_LABELS = 2
 _DEFAULT_PROJECTION = 512
 # The side of images where a configuration has none, by model_type: transformers' default. UPerNet's
 # is that of its published models.
-_SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512}
+_SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512, "eomt": 640}
 _DEFAULT_SIDE = 224
 
 _EDGES = ("height", "width", "shortest_edge")
