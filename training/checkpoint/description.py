@@ -110,8 +110,15 @@ class Description:
         Raises:
             InputError: a key or a value that this release doesn't take.
         """
-        words = ["TASK", self.task] if "HEAD.NAME" in self.values else []
-        for key in ("MODEL.TYPE", "MODEL.NAME"):
+        keys = ["MODEL.TYPE", "MODEL.NAME"]
+        words = []
+        if "HEAD.NAME" in self.values:
+            # The defaults of these don't fit the task.
+            words = ["TASK", self.task]
+            keys += ["HEAD.NAME", "DATA.CROP_MODE"]
+            if self.values.get("DATA.CROP_MODE") == "squash":
+                keys.append("DATA.CROP_PCT")
+        for key in keys:
             if key in self.values:
                 words += [key, self.values[key]]
         config = get_config(None, words)
