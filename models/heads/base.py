@@ -25,27 +25,42 @@ class Maps(NamedTuple):
         channels: of each map.
         reductions: how many pixels along a side make one place of each map.
         image_size: (height, width) of the images that the model is trained on, or of its windows.
+        prefix_tokens: how many tokens, such as a class token, come with each map.
     """
 
     channels: list[int]
     reductions: list[int]
     image_size: tuple[int, int]
+    prefix_tokens: int = 0
 
 
 class Head(nn.Layer):
     """Makes logits of the classes for each place from an encoder's intermediates.
 
     Attributes:
-        indices: the encoder's intermediates that are read if HEAD.INDICES doesn't say which.
+        indices: the encoder's intermediates that are read if HEAD.INDICES doesn't say which; None:
+            ``quarters``.
         last_norm: whether the encoder's last norm is applied to them, where it fits.
         reads_prefix: whether each intermediate comes as (map, prefix tokens).
         align_corners: how the logits are resized to the images' size.
+        runs_encoder: whether ``features`` runs the encoder itself, so that HEAD.INDICES would do
+            nothing.
+        has_loss: whether the head's training has a loss of its own, ``loss``.
     """
 
-    indices: Sequence[int] = (-1,)
+    indices: Sequence[int] | None = (-1,)
     last_norm = False
     reads_prefix = False
     align_corners = False
+    runs_encoder = False
+    has_loss = False
+
+    def check_encoder(self, encoder: ImageModel) -> None:
+        """Checks that the head can read the encoder.
+
+        Raises:
+            InputError: it can't.
+        """
 
     def features(self, encoder: ImageModel, images: paddle.Tensor, indices: Sequence[int]) -> Any:
         """Returns what ``forward`` reads of an encoder: its maps [B, channels, rows, columns], the
@@ -74,6 +89,23 @@ class Head(nn.Layer):
         """
         raise NotImplementedError
 
+    def loss(self, outputs: Any, mask: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        """Returns the loss of each image, [B] float32, of a head that has one (``has_loss``).
+
+        Args:
+            outputs: what ``forward`` returned in training.
+            mask: [B, H, W], the pixels' classes.
+            ignored: the index of pixels without a class.
+        """
+        raise NotImplementedError
+
+    def after_update(self, share: float) -> None:
+        """Updates what a schedule changes (``training.task.Task.after_update``).
+
+        Args:
+            share: of the run's updates, how many were made before, from 0 to below 1.
+        """
+
     def classifier_names(self) -> tuple[str, ...]:
         """Returns the names of the layers and parameters that depend on the number of classes."""
         return ("classifier",)
@@ -81,6 +113,19 @@ class Head(nn.Layer):
     def no_weight_decay(self) -> set[str]:
         """Returns the names of parameters without weight decay, besides biases and norms."""
         return set()
+
+
+def quarters(count: int) -> list[int]:
+    """Returns the intermediates at the end of each quarter of an encoder.
+
+    Of an encoder with stages they are its last four.
+
+    Args:
+        count: how many intermediates the encoder has.
+    """
+    if count < 8:
+        return list(range(max(0, count - 4), count))
+    return [count * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
 
 
 def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> paddle.Tensor:

@@ -27,7 +27,7 @@ MODEL = [
 # The statistics of a batch norm are each process's own.
 HEAD = [
     "TASK", "segmentation", "HEAD.NAME", "linear", "HEAD.BATCH_NORM", "False", "HEAD.DROPOUT", "0.0",
-    "MODEL.NUM_CLASSES", "auto",
+    "DATA.CROP_MODE", "short", "MODEL.NUM_CLASSES", "auto",
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def options(tmp_path):
     write_masks(tmp_path / "data")
     return [
         *MODEL, *HEAD,
-        "DATA.DATASET", "masks", "DATA.DATA_PATH", str(tmp_path / "data"), "DATA.CROP_MODE", "short",
+        "DATA.DATASET", "masks", "DATA.DATA_PATH", str(tmp_path / "data"),
         "DATA.NUM_WORKERS", "0", "DATA.GLOBAL_BATCH", "4", "TRAIN.NUM_EPOCHS", "2", "TRAIN.WARMUP_EPOCHS", "0",
         "TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.1", "REPORT", "False", "SAVE_STEPS", "1", "KEEP_LAST", "99",
     ]  # fmt: skip
@@ -184,11 +184,17 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             ["HEAD.INDICES", "[2]"],
             "HEAD.INDICES has 2, VisionTransformer has intermediates -2 to 1",
         ),
+        (["HEAD.STRIDE", "17"], "HEAD.STRIDE is 17, expected at most IMAGE_SIZE, so that windows"),
+        (["HEAD.STRIDE", "[8,17]"], "expected at most IMAGE_SIZE, so that windows leave no pixels"),
+        (["HEAD.STRIDE", "[8,8,8]"], "expected a number of pixels, or two: [down, right]"),
         (["HEAD.NAME", "liner"], "did you mean linear?"),
         (["TRAIN.CLASS_WEIGHTS", "[1.0,2.0]"], "TRAIN.CLASS_WEIGHTS has 2 values, expected 3"),
         (["TRAIN.CLASS_WEIGHTS", "auto"], "there are no training labels; give a factor per class"),
         (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
-        (["TASK", "classification"], "HEAD.NAME does nothing without TASK segmentation"),
+        (
+            ["TASK", "classification", "DATA.CROP_MODE", "center"],
+            "HEAD.NAME does nothing without TASK segmentation",
+        ),
     ):
         refused(message, [*options, *changes], tmp_path / "run", length=None)
     assert not (tmp_path / "run").exists()

@@ -110,12 +110,13 @@ class Description:
         Raises:
             InputError: a key or a value that this release doesn't take.
         """
-        keys = ["MODEL.TYPE", "MODEL.NAME"]
         words = []
+        keys = ["MODEL.TYPE", "MODEL.NAME"]
         if "HEAD.NAME" in self.values:
-            # The defaults of these don't fit the task.
-            words = ["TASK", self.task]
+            # Its keys are refused under other tasks.
+            words += ["TASK", self.task]
             keys += ["HEAD.NAME", "DATA.CROP_MODE"]
+            # Otherwise it does nothing, and is refused itself.
             if self.values.get("DATA.CROP_MODE") == "squash":
                 keys.append("DATA.CROP_PCT")
         for key in keys:
