@@ -117,6 +117,7 @@ class Description:
             # Its keys are refused under other tasks.
             words += ["TASK", self.task]
             keys += ["HEAD.NAME", "DATA.CROP_MODE"]
+            # Otherwise it does nothing, and is refused itself.
             if self.values.get("DATA.CROP_MODE") == "squash":
                 keys.append("DATA.CROP_PCT")
         for key in keys:
