@@ -6,6 +6,8 @@ from collections.abc import Collection
 from weights.names.rules import Arrays, rename
 
 _RULES = (
+    # The classifier of the ResNet.
+    (r"^cnn_encoder\.fc\.", None),
     (r"^cnn_encoder\.", "encoder."),
     (r"^hybrid_embed\.proj\.", "decode_head.embed."),
     (r"^transformer_encoder\.blocks_encoder\.", "decode_head.blocks."),
