@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from weights.names import segformer, topformer
+from weights.names import segformer, topformer, trans2seg
 from weights.names.encoders import split, with_timm_names
 from weights.names.heads_transformers import network_names, unstored_arrays
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
@@ -22,6 +22,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns the arrays under this toolkit's names (``weights.names.timm_names``)."""
     if "network.q.weight" in arrays:
         arrays = rename(arrays, _EOMT)
+    arrays = trans2seg.head_names(arrays, wanted)
     arrays = _with_prefixes(network_names(arrays))
     arrays = segformer.head_names(arrays, layout, wanted)
     arrays = topformer.head_names(arrays, wanted)
