@@ -597,7 +597,9 @@ def described_head(path: str | Path) -> dict[str, Any]:
     if kind not in _HEADS:
         return {}
     images = config["images"]
-    crop = {f"DATA.{key.upper()}": images[key] for key in ("crop_mode", "crop_pct") if key in images}
+    crop = {
+        f"DATA.{key.upper()}": images[key] for key in ("crop_mode", "crop_pct") if key in images
+    }
     return {"TASK": "segmentation", **crop, **_HEADS[kind](_DEFAULTS[kind] | config)}
 
 
