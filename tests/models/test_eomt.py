@@ -375,7 +375,7 @@ def test_weights_of_transformers_describe_themselves(model, tmp_path):
     assert config.DATA.INTERPOLATION == "bilinear"
     assert config.DATA.IMAGENET_MEAN == [0.485, 0.456, 0.406]
     assert config.DATA.IMAGE_SIZE == SIDE
-    assert config.HEAD.STRIDE == SIDE
+    assert config.HEAD.STRIDE == [SIDE, SIDE]
     again = build_model(config)
     load_weights(again, tmp_path)
     again.eval()
