@@ -213,10 +213,12 @@ class DATA(Section):
     IMAGE_DTYPE: Literal["auto", "float32"] = "auto"
 
     # Evaluation: the share of the resized side that the central crop keeps, 0.1 to 1.
-    CROP_PCT: CropShare = 0.875
+    CROP_PCT: CropShare = key(0.875, is_not("DATA.CROP_MODE", "short", "own"))
 
     # Evaluation: resize the short side, then crop. "squash": resize both sides, then crop.
-    CROP_MODE: Literal["center", "squash"] = "center"
+    # Segmentation: "short" resizes the image until it covers IMAGE_SIZE and crops nothing; "own"
+    # keeps its size.
+    CROP_MODE: Literal["center", "squash", "short", "own"] = "center"
 
     # How images are resized: bicubic, bilinear or nearest.
     INTERPOLATION: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
@@ -553,20 +555,23 @@ class TRAIN(Section):
     # "random_resized_once": draw one box and cut it at the image's border (BYOL, MAE's probe).
     # "simple" (DeiT-III): resize the short side to IMAGE_SIZE, add 4 mirrored pixels on each side,
     # crop at random. "short_side", "squash" (big_vision): resize the short side, or both sides, to
-    # IMAGE_SIZE / CROP_PCT, crop at random.
-    CROP: Literal["random_resized", "random_resized_once", "simple", "short_side", "squash"] = key(
-        "random_resized", TRAINING, ONE_VIEW
-    )
+    # IMAGE_SIZE / CROP_PCT, crop at random. "scale_jitter" (segmentation): resize by a random factor,
+    # crop at random. Where the crop is smaller than IMAGE_SIZE, its right and bottom are padded with
+    # the mean colour, masks with their ignored index.
+    CROP: Literal[
+        "random_resized", "random_resized_once", "simple", "short_side", "squash", "scale_jitter"
+    ] = key("random_resized", TRAINING, ONE_VIEW)
 
     # short_side, squash: the share of the resized side that the crop keeps, 0.1 to 1.
     CROP_PCT: CropShare = key(0.875, TRAINING, ONE_VIEW, is_("TRAIN.CROP", "short_side", "squash"))
 
-    # Random boxes: smallest and largest share of the image's area.
+    # Random boxes: smallest and largest share of the image's area. scale_jitter: smallest and
+    # largest factor; [0.5, 2.0] is usual.
     CROP_SCALE: tuple[float, float] = key(
         [0.08, 1.0],
         TRAINING,
         ONE_VIEW,
-        is_("TRAIN.CROP", "random_resized", "random_resized_once"),
+        is_("TRAIN.CROP", "random_resized", "random_resized_once", "scale_jitter"),
     )
 
     # Random boxes: smallest and largest width / height.
@@ -574,6 +579,17 @@ class TRAIN(Section):
         [0.75, 4 / 3],
         TRAINING,
         is_("TRAIN.CROP", "random_resized", "random_resized_once"),
+    )
+
+    # scale_jitter: at a factor of 1, the image covers IMAGE_SIZE. "own": it has its own size.
+    CROP_BASE: Literal["short", "own"] = key(
+        "short", TRAINING, ONE_VIEW, is_("TRAIN.CROP", "scale_jitter")
+    )
+
+    # scale_jitter: draw the place again, up to ten times, where one class has more than this share of
+    # the crop's labelled pixels. 0.75 is usual. 1.0: never.
+    CROP_MAX_CLASS: Annotated[float, between(0.01, 1)] = key(
+        1.0, TRAINING, MAPS, is_("TRAIN.CROP", "scale_jitter")
     )
 
     # None: use DATA.INTERPOLATION. "random": draw bilinear or bicubic for each image.
@@ -594,6 +610,10 @@ class TRAIN(Section):
 
     # Strength of random brightness, contrast and saturation, applied after AUTO_AUGMENT.
     COLOR_JITTER: Annotated[float, between(0, 10)] = key(0.0, TRAINING, ONE_VIEW)
+
+    # Random brightness, contrast, saturation and hue as in SSD, each with probability 0.5, applied
+    # after COLOR_JITTER. Of grey images, brightness and contrast.
+    PHOTOMETRIC: bool = key(False, TRAINING, ONE_VIEW)
 
     # Probability that boxes of an image are erased.
     RANDOM_ERASE_PROB: Share = key(0.0, TRAINING, LABELS)

@@ -105,7 +105,7 @@ class ImageDataset(paddle.io.Dataset):
             config.TASK, "TRAIN.RANDOM_ERASE_PROB"
         )
         self.erasing = RandomErasing(config) if train and erases else None
-        # Whether an evaluation has each image at its own size (``keep_sizes``).
+        # Whether an evaluation's images and masks differ in size (``keep_sizes``).
         self.keeps_sizes = False
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
@@ -156,13 +156,15 @@ class ImageDataset(paddle.io.Dataset):
                 self.own_columns.append(name)
 
     def keep_sizes(self) -> None:
-        """Lets an evaluation have each image at its own size, in a batch of its own.
+        """Lets an evaluation have each image in a batch of its own, whole, and with masks as they
+        are stored.
 
-        A task that wants this calls it before the loader is made (``Task.prepare_data``).
+        DATA.CROP_MODE says how the image is resized. A task that wants this calls it before the
+        loader is made (``Task.prepare_data``).
         """
         if not isinstance(self.transform, EvalTransform):
             raise TypeError("a training's images have one size")
-        self.transform.keeps_size = True
+        self.transform.keeps_masks = True
         self.keeps_sizes = True
 
     @property

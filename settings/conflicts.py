@@ -42,6 +42,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
     rules = (
         _of_data,
         _of_crops,
+        _of_whole_images,
         _of_evaluation_sets,
         _of_float_pixels,
         _of_dali,
@@ -162,7 +163,10 @@ def _of_crops(config: Configuration) -> Iterator[Conflict]:
     if not (0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1):
         yield "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1"
     low, high = train.CROP_SCALE
-    if not 1e-6 <= low <= high <= 1:
+    if train.CROP == "scale_jitter":
+        if not 0.01 <= low <= high <= 100:
+            yield "TRAIN.CROP_SCALE", "0 < low <= high, from 0.01 to 100, with CROP scale_jitter"
+    elif not 1e-6 <= low <= high <= 1:
         yield "TRAIN.CROP_SCALE", "0 < low <= high <= 1, from 1e-6 on"
     low, high = train.CROP_RATIO
     if not 0.001 <= low <= high <= 1000:
@@ -171,6 +175,22 @@ def _of_crops(config: Configuration) -> Iterator[Conflict]:
         low, high = train.CUTMIX_MINMAX
         if low > high:
             yield "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1"
+
+
+def _of_whole_images(config: Configuration) -> Iterator[Conflict]:
+    """Maps are evaluated on all of an image, and other tasks on images of one size."""
+    mode = config.DATA.CROP_MODE
+    if answers_of(config.TASK) != "pixels":
+        if mode in ("short", "own"):
+            yield (
+                "DATA.CROP_MODE",
+                f"center or squash with TASK {config.TASK}, whose images are of one size",
+            )
+        return
+    if mode == "center":
+        yield "DATA.CROP_MODE", f"short, squash or own with TASK {config.TASK}, which crops nothing"
+    if mode == "squash" and config.DATA.CROP_PCT != 1:
+        yield "DATA.CROP_PCT", f"1.0 with TASK {config.TASK}, which crops nothing"
 
 
 def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:
@@ -203,6 +223,8 @@ def _of_float_pixels(config: Configuration) -> Iterator[Conflict]:
         yield "TRAIN.AUTO_AUGMENT", f"None {place}: {reason}"
     if train.COLOR_JITTER:
         yield "TRAIN.COLOR_JITTER", f"0.0 {place}: {reason}"
+    if train.PHOTOMETRIC:
+        yield "TRAIN.PHOTOMETRIC", f"False {place}: {reason}"
     if data.LOADER != "paddle":
         yield "DATA.LOADER", f"paddle {place}: {reason}"
 
@@ -219,6 +241,8 @@ def _of_dali(config: Configuration) -> Iterator[Conflict]:
         yield "TRAIN.AUTO_AUGMENT", f"None {reason}"
     if train.COLOR_JITTER:
         yield "TRAIN.COLOR_JITTER", f"0.0 {reason}"
+    if train.PHOTOMETRIC:
+        yield "TRAIN.PHOTOMETRIC", f"False {reason}"
     if data.SKIP_BROKEN:
         yield "DATA.SKIP_BROKEN", f"False {reason}"
     if data.EXIF_ORIENTATION:

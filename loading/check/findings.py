@@ -17,8 +17,8 @@ from loading.class_names import class_name
 from loading.label_sets import LabelSets, are_known, every_label, label_groups, take_labels
 from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
-from loading.transforms.image import before_crop, covering
-from settings.configuration import Configuration, pair
+from loading.transforms.image import covering, evaluation_size
+from settings.configuration import Configuration
 from settings.registry import datasets
 
 NAMES = {"train": "training", "val": "validation"}
@@ -318,14 +318,14 @@ def _image_findings(
 
 def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     """Returns which images have more than MAX_PIXELS after ``EvalTransform`` resizes them, [n]."""
-    data = config.DATA
     widths = np.maximum(records["width"], 1).tolist()
     heights = np.maximum(records["height"], 1).tolist()
-    to = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
+    to = evaluation_size(config)
     sizes = zip(widths, heights, strict=True)
     pixels = np.array([math.prod(covering(*size, to)) for size in sizes], np.int64)
     limit = max(most_resized(config), math.prod(to))
-    return (pixels > limit) & (data.CROP_MODE != "squash") & records["readable"]
+    keeps_ratio = config.DATA.CROP_MODE in ("center", "short")
+    return (pixels > limit) & keeps_ratio & records["readable"]
 
 
 def _stops(config: Configuration, mode: str, broken: np.ndarray, listed: bool) -> bool:

@@ -18,17 +18,20 @@ from loading.transforms.auto import build_auto_augment, interpolations
 from loading.transforms.bands import Bands, most_resized
 from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
-from loading.transforms.masks import Mask
+from loading.transforms.masks import NEAREST, Mask
 from loading.transforms.ops import brightness, color, contrast
+from loading.transforms.photometric import distort
+from loading.transforms.scale_jitter import ScaleJitter, padded, padding_color
 from ops import images
 from settings.configuration import Configuration, pair
 
 Picture = Image.Image | EncodedImage | Bands
 # (height, width) in pixels
 Size = tuple[int, int]
+# Values of DATA.CROP_MODE by which images aren't cropped, and differ in size.
+WHOLE = "short", "own"
 # Pixels that the crop "simple" adds on each side.
 _BORDER = 4
-_NEAREST = Image.Resampling.NEAREST
 _JITTERED = (brightness, contrast, color)
 RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
@@ -42,8 +45,10 @@ class Geometry(NamedTuple):
 
     Attributes:
         resample: the filter of the image's crop.
-        box: of a "random_resized" crop, in pixels of the image; None for other crops.
+        box: of a "random_resized" or "scale_jitter" crop, in pixels of the image; None for other
+            crops.
         corner: (top, left) of another crop, in pixels of the resized image.
+        size: (height, width) of the crop. That of "scale_jitter" may be smaller than the result.
         matrix: of the affine map from places in the result to places in the crop (Pillow's six
             numbers); None: there is none.
         hflip, vflip: whether to flip it horizontally, and vertically.
@@ -52,6 +57,7 @@ class Geometry(NamedTuple):
     resample: Image.Resampling
     box: Box | None
     corner: tuple[int, int]
+    size: Size
     matrix: tuple[float, ...] | None
     hflip: bool
     vflip: bool
@@ -62,7 +68,8 @@ class TrainTransform:
 
     All of it is drawn from the generator that is passed to a call. The geometry is drawn once, and
     applied to the image and to its masks, to these with the nearest pixel. So are AUTO_AUGMENT's
-    operations that move pixels. Colours are changed in the image alone.
+    operations that move pixels. Colours are changed in the image alone: by AUTO_AUGMENT, then by
+    COLOR_JITTER, then by PHOTOMETRIC.
 
     A call may give another size than IMAGE_SIZE. What is drawn, including the ratio of the crop's
     box, doesn't depend on the ratio of that size (as in timm 1.0.31).
@@ -78,6 +85,8 @@ class TrainTransform:
       mirrored pixels are added on each side, and a random crop is taken.
     - "short_side", "squash": the short side, or both sides, are resized to IMAGE_SIZE / CROP_PCT,
       and a random crop is taken.
+    - "scale_jitter": semantic segmentation's (``scale_jitter``). The rest of a crop that is smaller
+      than IMAGE_SIZE is padded after all else, masks with the index that they ignore.
 
     Raises:
         InputError: there is no such AUTO_AUGMENT.
@@ -94,6 +103,9 @@ class TrainTransform:
         self.resize_to = before_crop(self.size, self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
+        self.jitter = ScaleJitter(config)
+        self.jitters_own_size = train.CROP_BASE == "own"
+        self.padding = padding_color(config)
         self.scale = train.CROP_SCALE
         self.ratio = train.CROP_RATIO
         self.hflip = train.HFLIP
@@ -101,6 +113,7 @@ class TrainTransform:
         self.affine = train.AFFINE
         self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
         self.color_jitter = train.COLOR_JITTER
+        self.photometric = train.PHOTOMETRIC
 
     def at(self, size: int | Size) -> "TrainTransform":
         """Returns this transform for another size of pixels."""
@@ -125,19 +138,21 @@ class TrainTransform:
         if size is not None and pair(size) != self.size:
             return self.at(size).with_masks(image, masks, rng)
         # The order of the draws is part of the result: another order gives other samples.
-        geometry = self.draw(*image.size, rng)
+        geometry = self.draw(*image.size, rng, masks)
         pixels = self._moved(image, geometry, geometry.resample)
-        moved = [self._moved(mask.image, geometry, _NEAREST, mask.ignored) for mask in masks]
+        moved = [self._moved(mask.image, geometry, NEAREST, mask.ignored) for mask in masks]
         if self.augment is not None:
             # From a copy of the generator, the policy draws for a mask what it draws for the image.
             for place, mask in enumerate(masks):
                 cropped = Mask(Image.fromarray(moved[place]), mask.ignored)
                 moved[place] = np.asarray(self.augment(cropped, copy.deepcopy(rng)).image)
-        return _pixels(self._recolor(pixels, rng)), moved
+        pixels = padded(_pixels(self._recolor(pixels, rng)), self.size, self.padding)
+        sized = zip(moved, masks, strict=True)
+        return pixels, [padded(values, self.size, mask.ignored) for values, mask in sized]
 
     def _recolor(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Returns the pixels of a crop after AUTO_AUGMENT and the colour jitter."""
-        if self.augment is None and not self.color_jitter:
+        """Returns the pixels of a crop with their colours changed."""
+        if self.augment is None and not self.color_jitter and not self.photometric:
             return pixels
         image = pixels if images.load() else Image.fromarray(pixels)
         if self.augment is not None:
@@ -148,19 +163,33 @@ class TrainTransform:
             factors = rng.uniform(low, high, len(_JITTERED))
             for index in rng.permutation(len(_JITTERED)):
                 image = _JITTERED[index](image, factors[index])
+        if self.photometric:
+            image = distort(image, rng)
         return np.asarray(image)
 
-    def draw(self, width: int, height: int, rng: np.random.Generator) -> Geometry:
+    def draw(
+        self, width: int, height: int, rng: np.random.Generator, masks: Sequence[Mask] = ()
+    ) -> Geometry:
         """Draws the geometry of a sample from an image of ``width`` x ``height``.
 
         Nothing else of a sample is drawn before it.
+
+        Args:
+            masks: of the image, which CROP_MAX_CLASS is for.
         """
         resample = self.resampling[0]
         if len(self.resampling) > 1:
             resample = self.resampling[rng.integers(len(self.resampling))]
         box = None
         corner = 0, 0
-        if self.crop.startswith("random_resized"):
+        size = self.size
+        if self.crop == "scale_jitter":
+            base = width, height
+            if not self.jitters_own_size:
+                base = covering(width, height, self.size)
+            box, resized = self.jitter.draw((width, height), base, self.size[::-1], masks, rng)
+            size = resized[::-1]
+        elif self.crop.startswith("random_resized"):
             box = self._crop_box(width, height, rng)
         else:
             rows, columns = self.resize_to
@@ -170,10 +199,10 @@ class TrainTransform:
             top = int(rng.integers(rows + 2 * border - self.size[0] + 1))
             left = int(rng.integers(columns + 2 * border - self.size[1] + 1))
             corner = top, left
-        matrix = self._affine_matrix(rng) if any(self.affine) else None
+        matrix = self._affine_matrix(size, rng) if any(self.affine) else None
         hflip = rng.random() < self.hflip
         vflip = self.vflip > 0 and rng.random() < self.vflip
-        return Geometry(resample, box, corner, matrix, hflip, vflip)
+        return Geometry(resample, box, corner, size, matrix, hflip, vflip)
 
     def _moved(
         self,
@@ -200,7 +229,7 @@ class TrainTransform:
     def _cropped(
         self, image: Picture, geometry: Geometry, resample: Image.Resampling
     ) -> np.ndarray:
-        height, width = self.size
+        height, width = geometry.size
         if geometry.box is not None:
             return resized_crop(image, geometry.box, (width, height), resample)
         resize = _squash if self.crop == "squash" else _cover
@@ -233,10 +262,10 @@ class TrainTransform:
         top = (height - h) // 2
         return left, top, left + w, top + h
 
-    def _affine_matrix(self, rng: np.random.Generator) -> tuple[float, ...]:
-        """Draws a rotation, a shift and a scaling."""
+    def _affine_matrix(self, size: Size, rng: np.random.Generator) -> tuple[float, ...]:
+        """Draws a rotation, a shift and a scaling of a crop of ``size``."""
         degrees, shift, scaling = self.affine
-        height, width = self.size
+        height, width = size
         angle = math.radians(rng.uniform(-degrees, degrees))
         dx, dy = rng.uniform(-shift, shift, 2) * (width, height)
         scale = 1 / (1 + rng.uniform(-scaling, scaling))
@@ -256,11 +285,13 @@ class EvalTransform:
 
     The image is resized to IMAGE_SIZE / CROP_PCT. DATA.CROP_MODE "center" keeps the ratio
     (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
-    (the evaluation of Swin and ConvNeXt at 384). Only DATA.CORRUPTION draws from the generator. It
-    changes the image alone.
+    (the evaluation of Swin and ConvNeXt at 384). "short" resizes as "center" does at CROP_PCT 1.0
+    and crops nothing, and "own" keeps the image's size: the pixels of two images may then differ
+    in size. Only DATA.CORRUPTION draws from the generator. It changes the image alone.
 
     Attributes:
-        keeps_size: images are neither resized nor cropped.
+        size: IMAGE_SIZE.
+        keeps_masks: masks are neither resized nor cropped.
 
     Raises:
         InputError: a package that DATA.CORRUPTION needs isn't installed.
@@ -268,11 +299,13 @@ class EvalTransform:
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.keeps_size = False
+        self.keeps_masks = False
+        mode = config.DATA.CROP_MODE
         self.size = pair(config.DATA.IMAGE_SIZE)
+        self.cropped_to = None if mode in WHOLE else self.size
         self.most = most_resized(config)
-        self.resize_to = before_crop(self.size, config.DATA.CROP_PCT)
-        self.resized = _squash if config.DATA.CROP_MODE == "squash" else _cover
+        self.resize_to = evaluation_size(config)
+        self.resized = _RESIZES[mode]
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
@@ -286,12 +319,21 @@ class EvalTransform:
         self, image: Picture, masks: Sequence[Mask], rng: np.random.Generator
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Returns the pixels [H, W, C] of an image, and [H, W] of each of its masks."""
-        return self(image, rng), [self._moved(mask.image, _NEAREST) for mask in masks]
+        pixels = self(image, rng)
+        if self.keeps_masks:
+            return pixels, [np.asarray(mask.image) for mask in masks]
+        return pixels, [self._moved(mask.image, NEAREST) for mask in masks]
 
     def _moved(self, image: Picture, resample: Image.Resampling) -> np.ndarray:
-        if self.keeps_size:
-            return _resize(image, image.size, resample, None)
-        return self.resized(image, self.resize_to, resample, self.most, self.size)
+        return self.resized(image, self.resize_to, resample, self.most, self.cropped_to)
+
+
+def evaluation_size(config: Configuration) -> Size:
+    """Returns the (height, width) that an evaluation resizes images to, or until they cover it."""
+    data = config.DATA
+    if data.CROP_MODE in WHOLE:
+        return pair(data.IMAGE_SIZE)
+    return before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
 
 
 def before_crop(size: Size, share: float) -> Size:
@@ -340,6 +382,13 @@ def _squash(
     return _resize(image, (to[1], to[0]), resample, centre)
 
 
+def _keep(
+    image: Picture, _to: Size, resample: Image.Resampling, _most: int, _centre: Size | None = None
+) -> np.ndarray:
+    """Returns an image's pixels at its own size."""
+    return _resize(image, image.size, resample, None)
+
+
 def _resize(
     image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None
 ) -> np.ndarray:
@@ -351,6 +400,10 @@ def _resize(
         top = round((size[1] - height) / 2)
         window = left, top, left + width, top + height
     return resized_crop(image, (0, 0, image.size[0], image.size[1]), size, resample, window)
+
+
+# How an evaluation resizes an image, by DATA.CROP_MODE.
+_RESIZES = {"center": _cover, "squash": _squash, "short": _cover, "own": _keep}
 
 
 def _mirror(pixels: np.ndarray) -> np.ndarray:
@@ -374,7 +427,7 @@ def _warped(
         matrix: maps places in the result to places in ``pixels``.
         ignored: fills what lies outside of a mask; None: it is an image, which gets black.
     """
-    resample = Image.Resampling.BILINEAR if ignored is None else _NEAREST
+    resample = Image.Resampling.BILINEAR if ignored is None else NEAREST
 
     def warp(values: np.ndarray) -> np.ndarray:
         image = Image.fromarray(values)

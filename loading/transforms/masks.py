@@ -15,6 +15,8 @@ from loading.transforms.decode import Broken, readable
 from loading.transforms.formats import decoded, opened_image
 from loading.transforms.orientation import TURNS, orientation_of
 
+# How a mask is resampled.
+NEAREST = Image.Resampling.NEAREST
 # The place of a PNG's bits per value, in its header.
 _BITS = 24
 # Pillow stretches grey of 2 and 4 bits to 0..255.

@@ -96,7 +96,7 @@ def test_the_crop_mode_is_the_weights(configured):
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
         (
             {"crop_mode": "border"},
-            "DATA.CROP_MODE is 'border', expected one of center, squash; with -o KEY VALUE yours is taken",
+            "DATA.CROP_MODE is 'border', expected one of center, squash, short, own; with -o KEY VALUE yours is taken",
         ),
         ({"mean": [1, 2]}, "DATA.IMAGENET_MEAN is"),
     ],
