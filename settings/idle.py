@@ -51,9 +51,11 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
     """
     needs = {name: key.needs for name, key in keys.items()}
     for kind in KINDS:
-        first = () if kind in (datasets, heads, tasks) else (TRAINING,)
+        first: tuple[Need, ...] = () if kind in (datasets, tasks) else (TRAINING,)
         if kind is losses:
             first = (TRAINING, LABELS)
+        elif kind is heads:
+            first = (MAPS,)
         for name, readers in kind.readers().items():
             declared = tuple(need for need in needs[name] if need not in first)
             needs[name] = (*first, *_component(kind, readers), *declared)

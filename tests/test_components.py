@@ -225,7 +225,7 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"answers": "logits"}, "answers is 'logits', expected softmax, sigmoid or ''"),
+        ({"answers": "logits"}, "answers is 'logits', expected softmax, sigmoid, pixels or ''"),
         ({"columns": "", "answers": "sigmoid"}, "answers has no effect without classes; leave it"),
         ({"classes": "0 90"}, "classes has no effect, because columns has labels; leave one out"),
         ({"reads": "TRAIN.LOSS"}, "reads has no effect, because columns has labels"),

@@ -44,13 +44,36 @@ def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list
         if names and classifiers_of(model, arrays):
             return names, "another kind in the file"
         return names, f"none in the file, {model.num_classes} in the model"
+    classes = set()
     for name in names:
-        if name not in arrays or arrays[name].shape[:-1] != tuple(state[name].shape[:-1]):
+        found = _classes_of(arrays[name], state[name], model.num_classes) if name in arrays else None
+        if found is None:
             return [], ""
-    classes = {arrays[name].shape[-1:] for name in names if not name.endswith(STATISTICS)}
-    if len(classes) > 1 or classes & {(), (model.num_classes,)}:
+        if not name.endswith(STATISTICS):
+            classes.add(found)
+    if len(classes) > 1 or model.num_classes in classes:
         return [], ""
-    return names, f"{classes.pop()[0]} classes in the file, {model.num_classes} in the model"
+    return names, f"{classes.pop()} classes in the file, {model.num_classes} in the model"
+
+
+def _classes_of(array: np.ndarray, tensor: paddle.Tensor, classes: int) -> int | None:
+    """Returns for how many classes a file has a classifier's tensor.
+
+    It is None if the array differs from the model's tensor in more than that.
+
+    Args:
+        tensor: of the model. It has ``classes`` places along one axis, or one more for no class.
+    """
+    if array.ndim != tensor.ndim:
+        return None
+    sizes = list(zip(array.shape, tensor.shape, strict=True))
+    differing = [(found, own) for found, own in sizes if found != own]
+    if not differing:
+        return classes
+    found, own = differing[0]
+    if len(differing) > 1 or own not in (classes, classes + 1):
+        return None
+    return found - own + classes
 
 
 def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:

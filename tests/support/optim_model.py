@@ -59,6 +59,9 @@ class Small(nn.Layer):
     def classifier_names(self):
         return ("head",)
 
+    def head_names(self):
+        return ("head",)
+
     def no_weight_decay(self):
         return {"embed"}
 

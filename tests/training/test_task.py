@@ -51,6 +51,9 @@ class Narrow(nn.Layer):
     def classifier_names(self):
         return ()
 
+    def head_names(self):
+        return ()
+
     def no_weight_decay(self):
         return set()
 

@@ -96,6 +96,25 @@ def test_classifiers_are_left_fresh_if_all_are_of_one_other_number_of_classes(we
     assert fit_classifiers(model, state, arrays) == expected
 
 
+@pytest.mark.parametrize(
+    ("own", "found", "fresh"),
+    [
+        # Convolutions, class embeddings, and a class more for what has none.
+        ((5, 4, 1, 1), (7, 4, 1, 1), True),
+        ((1, 5, 4), (1, 7, 4), True),
+        ((4, 6), (4, 8), True),
+        ((5, 4, 1, 1), (5, 4, 3, 1), False),
+        ((5, 4, 1, 1), (7, 3, 1, 1), False),
+        ((5, 4, 1, 1), (7, 4), False),
+    ],
+)
+def test_a_classifier_of_pixels_is_left_fresh_for_other_classes(own, found, fresh):
+    model = SimpleNamespace(num_classes=5, classifier_names=lambda: ("head",))
+    state = {"head.weight": paddle.zeros(own)}
+    expected = (["head.weight"], "7 classes in the file, 5 in the model") if fresh else ([], "")
+    assert fit_classifiers(model, state, {"head.weight": np.zeros(found)}) == expected
+
+
 def test_another_patch_size_resamples_the_kernel(saved):
     source, file = saved
     model = vit(patch_size=8)
