@@ -54,6 +54,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         _of_mixing,
         _of_multilabel,
         _of_target_threshold,
+        _of_heads,
     )
     for key, expected in chain.from_iterable(rule(config) for rule in rules):
         raise InputError(f"{key} is {quoted(values.get(key))}, expected {expected}")
@@ -364,4 +365,15 @@ def _of_target_threshold(config: Configuration) -> Iterator[Conflict]:
         yield (
             "TRAIN.BCE_TARGET_THRESH",
             f"below {label:.3g} (the label's own target): otherwise all targets would be 0",
+        )
+
+
+def _of_heads(config: Configuration) -> Iterator[Conflict]:
+    if answers_of(config.TASK) != "pixels":
+        return
+    if config.HEAD.NAME is None:
+        names = ", ".join(registry.heads.names())
+        yield (
+            "HEAD.NAME",
+            f"one of {names} with TASK {config.TASK}, or a file of configs/segmentation",
         )

@@ -135,10 +135,11 @@ def shipped_model(name: str) -> str | None:
 
 
 def model_files() -> list[Path]:
-    """Returns the files of the models under configs/, sorted by name. The files of recipes/ and
-    pretrain/ aren't among them: they train these models.
+    """Returns the files of the models under configs/, sorted by name. The files of recipes/,
+    pretrain/ and segmentation/ aren't among them: they train these models.
     """
-    files = (file for file in shipped_configs() if file.parent.name not in ("recipes", "pretrain"))
+    others = ("recipes", "pretrain", "segmentation")
+    files = (file for file in shipped_configs() if file.parent.name not in others)
     return sorted(files, key=lambda file: file.stem)
 
 

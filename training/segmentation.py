@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from errors import InputError
 from loading.transforms import Normalize
 from models.heads.base import resized
 from models.heads.windows import maps
@@ -71,19 +70,6 @@ class Segmentation(Task):
         self.weight = factors(class_weights(config, None))
         self.ignored = -1
 
-    def build_network(self) -> nn.Layer:
-        """Returns the model.
-
-        Raises:
-            InputError: there is no head, or it doesn't fit the encoder.
-        """
-        if self.config.HEAD.NAME is None:
-            raise InputError(
-                "HEAD.NAME is None, but TASK segmentation needs a head; give one, such as linear,"
-                " or a file of configs/segmentation"
-            )
-        return super().build_network()
-
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         super().prepare_data(dataset, mode)
         self.ignored = dataset.masks[MASK].ignored
@@ -93,8 +79,10 @@ class Segmentation(Task):
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         outputs = network(self.normalize(batch["pixels"]))
         mask = batch[MASK]
-        losses = [self._loss(logits, mask) for logits in outputs]
-        return {"loss": sum(losses[1:], start=paddle.zeros([])) * self.aux_weight + losses[0]}
+        loss, *of_auxiliary_heads = [self._loss(logits, mask) for logits in outputs]
+        for auxiliary in of_auxiliary_heads:
+            loss = loss + self.aux_weight * auxiliary
+        return {"loss": loss}
 
     def _loss(self, logits: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each image, [B], of logits of any size."""

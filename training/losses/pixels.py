@@ -22,8 +22,9 @@ def pixel_cross_entropy(
         ignored: the index of pixels without a class.
         weight: a factor per class, [K].
     """
-    known = mask != ignored
-    labels = paddle.where(known, mask, paddle.zeros_like(mask)).astype("int64")
+    labels = mask.astype("int64")
+    known = labels != ignored
+    labels = paddle.where(known, labels, paddle.zeros_like(labels))
     logarithms = log_softmax(logits.transpose([0, 2, 3, 1]))
     losses = -paddle.take_along_axis(logarithms, labels.unsqueeze(-1), axis=-1).squeeze(-1)
     factors = known.astype("float32")
