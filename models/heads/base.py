@@ -25,24 +25,27 @@ class Maps(NamedTuple):
         channels: of each map.
         reductions: how many pixels along a side make one place of each map.
         image_size: (height, width) of the images that the model is trained on, or of its windows.
+        prefix_tokens: how many tokens, such as a class token, come with each map.
     """
 
     channels: list[int]
     reductions: list[int]
     image_size: tuple[int, int]
+    prefix_tokens: int = 0
 
 
 class Head(nn.Layer):
     """Makes logits of the classes for each place from an encoder's intermediates.
 
     Attributes:
-        indices: the encoder's intermediates that are read if HEAD.INDICES doesn't say which.
+        indices: the encoder's intermediates that are read if HEAD.INDICES doesn't say which; None:
+            ``quarters``.
         last_norm: whether the encoder's last norm is applied to them, where it fits.
         reads_prefix: whether each intermediate comes as (map, prefix tokens).
         align_corners: how the logits are resized to the images' size.
     """
 
-    indices: Sequence[int] = (-1,)
+    indices: Sequence[int] | None = (-1,)
     last_norm = False
     reads_prefix = False
     align_corners = False
@@ -81,6 +84,19 @@ class Head(nn.Layer):
     def no_weight_decay(self) -> set[str]:
         """Returns the names of parameters without weight decay, besides biases and norms."""
         return set()
+
+
+def quarters(count: int) -> list[int]:
+    """Returns the intermediates at the end of each quarter of an encoder.
+
+    Of an encoder with stages they are its last four.
+
+    Args:
+        count: how many intermediates the encoder has.
+    """
+    if count < 8:
+        return list(range(max(0, count - 4), count))
+    return [count * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
 
 
 def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> paddle.Tensor:

@@ -9,7 +9,7 @@ from paddle.nn import functional as F
 from errors import InputError
 from models.base import ImageModel
 from models.encoder_network import EncoderNetwork
-from models.heads.base import Head, Maps, resized
+from models.heads.base import Head, Maps, quarters, resized
 from settings.configuration import Configuration, pair
 from settings.registry import heads
 from weights.names import segmentation
@@ -115,13 +115,18 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
         InputError: the encoder has no such intermediates, or the head can't read them.
     """
     kind, _ = heads.load(config.HEAD.NAME)
-    chosen = kind.indices if config.HEAD.INDICES is None else config.HEAD.INDICES
+    chosen = config.HEAD.INDICES
+    if chosen is None:
+        chosen = kind.indices
+    if chosen is None:
+        chosen = quarters(len(encoder.feature_info))
     indices = _checked_indices(encoder, chosen)
     info = [encoder.feature_info[index] for index in indices]
     maps = Maps(
         channels=[each["num_chs"] for each in info],
         reductions=[each["reduction"] for each in info],
         image_size=encoder.image_size,
+        prefix_tokens=encoder.num_prefix_tokens,
     )
     classes = config.MODEL.NUM_CLASSES
     head = heads.choose(config)(maps, classes)
