@@ -1,0 +1,135 @@
+"""Writes heads_*.npz and heads.json beside this file: what reduced segmentation models of
+transformers give with the formula's weights (transformers 5.24.0, torch 2.13.0).
+
+PYTHONPATH=tests python tests/golden/make_heads.py
+
+An .npz holds 512 ``places`` each of the ``logits`` of evaluation at the images' size, and in
+training of ``train`` and ``auxiliary`` at their own sizes. It also holds grad/NAME of sum(train *
+array("loss")) + sum(auxiliary * array("auxiliary")), by transformers' names: of all of the head,
+and of the encoder's embedding. heads.json holds config.json and the tensors' names and
+shapes, as ``save_pretrained`` writes them.
+"""
+
+import json
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# torchvision's operators don't load beside a CPU torch
+for name in ("_meta_registrations", "_autograd_registrations"):
+    sys.modules[f"torchvision.{name}"] = types.ModuleType(name)
+import transformers as hf  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
+
+from golden.formula import array, places  # noqa: E402
+from golden.heads import (  # noqa: E402
+    CLASSES,
+    CONVNEXT,
+    DPT,
+    PLAIN,
+    SIZES,
+    STAGES,
+    SWIN,
+    UPERNET,
+)
+
+FOLDER = Path(__file__).parent
+NUMBER = {"num_labels": CLASSES}
+
+
+def upernet(backbone, **options):
+    config = hf.UperNetConfig(backbone_config=backbone, **UPERNET, **NUMBER, **options)
+    return hf.UperNetForSemanticSegmentation(config)
+
+
+def beit():
+    config = hf.BeitConfig(
+        **PLAIN,
+        **NUMBER,
+        image_size=48,
+        patch_size=8,
+        use_relative_position_bias=True,
+        out_indices=[2, 3, 4, 5],
+        auxiliary_channels=6,
+        drop_path_rate=0.0,
+    )
+    return hf.BeitForSemanticSegmentation(config)
+
+
+def dpt(**options):
+    config = hf.DPTConfig(**(PLAIN | DPT | NUMBER | options), semantic_classifier_dropout=0.0)
+    return hf.DPTForSemanticSegmentation(config)
+
+
+MODELS = {
+    "upernet_swin": lambda: upernet(hf.SwinConfig(**SWIN, **STAGES)),
+    "upernet_convnext": lambda: upernet(
+        hf.ConvNextConfig(**CONVNEXT, **STAGES), pool_scales=[1, 2, 4], auxiliary_in_channels=10
+    ),
+    "upernet_beit": beit,
+    "dpt": dpt,
+    "dpt_add": lambda: dpt(
+        readout_type="add", use_batch_norm_in_fusion_residual=True, image_size=80
+    ),
+    "dpt_ignore": lambda: dpt(readout_type="ignore"),
+}
+
+
+def with_formula(model, folder):
+    """Returns the model with the formula's weights, loaded from a file with published names, and
+    the file's names and shapes.
+    """
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    shapes = {name: values.shape for name, values in load_file(file).items()}
+    weights = {name: array(name, shape) for name, shape in shapes.items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    model, report = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not report["unexpected_keys"], report
+    assert not report["missing_keys"], report
+    return model, {name: list(shape) for name, shape in shapes.items()}
+
+
+def record(name):
+    with tempfile.TemporaryDirectory() as folder:
+        model, shapes = with_formula(MODELS[name](), Path(folder))
+        config = json.loads((Path(folder) / "config.json").read_text())
+    images = torch.from_numpy(array("images", (2, 3, *SIZES[name])))
+    model.eval()
+    with torch.no_grad():
+        logits = model(images).logits
+        logits = torch.nn.functional.interpolate(logits, SIZES[name], mode="bilinear")
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    outputs = {}
+    head = model.head if name.startswith("dpt") else model.decode_head
+    head.register_forward_hook(lambda layer, inputs, output: outputs.update(train=output))
+    model.auxiliary_head.register_forward_hook(
+        lambda layer, inputs, output: outputs.update(auxiliary=output)
+    )
+    model.train()
+    model(images)
+    loss = sum(
+        (outputs[key] * torch.from_numpy(array(seed, tuple(outputs[key].shape)))).sum()
+        for key, seed in (("train", "loss"), ("auxiliary", "auxiliary"))
+    )
+    loss.backward()
+    arrays = {key: places(tensor.detach().numpy(), 512) for key, tensor in outputs.items()}
+    arrays["logits"] = places(logits.numpy(), 512)
+    for key, parameter in model.named_parameters():
+        of_encoder = key.startswith(("backbone.", "beit.", "dpt."))
+        kept = "hidden_states_norms" in key or "patch_embeddings" in key or not of_encoder
+        if kept and parameter.grad is not None:
+            arrays[f"grad/{key}"] = parameter.grad.numpy()
+    np.savez_compressed(FOLDER / f"heads_{name}.npz", **arrays)
+    return {"config": config, "tensors": shapes}
+
+
+if __name__ == "__main__":
+    written = {name: record(name) for name in MODELS}
+    (FOLDER / "heads.json").write_text(json.dumps(written))
