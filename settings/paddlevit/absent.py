@@ -62,7 +62,6 @@ _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types
 _TASKS = (
     _Task("GANs", keys=("DATA.MAX_GEN_NUM",), types="transgan|styleformer"),
     _DETECTION,
-    _Task("semantic segmentation", keys=("VAL.MULTI_SCALES_VAL",)),
 )
 FAMILIES = tuple(family.name for family in _FAMILIES)
 _ADVICE = "; docs/paddlevit.md lists what is"
