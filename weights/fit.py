@@ -95,6 +95,8 @@ def blind_classifiers(model: Target, file: Path) -> str:
         the warning, or "".
     """
     layers = [sublayer(model, name) for name in model.classifier_names()]
+    # A head for maps may have parameters among its classifiers.
+    layers = [layer for layer in layers if isinstance(layer, nn.Layer)]
     sublayers = [sub for layer in layers for sub in layer.sublayers(include_self=True)]
     linears = [layer for layer in sublayers if isinstance(layer, nn.Linear)]
     weights = [linear.weight.numpy() for linear in linears]
