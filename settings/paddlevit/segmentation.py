@@ -132,7 +132,7 @@ def check_keys(path: Path, own: dict[str, Any], known: Collection[str]) -> None:
         InputError: the encoder isn't here, or PaddleViT has no such key.
     """
     encoder = own.get("MODEL.ENCODER.TYPE")
-    if encoder in _ABSENT:
+    if isinstance(encoder, str) and encoder in _ABSENT:
         raise InputError(
             f"{path}: MODEL.ENCODER.TYPE is '{encoder}': {absent_type(_ABSENT[encoder])}"
         )
@@ -299,6 +299,8 @@ def _of_vit(settings: _Settings, keeps_token: bool) -> dict[str, Any]:
         "MODEL.GLOBAL_POOL": "token" if keeps_token else "avg",
         "MODEL.FINAL_NORM": False,
         "MODEL.PRETRAINED": settings["MODEL.PRETRAINED"],
+        # Its weights are a classifier's, which has more than this encoder.
+        "MODEL.PRETRAINED_ALLOW": ["norm.*"] if keeps_token else ["norm.*", "cls_token"],
         "HEAD.INDICES": settings["MODEL.ENCODER.OUT_INDICES"],
     }
 
@@ -345,11 +347,13 @@ def _of_upernet(settings: _Settings) -> dict[str, Any]:
     settings.require("MODEL.AUXFCN.UP_RATIO", 16)
     return {
         "MODEL.TYPE": "Swin",
+        "DATA.IMAGE_CHANNELS": settings["MODEL.TRANS.IN_CHANNELS"],
         "MODEL.PATCH_SIZE": settings["MODEL.TRANS.PATCH_SIZE"],
         "MODEL.EMBED_DIM": dim,
         "MODEL.STAGE_DEPTHS": settings["MODEL.TRANS.STAGE_DEPTHS"],
         "MODEL.NUM_HEADS": settings["MODEL.TRANS.NUM_HEADS"],
         "MODEL.WINDOW_SIZE": settings["MODEL.TRANS.WINDOW_SIZE"],
+        "MODEL.PAD_FIRST": True,
         "MODEL.MLP_RATIO": settings["MODEL.TRANS.MLP_RATIO"],
         "MODEL.QKV_BIAS": settings["MODEL.TRANS.QKV_BIAS"],
         "MODEL.DROPOUT": settings["MODEL.DROPOUT"],
@@ -384,11 +388,13 @@ def _of_segmenter(settings: _Settings) -> dict[str, Any]:
     decoder = settings["MODEL.DECODER_TYPE"]
     values = _of_vit(settings, keeps_token=True)
     values["MODEL.FINAL_NORM"] = True
+    values["MODEL.PRETRAINED_ALLOW"] = None
     values["TRAIN.HEAD_LR"] = settings["TRAIN.DECODER_LR_COEF"]
     if "ViT" in encoder:
         settings.require("MODEL.TRANS.KEEP_CLS_TOKEN", True)
     elif "DeiT" in encoder:
         values["MODEL.DISTILLED"] = True
+        values["DATA.IMAGE_CHANNELS"] = settings["MODEL.TRANS.IN_CHANNELS"]
         # The dropout of its blocks has no key, and its weights aren't loaded.
         settings.require("MODEL.DROPOUT", 0.0)
         values["MODEL.PRETRAINED"] = None
@@ -417,6 +423,7 @@ def _of_segformer(settings: _Settings) -> dict[str, Any]:
     settings.require("MODEL.SEGFORMER.IN_CHANNELS", dims)
     return {
         "MODEL.TYPE": "PVTv2",
+        "DATA.IMAGE_CHANNELS": settings["MODEL.TRANS.IN_CHANNELS"],
         "MODEL.EMBED_DIMS": dims,
         "MODEL.STAGE_DEPTHS": settings["MODEL.TRANS.NUM_LAYERS"],
         "MODEL.NUM_HEADS": heads,
@@ -430,7 +437,8 @@ def _of_segformer(settings: _Settings) -> dict[str, Any]:
         "MODEL.PRETRAINED": settings["MODEL.PRETRAINED"],
         "HEAD.NAME": "segformer",
         "HEAD.INDICES": [0, 1, 2, 3],
-        "HEAD.CHANNELS": settings["MODEL.SEGFORMER.CHANNELS"],
+        "HEAD.FUSED_CHANNELS": settings["MODEL.SEGFORMER.CHANNELS"],
+        "HEAD.MAP_BATCH_NORMS": True,
     }
 
 
