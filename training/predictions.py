@@ -19,11 +19,14 @@ from utils import all_gather, rank, writing_whole
 FILE = "predictions.csv"
 SINGLE_LABEL_COLUMNS = ("image", "label", "predicted", "probability")
 MULTILABEL_COLUMNS = ("image", "labels", "predicted", "worst", "worst_probability")
+PIXEL_COLUMNS = ("image", "pixel_acc", "mIoU", "label", "predicted", "pixels")
+# The confusion matrix of an evaluation that counts pixels.
+CONFUSION = "confusion.csv"
 
 
-def file_name(split: str) -> str:
-    """Returns the name of the table of a split, "val" or "ema"."""
-    return FILE if split == "val" else f"predictions_{split}.csv"
+def file_name(split: str, file: str = FILE) -> str:
+    """Returns the name of a table of a split, "val" or "ema"."""
+    return file if split == "val" else file.replace(".", f"_{split}.")
 
 
 class Predictions:
@@ -31,10 +34,15 @@ class Predictions:
 
     They are kept as tensors, so that no batch waits for the device. A sample takes 20 bytes, or
     K / 4 + 16 bytes in a multi-label evaluation of K classes.
+
+    Attributes:
+        confusion: of all ranks' pixels, [K, K] int64: rows are classes, columns answers; None: they
+            weren't counted.
     """
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
+        self.confusion: np.ndarray | None = None
 
     def add(self, **columns: Any) -> None:
         """Adds a batch: tensors or arrays [B, ...] by name, with the same names at each call."""
@@ -82,6 +90,10 @@ def write_tables(
             name = file_name(split)
             with run.logging_failure(name):
                 write(run.directory / name, columns, dataset, run.config.DATA.DATA_PATH)
+        if predictions.confusion is not None and rank() == 0:
+            name = file_name(split, CONFUSION)
+            with run.logging_failure(name):
+                write_confusion(run.directory / name, predictions.confusion, dataset.classes)
 
 
 def write(file: Path, columns: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:
@@ -90,7 +102,8 @@ def write(file: Path, columns: Mapping[str, np.ndarray], dataset: ImageDataset, 
     For one class per image, the columns are ``SINGLE_LABEL_COLUMNS``, then "class" and
     "predicted_class" if classes have names. For several, they are ``MULTILABEL_COLUMNS``. There,
     labels and predictions are class numbers with spaces between them, and the worst class is the
-    one whose probability is farthest from the truth.
+    one whose probability is farthest from the truth. For a class for each pixel, they are
+    ``PIXEL_COLUMNS`` and the names: the pair of classes that is confused most, of ``pixels`` pixels.
 
     Args:
         columns: as ``Predictions.gather`` returns them.
@@ -102,6 +115,11 @@ def write(file: Path, columns: Mapping[str, np.ndarray], dataset: ImageDataset, 
     if "truth" in columns:
         head = MULTILABEL_COLUMNS
         rows = _multilabel_rows(columns)
+    elif "pixel_acc" in columns:
+        head = PIXEL_COLUMNS
+        if dataset.classes:
+            head = (*PIXEL_COLUMNS, "class", "predicted_class")
+        rows = _pixel_rows(columns, dataset.classes)
     else:
         head = SINGLE_LABEL_COLUMNS
         if dataset.classes:
@@ -121,12 +139,40 @@ def _single_label_rows(
     for label, predicted, probability in zip(*numbers, strict=True):
         row = (label, predicted, round(probability, 6))
         if classes:
-            # The model, or the data, may have more classes than names.
-            row += tuple(
-                classes[number] if number < len(classes) else number
-                for number in (label, predicted)
-            )
+            row += _names((label, predicted), classes)
         yield row
+
+
+def _names(numbers: Sequence[int], classes: Sequence[str]) -> tuple[Any, ...]:
+    """Returns the names of classes. The model, or the data, may have more classes than names."""
+    return tuple(classes[number] if number < len(classes) else number for number in numbers)
+
+
+def _pixel_rows(
+    columns: Mapping[str, np.ndarray], classes: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
+    numbers = (columns[name].tolist() for name in PIXEL_COLUMNS[1:])
+    for pixel_acc, mean_iou, label, predicted, pixels in zip(*numbers, strict=True):
+        row: tuple[Any, ...] = (label, predicted, pixels)
+        if classes:
+            row += _names((label, predicted), classes)
+        if not pixels:
+            # No class is taken for another one.
+            row = ("", "", 0, "", "")[: len(row)]
+        yield (round(pixel_acc, 4), round(mean_iou, 4), *row)
+
+
+def write_confusion(file: Path, confusion: np.ndarray, classes: Sequence[str]) -> None:
+    """Writes a confusion matrix [K, K]: a row for each class, a column for each answer.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    names = _names(range(len(confusion)), classes)
+    with writing_whole(file) as table:
+        table.write(csv_line("label", *names))
+        for name, row in zip(names, confusion.tolist(), strict=True):
+            table.write(csv_line(name, *row))
 
 
 def _multilabel_rows(columns: Mapping[str, np.ndarray]) -> Iterator[tuple[Any, ...]]:

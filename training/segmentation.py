@@ -4,24 +4,35 @@ An evaluation compares the pixels of all masks at the masks' own sizes. It count
 confusion matrix, so its metrics depend on neither the number of processes nor the batch.
 """
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import paddle
 from paddle import nn
 
 from datasets import ImageDataset
+from errors import reporting_memory
 from loading.transforms import Normalize
 from models.heads.base import resized
-from models.heads.windows import maps
+from models.heads.windows import Way, pixel_logits
 from settings.configuration import Configuration, pair
-from settings.keys import Factor
+from settings.keys import Factor, between
 from settings.registry import tasks
 from training.losses.pixels import pixel_cross_entropy
 from training.losses.targets import class_weights, factors
+from training.pixel_metrics import (
+    answers_of_strips,
+    boundary_metrics,
+    count_boundaries,
+    count_pairs,
+    image_outcome,
+    metrics_of,
+)
+from training.predictions import Predictions
 from training.task import Batch, Metrics, Task
-from utils import all_reduce_sum
+from utils import all_gather, all_reduce_sum, within_memory
 
 # The column of masks.
 MASK = "mask"
@@ -40,6 +51,10 @@ class Segmentation(Task):
 
     Args:
         aux_weight: factor on the loss of each auxiliary head, which is added to the head's own.
+        scales: evaluate each image at these factors of its size, and average the probabilities;
+            [0.5, 0.75, 1.0, 1.25, 1.5, 1.75] is usual.
+        flip: average over the mirror images, too.
+        boundary: evaluate the boundaries' intersection over union as well.
     """
 
     best = "mIoU"
@@ -61,12 +76,16 @@ class Segmentation(Task):
         classes: Sequence[str] = (),
         *,
         aux_weight: Factor = 0.4,
+        scales: Sequence[Annotated[float, between(0.1, 10)]] = (1.0,),
+        flip: bool = False,
+        boundary: bool = False,
     ) -> None:
         super().__init__(config, classes)
         self.aux_weight = aux_weight
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-        self.window = pair(config.DATA.IMAGE_SIZE)
-        self.stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
+        stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
+        self.way = Way(pair(config.DATA.IMAGE_SIZE), stride, scales, flip)
+        self.boundary = boundary
         self.weight = factors(class_weights(config, None))
         self.ignored = -1
 
@@ -90,73 +109,58 @@ class Segmentation(Task):
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``mIoU``, ``mean_acc``, ``pixel_acc`` (percent), ``num_samples``, and
-        ``class_iou`` and ``class_acc`` by name.
+        ``class_iou`` and ``class_acc`` by name; with METHOD.BOUNDARY ``boundary_iou`` and
+        ``class_boundary_iou`` as well.
 
         They are computed from the pixels of all masks together. A class that neither a mask nor an
         answer has is None in ``class_iou``, and counts in no mean. The same holds for ``class_acc``
         and a class that no mask has.
+
+        Raises:
+            RunError: an image takes more memory than there is.
         """
         outputs = self.config.MODEL.NUM_CLASSES
         confusion = paddle.zeros([outputs * outputs], "int64")
-        total = paddle.zeros([2], "float64")
+        boundaries = paddle.zeros([3, outputs], "int64")
+        losses: list[paddle.Tensor] = []
+        self.predictions = Predictions()
         for batch in batches:
-            mask = batch[MASK]
-            images = self.normalize(batch["pixels"])
-            logits = maps(forward, images, self.window, self.stride)
-            logits = resized(logits.astype("float32"), mask.shape[1:])
-            losses = pixel_cross_entropy(logits, mask, self.ignored)
-            total += paddle.stack([losses, paddle.ones_like(losses)]).astype("float64").sum(1)
-            confusion += count_pairs(logits.argmax(1), mask, outputs, self.ignored)
-        loss, count = all_reduce_sum(total).numpy().tolist()
-        matrix = all_reduce_sum(confusion).numpy().reshape(outputs, outputs)
-        metrics = metrics_of(
-            matrix, list(self.classes) or [str(number) for number in range(outputs)]
-        )
-        return {"loss": loss / count, **metrics, "num_samples": int(count)}
+            mask = batch[MASK].astype("int64")
+            with (
+                within_memory(),
+                reporting_memory(functools.partial(_memory_advice, mask, self.way)),
+            ):
+                images = self.normalize(batch["pixels"])
+                strips = pixel_logits(forward, images, tuple(mask.shape[1:]), self.way)
+                answers, of_images = answers_of_strips(strips, mask, self.ignored)
+                losses.append(of_images)
+                for predicted, classes in zip(answers, mask, strict=True):
+                    pairs = count_pairs(predicted, classes, outputs, self.ignored)
+                    confusion += pairs
+                    if self.config.REPORT:
+                        self.predictions.add(**image_outcome(pairs, outputs))
+                    if self.boundary:
+                        boundaries += count_boundaries(predicted, classes, outputs, self.ignored)
+        own = paddle.concat(losses).numpy().tolist() if losses else []
+        # The exact sum of all, which doesn't depend on their order.
+        everyones = [loss for of_rank in all_gather(own) for loss in of_rank]
+        counts = paddle.concat([confusion, boundaries.flatten()])
+        sums = all_reduce_sum(counts).numpy()
+        matrix = sums[: outputs * outputs].reshape(outputs, outputs)
+        if self.config.REPORT:
+            self.predictions.confusion = matrix
+        names = list(self.classes) or [str(number) for number in range(outputs)]
+        metrics = metrics_of(matrix, names)
+        if self.boundary:
+            metrics |= boundary_metrics(sums[outputs * outputs :].reshape(3, outputs), names)
+        loss = math.fsum(everyones) / len(everyones)
+        return {"loss": loss, **metrics, "num_samples": len(everyones)}
 
 
-def count_pairs(
-    predicted: paddle.Tensor, mask: paddle.Tensor, classes: int, ignored: int
-) -> paddle.Tensor:
-    """Returns how many pixels have each (class, answer): [classes * classes] int64.
-
-    Args:
-        predicted: [B, H, W], the answers.
-        mask: [B, H, W], the classes.
-        ignored: the index of pixels that aren't counted.
-    """
-    mask = mask.astype("int64").flatten()
-    known = mask != ignored
-    pairs = mask * classes + predicted.astype("int64").flatten()
-    # Pixels that aren't counted get a place of their own at the end.
-    pairs = paddle.where(known, pairs, paddle.full_like(pairs, classes * classes))
-    return paddle.bincount(pairs, minlength=classes * classes + 1)[:-1]
-
-
-def metrics_of(confusion: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns what ``Segmentation.evaluate`` does of a confusion matrix [K, K] int64.
-
-    Its rows are classes, its columns answers. Without any pixel all means are 0.
-    """
-    right = np.diag(confusion)
-    of_class = confusion.sum(1)
-    union = of_class + confusion.sum(0) - right
-    iou = [
-        100 * int(hit) / int(all_) if all_ else None for hit, all_ in zip(right, union, strict=True)
-    ]
-    acc = [
-        100 * int(hit) / int(all_) if all_ else None
-        for hit, all_ in zip(right, of_class, strict=True)
-    ]
-    return {
-        "mIoU": _mean(iou),
-        "mean_acc": _mean(acc),
-        "pixel_acc": 100 * int(right.sum()) / max(1, int(confusion.sum())),
-        "class_iou": dict(zip(names, iou, strict=True)),
-        "class_acc": dict(zip(names, acc, strict=True)),
-    }
-
-
-def _mean(values: list[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else 0.0
+def _memory_advice(mask: paddle.Tensor, way: Way) -> str:
+    """Returns what needs less memory, for the evaluation of an image."""
+    height, width = mask.shape[1:]
+    smaller = "lower DATA.IMAGE_SIZE with DATA.CROP_MODE short"
+    if way.stride is None:
+        smaller = f"HEAD.STRIDE computes it in windows, or {smaller}"
+    return f"the image's mask has {width} x {height} pixels: {smaller}"

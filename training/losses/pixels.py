@@ -22,6 +22,7 @@ def pixel_cross_entropy(
         ignored: the index of pixels without a class.
         weight: a factor per class, [K].
     """
+    # Paddle chooses between tensors of int64, not of uint8.
     labels = mask.astype("int64")
     known = labels != ignored
     labels = paddle.where(known, labels, paddle.zeros_like(labels))

@@ -116,9 +116,10 @@ def read_run(folder: Path) -> FinishedRun:
                 raise Unreadable("expected a list of names")
     evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     predictions = {}
+    of_images = answers_of(config.TASK) != "pixels"
     for split, evaluation in evaluated.items():
         file = folder / file_name(split)
-        if file.exists():
+        if file.exists() and of_images:
             predictions[split] = read_predictions(file)
             _check_same_evaluation(file, predictions[split], evaluation)
     task: Any = tasks.load(config.TASK)[0]
