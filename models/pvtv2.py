@@ -1,4 +1,5 @@
-"""Pyramid Vision Transformer v2 (Wang et al. 2021, arXiv:2106.13797).
+"""Pyramid Vision Transformer v2 (Wang et al. 2021, arXiv:2106.13797), and with other sizes the Mix
+Transformer of SegFormer (MiT; Xie et al. 2021, arXiv:2105.15203).
 
 Parameter names, the order of operations and the initialisation are those of timm's
 ``PyramidVisionTransformerV2``. The weight of a Linear is [in, out] here and [out, in] there.
@@ -197,7 +198,7 @@ class PyramidVisionTransformerV2(ImageModel):
         droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
             first.
         norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the
-            embeddings and in the attention.
+            embeddings and in the attention. transformers' MiT has 1e-5.
 
     Raises:
         InputError: sizes that don't fit together.

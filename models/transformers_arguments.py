@@ -120,6 +120,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "depths": [2, 2, 2, 2],
         "num_attention_heads": [1, 2, 5, 8],
     },
+    "segformer": {
+        "hidden_sizes": [32, 64, 160, 256],
+        "depths": [2, 2, 2, 2],
+        "num_attention_heads": [1, 2, 5, 8],
+    },
     "poolformer": {"hidden_sizes": [64, 128, 320, 512], "depths": [2, 2, 6, 2]},
     "mobilevit": {
         "hidden_sizes": [144, 192, 240],
@@ -347,6 +352,26 @@ def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _segformer(config: dict[str, Any]) -> dict[str, Any]:
+    _expect_all(
+        config,
+        hidden_act="gelu",
+        num_encoder_blocks=4,
+        patch_sizes=[7, 3, 3, 3],
+        strides=[4, 2, 2, 2],
+        reshape_last_stage=True,
+    )
+    return {
+        "EMBED_DIMS": config["hidden_sizes"],
+        "STAGE_DEPTHS": config["depths"],
+        "NUM_HEADS": config["num_attention_heads"],
+        "MLP_RATIO": config.get("mlp_ratios", [4, 4, 4, 4]),
+        "SR_RATIO": config.get("sr_ratios", [8, 4, 2, 1]),
+        # Of all norms there; they don't read the configuration's layer_norm_eps.
+        "NORM_EPS": 1e-5,
+    }
+
+
 def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
     _expect_all(
         config,
@@ -471,6 +496,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "hiera": ("Hiera", _hiera),
     "levit": ("LeViT", _levit),
     "pvt_v2": ("PVTv2", _pvt_v2),
+    "segformer": ("PVTv2", _segformer),
     "poolformer": ("PoolFormer", _poolformer),
     "mobilevit": ("MobileViT", _mobilevit),
     "convnext": ("ConvNeXt", _convnext),

@@ -90,6 +90,7 @@ HEADS: dict[str, dict[str, str]] = {
         "LevitModel": ENCODER,
     },
     "pvt_v2": {"PvtV2ForImageClassification": LABELS, "PvtV2Model": ENCODER},
+    "segformer": {"SegformerForImageClassification": LABELS, "SegformerModel": ENCODER},
     "poolformer": {"PoolFormerForImageClassification": LABELS},
     "mobilevit": {"MobileViTForImageClassification": LABELS, "MobileViTModel": ENCODER},
     "convnext": {"ConvNextForImageClassification": LABELS, "ConvNextModel": ENCODER},

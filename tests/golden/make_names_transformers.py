@@ -134,6 +134,17 @@ CASES = {
         ),
         hf.PvtV2ForImageClassification,
     ),
+    "segformer": (
+        hf.SegformerConfig(
+            depths=[2, 1, 1, 1],
+            hidden_sizes=[8, 12, 24, 32],
+            num_attention_heads=[1, 2, 2, 4],
+            sr_ratios=[4, 3, 2, 1],
+            mlp_ratios=[2, 3, 4, 2],
+            **CLASSES,
+        ),
+        hf.SegformerForImageClassification,
+    ),
     "hiera": (
         hf.HieraConfig(embed_dim=4, image_size=[64, 64], depths=[1, 2, 1, 1], **CLASSES),
         hf.HieraForImageClassification,
@@ -200,6 +211,7 @@ for name, model in {
     "hiera": hf.HieraModel,
     "levit": hf.LevitModel,
     "pvt_v2": hf.PvtV2Model,
+    "segformer": hf.SegformerModel,
     "mobilevit": hf.MobileViTModel,
     "convnext": hf.ConvNextModel,
     "convnextv2": hf.ConvNextV2Model,
@@ -273,7 +285,9 @@ def kinds() -> dict[str, object]:
     for config, model in CASES.values():
         module = importlib.import_module(model.__module__)
         classes = [
-            name for name in module.__all__ if "PreTrained" not in name and "Text" not in name
+            name
+            for name in module.__all__
+            if not any(word in name for word in ("PreTrained", "Text", "DecodeHead", "Layer"))
         ]
         towers = [config, getattr(config, "vision_config", config)]
         for kind in {tower.model_type: type(tower) for tower in towers}.values():

@@ -280,6 +280,8 @@ def small_pyramid(kind, case, **changes):
     """
     if kind == "poolformer":
         return small_poolformer(**{"fc_norm": False} | changes)
+    if "MiT" in case:
+        return small_pvtv2(**{"mlp_ratio": 4, "norm_eps": 1e-5} | changes)
     # timm's and the authors' PVTv2 take the constructor's default
     norm_eps = 1e-6 if "PaddleViT" in case else None
     size = "pvtv2_linear" if "linear" in case else "pvtv2"

@@ -90,6 +90,8 @@ TOLD |= {
     "clip": {"vision_config"},
     "siglip": {"vision_config"},
 }
+# SegFormer's norms have an epsilon of 1e-5, whatever its configuration says.
+TOLD |= {"segformer": {"layer_norm_eps"}}
 TOLD |= {"clip_vision_model": {"projection_dim"}}
 
 

@@ -8,11 +8,13 @@ features (the classifier's input), and intermediates by their number. The answer
 ``parameters``, ``info`` (channels and reduction of each intermediate) and the versions.
 """
 
+import functools
 import importlib
 import importlib.util
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,33 @@ def lenet(in_chans: int, num_classes: int, **_: Any) -> torch.nn.Module:
     return model
 
 
+def mit(depths: tuple[int, ...], width: int) -> Callable[..., torch.nn.Module]:
+    """Returns the function that builds a Mix Transformer of SegFormer.
+
+    Its layers are those of timm's PVTv2, which has wider MLPs in the first two stages.
+    """
+    pvt = importlib.import_module("timm.models.pvt_v2")
+    sizes = {
+        "depths": depths,
+        "embed_dims": (width, 2 * width, 5 * width, 8 * width),
+        "num_heads": (1, 2, 5, 8),
+        "mlp_ratios": 4,
+    }
+    return functools.partial(pvt.PyramidVisionTransformerV2, **sizes)
+
+
 # Models that timm lacks, by our names: functions of timm's arguments, with the layers and the names
 # of the authors' code. Features and intermediates are compared where a model has timm's methods
 # ``forward_features``, ``forward_head`` and ``forward_intermediates``, and ``feature_info``.
-OTHERS = {"lenet": lenet}
+OTHERS = {
+    "lenet": lenet,
+    "mit_b0": mit((2, 2, 2, 2), 32),
+    "mit_b1": mit((2, 2, 2, 2), 64),
+    "mit_b2": mit((3, 4, 6, 3), 64),
+    "mit_b3": mit((3, 4, 18, 3), 64),
+    "mit_b4": mit((3, 8, 27, 3), 64),
+    "mit_b5": mit((3, 6, 40, 3), 64),
+}
 
 
 def build(name: str, options: dict[str, Any]) -> torch.nn.Module:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from weights.names import beit, cait, convnext, eva, mixer, swin, swinv2, vit, xcit
+from weights.names import beit, cait, convnext, eva, mixer, pvtv2, swin, swinv2, vit, xcit
 from weights.names.guess import guess_type
 from weights.names.rules import Arrays
 
@@ -14,6 +14,7 @@ _FAMILIES = {
     "eva": eva,
     "gmlp": mixer,
     "mixer": mixer,
+    "pvtv2": pvtv2,
     "resmlp": mixer,
     "swin": swin,
     "swinv2": swinv2,

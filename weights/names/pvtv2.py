@@ -1,4 +1,4 @@
-"""The names of tensors in files of PVTv2."""
+"""The names of tensors in files of PVTv2, and of SegFormer's MiT, which has the same layers."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from weights.names.rules import Arrays, rename
+from weights.names.rules import Arrays, dense_of, rename
 
 _RULES = (
     (r"^patch_embed(ding)?1\.", "patch_embed."),
@@ -16,18 +16,41 @@ _RULES = (
     (r"\.dwconv\.dwconv\.", ".dwconv."),
     # PaddleViT
     (r"(patch_embed|downsample)\.patch_embed\.", r"\1.proj."),
+    # The MiT of PaddleViT's SegFormer has a list for each stage: the embedding, the blocks, the norm.
+    (r"^layers\.0\.0\.", "patch_embed."),
+    (r"^layers\.(\d)\.0\.", r"stages.\1.downsample."),
+    (r"^layers\.(\d)\.1\.", r"stages.\1.blocks."),
+    (r"^layers\.(\d)\.2\.", r"stages.\1.norm."),
+    (r"(patch_embed|downsample)\.projection\.", r"\1.proj."),
+    (r"\.ffn\.pe_conv\.", ".mlp.dwconv."),
+    (r"\.ffn\.", ".mlp."),
 )
+# Files whose norms all have this epsilon, told by the name of their first embedding.
+_EPSILONS = {
+    # PaddleViT's PVTv2
+    "patch_embedding1.patch_embed.weight": 1e-6,
+    # PaddleViT's MiT, alone and in its SegFormer
+    "layers.0.0.projection.weight": 1e-5,
+    "backbone.layers.0.0.projection.weight": 1e-5,
+    # transformers' MiT
+    "segformer.encoder.patch_embeddings.0.proj.weight": 1e-5,
+    "encoder.patch_embeddings.0.proj.weight": 1e-5,
+}
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``PyramidVisionTransformerV2``.
 
-    Sources: the files of whai362/PVT and of PaddleViT.
+    Sources: the files of whai362/PVT, of NVlabs/SegFormer and of PaddleViT. The MLPs of PaddleViT's
+    MiT are 1 x 1 convolutions, whose weights become those of a Linear.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    return rename(arrays, _RULES)
+    return {
+        name: dense_of(array, layout, 2) if ".mlp.fc" in name else array
+        for name, array in rename(arrays, _RULES).items()
+    }
 
 
 def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
@@ -43,8 +66,11 @@ def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, An
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns the epsilon of the norms in PaddleViT's files, 1e-6 for all of them.
+    """Returns the epsilon of all norms in PaddleViT's and transformers' files.
 
-    timm's and the authors' norms have 1e-5 in the embeddings and in the attention.
+    timm's and the authors' norms have 1e-6, but for 1e-5 in the embeddings and in the attention.
     """
-    return {"NORM_EPS": 1e-6} if "patch_embedding1.patch_embed.weight" in arrays else {}
+    for name, epsilon in _EPSILONS.items():
+        if name in arrays:
+            return {"NORM_EPS": epsilon}
+    return {}

@@ -6,16 +6,30 @@ from collections.abc import Collection, Mapping
 
 import paddle
 
-from weights.names import heads_paddlevit
+from weights.names import heads_paddlevit, segformer
 from weights.names.encoders import split, with_timm_names
-from weights.names.rules import ENCODER_PREFIX, Arrays
+from weights.names.rules import ENCODER_PREFIX, Arrays, rename
+
+_HEAD = "decode_head."
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns the arrays under this toolkit's names (``weights.names.timm_names``)."""
     arrays = heads_paddlevit.network_names(arrays, layout, wanted)
+    arrays = segformer.head_names(_with_prefixes(arrays), layout, wanted)
     encoder, others = split(arrays, ENCODER_PREFIX)
     return with_timm_names(encoder, ENCODER_PREFIX, layout, wanted) | others
+
+
+def _with_prefixes(arrays: Arrays) -> Arrays:
+    """Returns the arrays with the encoder's prefix before all names outside of the head.
+
+    transformers' names have lost their own prefix before (``weights.names.transformers``), and the
+    authors of SegFormer have "backbone.".
+    """
+    if any(name.startswith(ENCODER_PREFIX) for name in arrays):
+        return arrays
+    return rename(arrays, [(rf"^(backbone\.)?(?!{_HEAD})", ENCODER_PREFIX)])
 
 
 def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:

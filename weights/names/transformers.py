@@ -151,6 +151,19 @@ _PVT = (
     (r"\.dwconv\.dwconv\.", ".dwconv."),
     (r"^classifier\.", "head."),
 )
+_SEGFORMER = (
+    (r"^segformer\.", ""),
+    (r"^encoder\.patch_embeddings\.0\.", "patch_embed."),
+    (r"^encoder\.patch_embeddings\.(\d+)\.", r"stages.\1.downsample."),
+    (r"^encoder\.block\.(\d+)\.", r"stages.\1.blocks."),
+    (r"^encoder\.layer_norm\.(\d+)\.", r"stages.\1.norm."),
+    (r"\.layer_norm_([12])\.", r".norm\1."),
+    *_BLOCK,
+    (r"\.layer_norm\.", ".norm."),
+    (r"\.mlp\.dense([12])\.", r".mlp.fc\1."),
+    (r"\.dwconv\.dwconv\.", ".dwconv."),
+    (r"^classifier\.", "head."),
+)
 _POOLFORMER = (
     (r"^poolformer\.", ""),
     (r"^encoder\.patch_embeddings\.0\.projection\.", "stem.conv."),
@@ -355,6 +368,11 @@ _KINDS = (
     ),
     _Kind(
         r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _finish_pvt
+    ),
+    _Kind(
+        r"^(segformer\.)?encoder\.patch_embeddings\.0\.layer_norm\.weight$",
+        _SEGFORMER,
+        _finish_pvt,
     ),
     _Kind(r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
     _Kind(
