@@ -243,6 +243,15 @@ def read_colors(file: Path) -> tuple[list[str], Masks]:
     return names, masks_of(len(names), table)
 
 
+def colors_text(names: Sequence[str], table: MaskTable) -> str:
+    """Returns the text of a list of colours, of which ``read_colors`` makes the same table."""
+    lines = []
+    for colour, index in zip(table.stored.tolist(), table.indices.tolist(), strict=True):
+        name = names[index] if index < len(names) else ""
+        lines.append(f"{' '.join(map(str, colour))} {name}".rstrip() + "\n")
+    return "".join(lines)
+
+
 # ------------------------------------------------------------------- readers
 
 

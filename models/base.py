@@ -99,6 +99,8 @@ class ImageModel(nn.Layer):
         layout: axes of a stage's output: "NCHW", "NHWC", or "NLC": tokens, row by row.
         pos_embed_layout: axes of ``pos_embed``, if there is one.
         num_prefix_tokens: number of tokens before those of the places.
+        takes_masks: whether ``_stage`` takes a ``mask`` of the attention, and more tokens than the
+            images have. The mask [B, N, N] is added to the scores of N tokens.
         num_features: channels of the pooled features.
 
     Raises:
@@ -117,6 +119,7 @@ class ImageModel(nn.Layer):
     layout: Literal["NCHW", "NHWC", "NLC"] = "NCHW"
     pos_embed_layout: str = "NLC"
     num_prefix_tokens = 0
+    takes_masks = False
     num_features: int
 
     def __init__(

@@ -53,7 +53,7 @@ class Attention(nn.Layer):
         proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same. ``cosines`` and ``sines`` are the output of ``RotaryEmbedding``
-    for N tokens.
+    for N tokens. A ``mask`` [B, N, N] is added to each item's scores.
     """
 
     def __init__(
@@ -89,7 +89,11 @@ class Attention(nn.Layer):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(
-        self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor
+        self,
+        x: paddle.Tensor,
+        cosines: paddle.Tensor,
+        sines: paddle.Tensor,
+        mask: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         x = attend_heads(
             self._project(x),
@@ -97,9 +101,10 @@ class Attention(nn.Layer):
             self.head_dim,
             self.scale,
             drop=self.attn_drop,
+            mask=mask,
             turns=(cosines, sines),
             halves=self.halves,
-            flash=True,
+            flash=mask is None,
         )
         return self.proj_drop(self.proj(self.norm(x)))
 
@@ -124,7 +129,7 @@ class Block(nn.Layer):
         epsilon: epsilon of the layer norms.
         drop_path: rate of stochastic depth.
 
-    Shape: [B, N, D] -> the same; ``cosines`` and ``sines`` are those of ``Attention``.
+    Shape: [B, N, D] -> the same; ``cosines``, ``sines`` and ``mask`` are those of ``Attention``.
     """
 
     def __init__(
@@ -150,9 +155,13 @@ class Block(nn.Layer):
             self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(
-        self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor
+        self,
+        x: paddle.Tensor,
+        cosines: paddle.Tensor,
+        sines: paddle.Tensor,
+        mask: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        branch = self.attn(self.norm1(x), cosines, sines)
+        branch = self.attn(self.norm1(x), cosines, sines, mask)
         if self.gamma_1 is not None:
             branch = scale_channels(branch, self.gamma_1)
         x = self.drop_path1(branch, onto=x)
@@ -219,6 +228,7 @@ class Eva(ImageModel):
     weight_names = names
     layout = "NLC"
     resizable = True
+    takes_masks = True
 
     def __init__(
         self,
@@ -354,9 +364,14 @@ class Eva(ImageModel):
         return self.rope(self.patch_embed.last_grid)
 
     def _stage(
-        self, stage: Any, x: paddle.Tensor, shared: tuple[paddle.Tensor, paddle.Tensor]
+        self,
+        stage: Any,
+        x: paddle.Tensor,
+        shared: tuple[paddle.Tensor, paddle.Tensor],
+        mask: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        return self._run(stage, x, *shared)
+        others = shared if mask is None else (*shared, mask)
+        return self._run(stage, x, *others)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)

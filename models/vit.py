@@ -176,6 +176,7 @@ class VisionTransformer(ImageModel):
         self.head_batch_norm = head_batch_norm
         self.weight_init = weight_init
         self.distilled = distilled
+        self.takes_masks = block == "serial" and attention == "softmax"
         self.act = act
         norm_eps = norm_eps or (1e-5 if pre_norm else 1e-6)
         norm_layer = functools.partial(LayerNorm, embed_dim, epsilon=norm_eps)
@@ -317,12 +318,17 @@ class VisionTransformer(ImageModel):
         return [(block, prompts[index]) for index, block in enumerate(self.blocks)]
 
     def _stage(
-        self, stage: Any, x: paddle.Tensor, shared: Any, tokens: int | None = None
+        self,
+        stage: Any,
+        x: paddle.Tensor,
+        shared: Any,
+        tokens: int | None = None,
+        mask: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         block, prompts = stage
         if prompts is not None:
             x = self._insert_prompts(x, prompts, replaced=self.num_prompts)
-        others = () if tokens is None else (tokens,)
+        others = () if tokens is None and mask is None else (tokens, mask)
         return self._run(block, x, *others)
 
     def forward(self, x: paddle.Tensor) -> Any:

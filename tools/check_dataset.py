@@ -3,14 +3,15 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
-Errors are what would stop a run: images that can't be read or are too large, masks that can't be read
-or haven't the size of their images, classes without images, labels outside the range. Remarks are
-what spoils a run's numbers: images that are equal or look alike, in training and validation or under
-two labels.
+Errors are what would stop a run: images that can't be read or are too large, masks that can't be read,
+hold values of no class or haven't the size of their images, classes without images, labels outside the
+range. Remarks are what spoils a run's numbers: images that are equal or look alike, in training and
+validation or under two labels, masks of which all is ignored, classes without a pixel. A report also
+shows some images under their masks.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does in a training. It writes
-train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing
-is moved, and images that can't be read aren't listed. --groups keeps images together: a pattern of
+train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, multilabel_list or masks_list.
+Nothing is moved, and images that can't be read aren't listed. --groups keeps images together: a pattern of
 their paths, or a file with a path, a tab and a group on each line.
 
 Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error.
@@ -42,12 +43,15 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
-from settings.configuration import Configuration  # noqa: E402
+from settings.configuration import Configuration, is_users  # noqa: E402
 from settings.needs import float_pixels  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
+from settings.tasks import dataset_columns  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
+# The column of masks that -dataset=masks_list reads.
+MASK = "mask"
 
 
 def check_images(
@@ -155,40 +159,58 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
         root: the folder that the images' paths are relative to. In the lists they are relative to
             ``output``.
     """
+    from loading.check.mask_findings import usable_masks
     from loading.class_names import FILE
     from loading.label_sets import LabelSets, are_known
+    from loading.mask_folders import COLORS, colors_text
     from utils import writing_whole
 
     counts = {}
     kind = "imagenet2012"
-    if isinstance(parts["train"].source.labels, LabelSets):
+    source = parts["train"].source
+    if isinstance(source.labels, LabelSets):
         kind = "multilabel_list"
-    elif not are_known(parts["train"].source.labels):
+    elif MASK in source.masks:
+        kind = "masks_list"
+    elif not are_known(source.labels):
         kind = "images_list"
+
+    def listed(name: str) -> str:
+        """Returns the path of a file of this name, relative to the lists."""
+        path = os.path.join(os.path.realpath(root), os.path.relpath(name, root))
+        relative = os.path.relpath(path, os.path.realpath(output))
+        holds_tab = kind == "masks_list" and "\t" in relative
+        if relative != relative.strip() or "\n" in relative or holds_tab:
+            raise InputError(
+                f"{printable(path)}: a name like this can't stand in a list; rename it"
+            )
+        return relative
+
     try:
         output.mkdir(parents=True, exist_ok=True)
-        base = os.path.realpath(output)
         for mode, part in parts.items():
-            kept = np.flatnonzero(part.records["readable"]).tolist()
+            usable = part.records["readable"].copy()
+            if kind == "masks_list":
+                usable &= usable_masks(part.masks[MASK])
+            kept = np.flatnonzero(usable).tolist()
             labels = part.source.labels
             with writing_whole(output / LISTS[mode], "wb") as file:
                 for place in kept:
-                    path = os.path.join(
-                        os.path.realpath(root), os.path.relpath(part.source.name(place), root)
-                    )
-                    listed = os.path.relpath(path, base)
-                    if listed != listed.strip() or "\n" in listed:
-                        raise InputError(
-                            f"{printable(path)}: a name like this can't stand in a list; rename it"
-                        )
-                    line = listed
+                    line = listed(part.source.name(place))
                     if kind == "multilabel_list":
                         line += f"\t{','.join(map(str, labels.of(place)))}"
+                    elif kind == "masks_list":
+                        line += f"\t{listed(part.source.masks[MASK].name(place))}"
                     elif kind == "imagenet2012":
                         line += f" {labels[place]}"
                     file.write(os.fsencode(f"{line}\n"))
             counts[mode] = len(kept)
-        if classes := parts["train"].source.classes:
+        classes = source.classes
+        colours = source.masks[MASK].kind if kind == "masks_list" else None
+        if colours and colours.table is not None and colours.table.of_colours:
+            with writing_whole(output / COLORS) as file:
+                file.write(colors_text(classes, colours.table))
+        elif classes:
             with writing_whole(output / FILE) as file:
                 file.write("".join(f"{name}\n" for name in classes))
     except OSError as error:
@@ -207,8 +229,14 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
         )
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
         raise InputError(f"--split writes lists of files; DATASET {config.DATA.DATASET} has none")
+    name = config.DATA.DATASET
+    if options.output and dataset_columns(name) == (MASK,) and name not in ("masks", "masks_list"):
+        raise InputError(
+            f"--split lists masks as they are stored, and DATASET {name} stores other indices than"
+            " those of its classes; DATA.VAL_SPLIT splits them in a training"
+        )
     if options.output:
-        for name in (*LISTS.values(), "classes.txt"):
+        for name in (*LISTS.values(), "classes.txt", "colors.txt"):
             file = options.output / name
             if os.path.lexists(file):
                 raise InputError(f"{file} is there already; choose another -output, or remove it")
@@ -286,7 +314,8 @@ def main() -> None:
     config = build_config(options)
     check_outputs(options, config)
     start = time.monotonic()
-    limit = config.MODEL.NUM_CLASSES if options.cfg else "auto"
+    given = options.cfg or is_users(config, "MODEL.NUM_CLASSES")
+    limit = config.MODEL.NUM_CLASSES if given else "auto"
     result = check_images(config, options.workers, limit, bool(options.output))
     seconds = time.monotonic() - start
     count = sum(len(part.records) for part in result.parts.values())

@@ -7,20 +7,21 @@ confusion matrix, so its metrics depend on neither the number of processes nor t
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from errors import reporting_memory
+from errors import InputError, reporting_memory
 from loading.transforms import Normalize
-from models.heads.base import resized
+from models.heads.base import Head, resized
 from models.heads.windows import Way, pixel_logits
 from settings.configuration import Configuration, pair
-from settings.keys import Factor, between
+from settings.keys import Factor, InTraining, Share, between
+from settings.needs import is_, is_not
 from settings.registry import tasks
-from training.losses.pixels import pixel_cross_entropy
+from training.losses.pixels import PixelLoss
 from training.losses.targets import class_weights, factors
 from training.pixel_metrics import (
     answers_of_strips,
@@ -31,6 +32,7 @@ from training.pixel_metrics import (
     metrics_of,
 )
 from training.predictions import Predictions
+from training.run import Run
 from training.task import Batch, Metrics, Task
 from utils import all_gather, all_reduce_sum, within_memory
 
@@ -55,6 +57,12 @@ class Segmentation(Task):
             [0.5, 0.75, 1.0, 1.25, 1.5, 1.75] is usual.
         flip: average over the mirror images, too.
         boundary: evaluate the boundaries' intersection over union as well.
+        loss: "cross_entropy": the mean over an image's pixels that have a class. "ohem": over the
+            hardest of them. "focal": easy pixels count less.
+        ohem_threshold: pixels whose class has a lower probability count.
+        ohem_keep: how many of an image's pixels count at least, the hardest ones.
+        focal_gamma: the exponent of 1 minus the probability of a pixel's class.
+        dice: factor on a Dice loss, which is added to each head's loss.
     """
 
     best = "mIoU"
@@ -75,7 +83,16 @@ class Segmentation(Task):
         config: Configuration,
         classes: Sequence[str] = (),
         *,
-        aux_weight: Factor = 0.4,
+        aux_weight: Annotated[InTraining[Factor], is_not("HEAD.NAME", "eomt")] = 0.4,
+        loss: Annotated[
+            InTraining[Literal["cross_entropy", "ohem", "focal"]], is_not("HEAD.NAME", "eomt")
+        ] = "cross_entropy",
+        ohem_threshold: Annotated[InTraining[Share], is_("METHOD.LOSS", "ohem")] = 0.7,
+        ohem_keep: Annotated[
+            InTraining[int], between(1, 100_000_000), is_("METHOD.LOSS", "ohem")
+        ] = 100_000,
+        focal_gamma: Annotated[InTraining[Factor], is_("METHOD.LOSS", "focal")] = 2.0,
+        dice: Annotated[InTraining[Factor], is_not("HEAD.NAME", "eomt")] = 0.0,
         scales: Sequence[Annotated[float, between(0.1, 10)]] = (1.0,),
         flip: bool = False,
         boundary: bool = False,
@@ -86,8 +103,17 @@ class Segmentation(Task):
         stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
         self.way = Way(pair(config.DATA.IMAGE_SIZE), stride, scales, flip)
         self.boundary = boundary
-        self.weight = factors(class_weights(config, None))
+        self.loss = PixelLoss(
+            loss,
+            factors(class_weights(config, None)),
+            ohem_threshold,
+            ohem_keep,
+            focal_gamma,
+            dice,
+        )
         self.ignored = -1
+        # The head, where it has a loss of its own.
+        self.head: Head | None = None
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         super().prepare_data(dataset, mode)
@@ -95,9 +121,28 @@ class Segmentation(Task):
         if mode == "val":
             dataset.keep_sizes()
 
+    def prepare(self, model: Any, train: ImageDataset, run: Run) -> None:
+        """Takes the loss of a head that has one.
+
+        Raises:
+            InputError: the configuration has class weights, which such a loss doesn't read.
+        """
+        if model.decode_head.has_loss:
+            self.head = model.decode_head
+            if self.config.TRAIN.CLASS_WEIGHTS is not None:
+                raise InputError(
+                    f"TRAIN.CLASS_WEIGHTS is set, but HEAD.NAME {self.config.HEAD.NAME} has a loss of"
+                    " its own, without them; leave it out"
+                )
+
+    def after_update(self, model: Any, share: float) -> None:
+        model.decode_head.after_update(share)
+
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         outputs = network(self.normalize(batch["pixels"]))
         mask = batch[MASK]
+        if self.head is not None:
+            return {"loss": self.head.loss(outputs, mask, self.ignored)}
         loss, *of_auxiliary_heads = [self._loss(logits, mask) for logits in outputs]
         for auxiliary in of_auxiliary_heads:
             loss = loss + self.aux_weight * auxiliary
@@ -105,7 +150,7 @@ class Segmentation(Task):
 
     def _loss(self, logits: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each image, [B], of logits of any size."""
-        return pixel_cross_entropy(resized(logits, mask.shape[1:]), mask, self.ignored, self.weight)
+        return self.loss(resized(logits, mask.shape[1:]), mask, self.ignored)
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``mIoU``, ``mean_acc``, ``pixel_acc`` (percent), ``num_samples``, and

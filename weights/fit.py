@@ -46,7 +46,9 @@ def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list
         return names, f"none in the file, {model.num_classes} in the model"
     classes = set()
     for name in names:
-        found = _classes_of(arrays[name], state[name], model.num_classes) if name in arrays else None
+        found = (
+            _classes_of(arrays[name], state[name], model.num_classes) if name in arrays else None
+        )
         if found is None:
             return [], ""
         if not name.endswith(STATISTICS):

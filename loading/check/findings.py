@@ -11,7 +11,9 @@ import numpy as np
 
 from errors import printable
 from loading.check.duplicates import count_bits, near_pairs
+from loading.check.finding import EXAMPLES, NAMES, Finding, stops_a_run, with_messages
 from loading.check.images import CheckedImages
+from loading.check.mask_findings import index_findings, mask_findings
 from loading.check.masks import held_indices
 from loading.class_names import class_name
 from loading.label_sets import LabelSets, are_known, every_label, label_groups, take_labels
@@ -21,24 +23,8 @@ from loading.transforms.image import covering, evaluation_size
 from settings.configuration import Configuration
 from settings.registry import datasets
 
-NAMES = {"train": "training", "val": "validation"}
-# Examples of each finding, and of pairs of images that look alike.
-_EXAMPLES = 5
+# Examples of pairs of images that look alike.
 _PAIRS = 8
-
-
-class Finding(NamedTuple):
-    """A line about a dataset.
-
-    Attributes:
-        text: the line.
-        examples: some of the images or classes that it concerns, by name, or errors of images.
-        is_error: whether a run with this data would end in an error.
-    """
-
-    text: str
-    examples: Sequence[str]
-    is_error: bool
 
 
 class ReadableImages(NamedTuple):
@@ -247,8 +233,8 @@ def findings(
     result = _reader_findings(splits, problems, skipped, listed)
     for mode, split in splits.items():
         result += _image_findings(config, mode, split, listed)
-        result += _mask_findings(config, mode, split, listed)
-    result += _index_findings(splits)
+        result += mask_findings(config, mode, split, listed)
+    result += index_findings(splits)
     result += _label_findings(config, splits, listed)
     images = images_of(splits)
     same = exact_duplicates(images)
@@ -286,10 +272,10 @@ def _reader_findings(
         if len(messages) > 1:
             text += f" (and {len(messages) - 1} more)"
         is_error = not listed or mode not in splits
-        result.append(Finding(text, messages[1:_EXAMPLES], is_error))
+        result.append(Finding(text, messages[1:EXAMPLES], is_error))
     if skipped:
         text = f"entries that aren't data (hidden, the system's, a run's, links), skipped: {len(skipped):,}"
-        result.append(Finding(text, skipped[:_EXAMPLES], False))
+        result.append(Finding(text, skipped[:EXAMPLES], False))
     return result
 
 
@@ -300,18 +286,18 @@ def _image_findings(
     result = []
     broken = ~split.records["readable"]
     if broken.any():
-        is_error = _stops(config, mode, broken, listed)
+        is_error = stops_a_run(config, mode, broken, listed)
         text = f"{NAMES[mode]} images that can't be read"
-        result.append(_with_messages(split.messages, broken, text, is_error))
+        result.append(with_messages(split.messages, broken, text, is_error))
     flawed = split.records["flawed"]
     if flawed.any():
         text = f"{NAMES[mode]} images that are damaged, but decoded"
-        result.append(_with_messages(split.messages, flawed, text, False))
+        result.append(with_messages(split.messages, flawed, text, False))
     if mode == "val":
         narrow = too_narrow(config, split.records)
         if narrow.any():
             text = f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}"
-            places = np.flatnonzero(narrow)[:_EXAMPLES].tolist()
+            places = np.flatnonzero(narrow)[:EXAMPLES].tolist()
             result.append(Finding(text, [split.source.name(place) for place in places], True))
     return result
 
@@ -326,64 +312,6 @@ def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     limit = max(most_resized(config), math.prod(to))
     keeps_ratio = config.DATA.CROP_MODE in ("center", "short")
     return (pixels > limit) & keeps_ratio & records["readable"]
-
-
-def _stops(config: Configuration, mode: str, broken: np.ndarray, listed: bool) -> bool:
-    """Returns whether a run can't go on without the ``broken`` samples of a split, [n] bool."""
-    can_be_left_out = listed or (config.DATA.SKIP_BROKEN and mode == "train")
-    return bool(broken.all()) or not can_be_left_out
-
-
-def _with_messages(
-    messages: Mapping[int, str], flagged: np.ndarray, text: str, is_error: bool
-) -> Finding:
-    """Returns a finding about the flagged images or masks, with the messages of some of them."""
-    places = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
-    examples = [messages[place] for place in places if place in messages]
-    return Finding(f"{text}: {flagged.sum():,}", examples, is_error)
-
-
-def _mask_findings(
-    config: Configuration, mode: str, split: CheckedImages, listed: bool
-) -> list[Finding]:
-    """Returns findings about masks that don't fit their images, or hold a single index."""
-    result = []
-    for column, masks in split.masks.items():
-        what = f"{NAMES[mode]} masks of the column '{column}'"
-        unreadable = ~masks.records["readable"]
-        unfit = ~masks.records["fits"]
-        for flagged, problem in (
-            (unreadable, "that can't be read"),
-            (unfit, "that haven't the size of their images"),
-        ):
-            if flagged.any():
-                is_error = _stops(config, mode, unreadable | unfit, listed)
-                text = f"{what} {problem}"
-                result.append(_with_messages(masks.messages, flagged, text, is_error))
-        single = masks.records["indices"] == 1
-        if single.any():
-            places = np.flatnonzero(single)[:_EXAMPLES].tolist()
-            names = [printable(split.source.masks[column].name(place)) for place in places]
-            text = f"{what} that hold a single index: {single.sum():,}"
-            result.append(Finding(text, names, False))
-    return result
-
-
-def _index_findings(splits: Mapping[str, CheckedImages]) -> list[Finding]:
-    """Returns findings about indices of masks that nothing is trained on."""
-    if not splits.keys() >= {"train", "val"}:
-        return []
-    result = []
-    train = splits["train"].masks
-    for column, masks in splits["val"].masks.items():
-        if column not in train:
-            continue
-        untrained = (masks.pixels > 0) & (train[column].pixels == 0)
-        if untrained.any():
-            indices = np.flatnonzero(untrained)[:_EXAMPLES].tolist()
-            text = f"indices that only validation masks of the column '{column}' hold"
-            result.append(Finding(f"{text}: {untrained.sum():,}", list(map(str, indices)), False))
-    return result
 
 
 def _label_findings(
@@ -409,7 +337,7 @@ def _label_findings(
 
         def report(flagged: np.ndarray, text: str, is_error: bool = False) -> None:
             if flagged.any():
-                labels = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+                labels = np.flatnonzero(flagged)[:EXAMPLES].tolist()
                 names = [class_name(classes, label) for label in labels]
                 result.append(Finding(f"{text}: {flagged.sum():,}", names, is_error))
 
@@ -460,7 +388,7 @@ def _remarks(
     """Returns a remark about the flagged images, or none if there are none."""
     if not flagged.any():
         return []
-    places = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+    places = np.flatnonzero(flagged)[:EXAMPLES].tolist()
     examples = [image_name(splits, images, place) for place in places]
     return [Finding(f"{text}: {flagged.sum():,}", examples, False)]
 
@@ -505,7 +433,7 @@ def table(splits: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
             held = ""
             per_mask = ""
             if masks := split.masks.get(column):
-                held = held_indices(masks)
+                held = held_indices(masks, split.source.classes if masks.kind.classes else ())
                 counts = masks.records["indices"][masks.records["readable"]]
                 if len(counts):
                     per_mask = f"{counts.min():,} to {counts.max():,}"

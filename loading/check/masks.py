@@ -5,15 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from errors import RunError
+from loading.class_names import class_name
 from loading.sources import Masks
-from loading.transforms import check_mask_size, mask_image, readable
+from loading.transforms import UnknownValues, check_mask_size, mask_image, readable
 
 # About so many messages are kept for each split, and for each of its columns of masks.
 MESSAGES = 1000
-# Of each mask: whether it can be read, whether it has its image's size, and how many indices it holds.
-_RECORD = np.dtype([("readable", "?"), ("fits", "?"), ("indices", "i4")])
+# Of each mask: whether it can be read, whether it holds values that the dataset's table lacks, whether
+# it has its image's size, how many indices it holds, and whether any of these isn't ignored.
+_RECORD = np.dtype([
+    ("readable", "?"), ("unknown", "?"), ("fits", "?"), ("indices", "i4"), ("labelled", "?"),
+])  # fmt: skip
 # Indices have 16 bits at most.
 _NUM_INDICES = 1 << 16
 # The indices that a row of the table names.
@@ -39,7 +44,8 @@ class CheckedMasks(NamedTuple):
 
     Attributes:
         kind: as of ``MaskSource``.
-        records: [n]. A mask that can't be compared, because it or its image can't be read, fits.
+        records: [n]. A mask that can't be compared, because it or its image can't be read, fits. One
+            with unknown values is readable, and its pixels aren't counted.
         pixels: of each index, summed over all masks, [indices].
         messages: what is wrong with single masks, by their place; about the first MESSAGES.
     """
@@ -101,34 +107,56 @@ def check_masks(
     """
     checked = unchecked_masks(source, len(places))
     checked.records["fits"] = True
-    dtype = np.dtype(source.kind.dtype)
     for place, record, (image, size) in zip(places, checked.records, images, strict=True):
         name = source.name(place)
         try:
-            with readable(name, RunError):
-                data = source.data(place)
-            mask = mask_image(data, name, most, dtype, oriented, source.kind.table)
+            mask = read_mask(source, place, most, oriented)
             record["readable"] = True
             counts = np.bincount(np.asarray(mask).ravel())
             record["indices"] = np.count_nonzero(counts)
+            record["labelled"] = counts.sum() > counts[source.kind.ignored :][:1].sum()
             checked.pixels[: len(counts)] += counts
             if size is not None:
                 record["fits"] = mask.size == size
                 check_mask_size(mask, name, size, image)
+        except UnknownValues as error:
+            record["readable"] = True
+            record["unknown"] = True
+            record["labelled"] = True
+            checked.messages[place] = str(error)
         except RunError as error:
             checked.messages[place] = str(error)
     return checked
 
 
-def held_indices(masks: CheckedMasks) -> str:
-    """Returns the indices that masks hold with their shares of all pixels, the largest first."""
+def read_mask(source: MaskSource, place: int, most: int, oriented: bool) -> Image.Image:
+    """Returns a mask; raises RunError with its name where it can't be read.
+
+    Args:
+        place: of the mask in its source.
+        most, oriented: as of ``check_masks``.
+    """
+    name = source.name(place)
+    with readable(name, RunError):
+        data = source.data(place)
+    dtype = np.dtype(source.kind.dtype)
+    return mask_image(data, name, most, dtype, oriented, source.kind.table)
+
+
+def held_indices(masks: CheckedMasks, classes: Sequence[str] = ()) -> str:
+    """Returns the indices that masks hold with their shares of all pixels, the largest first.
+
+    Args:
+        classes: names of the indices; empty where they are of no known classes.
+    """
     total = masks.pixels.sum()
     order = np.argsort(-masks.pixels, kind="stable")
     held = order[masks.pixels[order] > 0].tolist()
     words = []
     for index in held[:_SHOWN]:
         ignored = " (ignored)" if index == masks.kind.ignored else ""
-        words.append(f"{index}{ignored} {masks.pixels[index] / total:.1%}")
+        name = class_name(classes, index) if classes and not ignored else str(index)
+        words.append(f"{name}{ignored} {masks.pixels[index] / total:.1%}")
     if len(held) > _SHOWN:
         words.append(f"{len(held) - _SHOWN} more")
     return ", ".join(words)

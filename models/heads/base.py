@@ -43,12 +43,24 @@ class Head(nn.Layer):
         last_norm: whether the encoder's last norm is applied to them, where it fits.
         reads_prefix: whether each intermediate comes as (map, prefix tokens).
         align_corners: how the logits are resized to the images' size.
+        runs_encoder: whether ``features`` runs the encoder itself, so that HEAD.INDICES would do
+            nothing.
+        has_loss: whether the head's training has a loss of its own, ``loss``.
     """
 
     indices: Sequence[int] | None = (-1,)
     last_norm = False
     reads_prefix = False
     align_corners = False
+    runs_encoder = False
+    has_loss = False
+
+    def check_encoder(self, encoder: ImageModel) -> None:
+        """Checks that the head can read the encoder.
+
+        Raises:
+            InputError: it can't.
+        """
 
     def features(self, encoder: ImageModel, images: paddle.Tensor, indices: Sequence[int]) -> Any:
         """Returns what ``forward`` reads of an encoder: its maps [B, channels, rows, columns], the
@@ -76,6 +88,23 @@ class Head(nn.Layer):
             features: what ``features`` returned.
         """
         raise NotImplementedError
+
+    def loss(self, outputs: Any, mask: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        """Returns the loss of each image, [B] float32, of a head that has one (``has_loss``).
+
+        Args:
+            outputs: what ``forward`` returned in training.
+            mask: [B, H, W], the pixels' classes.
+            ignored: the index of pixels without a class.
+        """
+        raise NotImplementedError
+
+    def after_update(self, share: float) -> None:
+        """Updates what a schedule changes (``training.task.Task.after_update``).
+
+        Args:
+            share: of the run's updates, how many were made before, from 0 to below 1.
+        """
 
     def classifier_names(self) -> tuple[str, ...]:
         """Returns the names of the layers and parameters that depend on the number of classes."""

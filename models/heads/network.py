@@ -116,6 +116,11 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
     """
     kind, _ = heads.load(config.HEAD.NAME)
     chosen = config.HEAD.INDICES
+    if kind.runs_encoder and chosen is not None:
+        raise InputError(
+            f"HEAD.INDICES is {chosen}, but HEAD.NAME {config.HEAD.NAME} runs the encoder's blocks"
+            " itself; leave it out"
+        )
     if chosen is None:
         chosen = kind.indices
     if chosen is None:
@@ -130,6 +135,7 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
     )
     classes = config.MODEL.NUM_CLASSES
     head = heads.choose(config)(maps, classes)
+    head.check_encoder(encoder)
     stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
     return SegmentationModel(encoder, head, indices, classes, stride)
 

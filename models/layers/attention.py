@@ -183,17 +183,26 @@ class Heads(nn.Layer):
         self.k_norm = LayerNorm(width, epsilon=1e-6) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
 
-    def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
+    def attend(self, qkv: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
         """Returns the outputs of all heads, side by side.
 
         Shape: [B, N, 3 H d], all queries first, then all keys, then all values -> [B, N, H d].
+
+        Args:
+            mask: added to each item's scores, [B, N, N].
         """
         tensors = [qkv]
         if self.qk_norm:
             q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
             tensors = [tensor.flatten(2) for tensor in (self.q_norm(q), self.k_norm(k), v)]
         return attend_heads(
-            tensors, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True
+            tensors,
+            self.num_heads,
+            self.head_dim,
+            self.scale,
+            self.attn_drop,
+            mask=mask,
+            flash=mask is None,
         )
 
 
@@ -212,7 +221,7 @@ class Attention(Heads):
         proj_drop: dropout of the output.
         proj_bias: whether the projection of the output has a bias.
 
-    Shape: [B, N, D] -> [B, N, D].
+    Shape: [B, N, D] -> [B, N, D]. A ``mask`` [B, N, N] is added to each item's scores.
     """
 
     def __init__(
@@ -231,8 +240,9 @@ class Attention(Heads):
         self.proj = Linear(num_heads * self.head_dim, dim, bias_attr=None if proj_bias else False)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.proj_drop(self.proj(self.attend(self.qkv(x))))
+    def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
+        others = () if mask is None else (mask,)
+        return self.proj_drop(self.proj(self.attend(self.qkv(x), *others)))
 
 
 def l2_normalize(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:

@@ -24,7 +24,7 @@ class Block(nn.Layer):
         act: activation of the MLP (``make_mlp``).
 
     Shape: [B, N, D] -> [B, N, D]. With ``tokens``, only so many of the first ones are returned; the
-    attention reads all N.
+    attention reads all N. A ``mask`` [B, N, N] is added to the scores of an ``Attention``.
     """
 
     def __init__(
@@ -48,8 +48,11 @@ class Block(nn.Layer):
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
 
-    def forward(self, x: paddle.Tensor, tokens: int | None = None) -> paddle.Tensor:
-        branch = self.attn(self.norm1(x))
+    def forward(
+        self, x: paddle.Tensor, tokens: int | None = None, mask: paddle.Tensor | None = None
+    ) -> paddle.Tensor:
+        others = () if mask is None else (mask,)
+        branch = self.attn(self.norm1(x), *others)
         if tokens is not None:
             branch = branch[:, :tokens]
             x = x[:, :tokens]

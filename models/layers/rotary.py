@@ -104,6 +104,19 @@ class RotaryEmbedding(nn.Layer):
         return np.cos(angles), np.sin(angles)
 
 
+def with_unrotated(table: Table, count: int) -> Table:
+    """Returns the output of ``RotaryEmbedding`` for ``count`` tokens more, which aren't rotated.
+
+    They come after the places.
+    """
+    cosines, sines = table
+    shape = [count, *cosines.shape[1:]]
+    return (
+        paddle.concat([cosines, paddle.ones(shape, cosines.dtype)]),
+        paddle.concat([sines, paddle.zeros(shape, sines.dtype)]),
+    )
+
+
 def rotate(x: paddle.Tensor, table: Table, halves: bool) -> paddle.Tensor:
     """Rotates each pair of channels of queries or keys by its token's angle; keeps their type.
 

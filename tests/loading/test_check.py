@@ -512,7 +512,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
         (["--split=2", "-output=x"], "DATA.VAL_SPLIT is 2.0, expected 0 < value < 1"),
         (
             ["-dataset=digits", "--split=0.2", "-output=x"],
-            "VAL_SPLIT does nothing without DATA.DATASET ",
+            "VAL_SPLIT does nothing with DATA.DATASET ",
         ),
     ],
 )

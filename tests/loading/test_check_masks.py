@@ -1,5 +1,8 @@
 """tools/check_dataset.py for datasets with masks."""
 
+import base64
+import io
+import re
 import sys
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from errors import InputError
 from loading.sources import Files, Masks
 from loading.subsets import read_split
 from settings.registry import datasets
@@ -198,3 +202,153 @@ def test_a_list_of_masks_that_isnt_as_long_is_one_line(folder, check, monkeypatc
     )
     with pytest.raises(Exception, match="^the column 'mask' has 2 entries for 1 images$"):
         check()
+
+
+# ------------------------------------------------------------ masks of classes
+
+DATA = ("-dataset=masks", "-data_path=pairs")
+CLASSES = ("sky", "tree", "road", "car")
+
+
+@pytest.fixture
+def pairs(tmp_path, monkeypatch):
+    """A folder of four images and masks a part, of four classes; no training mask has a car."""
+    for mode, held in (("train", 3), ("val", 4)):
+        for number in range(4):
+            rng = np.random.default_rng([number, held])
+            for folder, shape, high in (("images", (30, 40, 3), 256), ("masks", (30, 40), held)):
+                file = tmp_path / "pairs" / folder / mode / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_mask(file, rng.integers(0, high, shape, np.uint8))
+    (tmp_path / "pairs/classes.txt").write_text("".join(f"{name}\n" for name in CLASSES))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "pairs"
+
+
+def found(lines):
+    return [line for line in lines if line.startswith(("error", "remark"))]
+
+
+def held(lines):
+    """The names or indices that the table says masks hold."""
+    return set(re.findall(r"(\w+) [\d.]+%", row(lines, "mask: pixels")))
+
+
+def test_masks_of_classes_are_described_by_name(pairs, check):
+    status, lines = check(*DATA)
+    assert status == 0
+    assert found(lines) == [
+        "remark: classes without a pixel in the training masks of the column 'mask': 1, such as car"
+    ]
+    assert held(lines) == set(CLASSES)
+
+
+def test_what_is_wrong_with_masks_of_classes_is_a_line_each(pairs, check):
+    values = np.zeros((30, 40), np.uint8)
+    values[7, 5:9] = 9
+    write_mask(pairs / "masks/train/1.png", values)
+    write_mask(pairs / "masks/train/2.png", np.full((30, 40), 255, np.uint8))
+    write_mask(pairs / "masks/val/0.png", np.zeros((30, 40, 3), np.uint8))
+    (pairs / "masks/val/3.png").rename(pairs / "masks/val/x.png")
+    status, lines = check(*DATA)
+    assert status == 1
+    expected = [
+        "error: 1 of 4 images have no mask of their name in pairs/masks/val, the first is"
+        " images/val/3.png; add or remove files (and 1 more)",
+        "error: training masks of the column 'mask' that hold values of no class: 1, such as"
+        " pairs/masks/train/1.png: it holds the index 9 at x 5, y 7, and 4 pixels of unknown values in"
+        " all; expected 0..3 or 255; add its class to",
+        "remark: training masks of the column 'mask' of which all is ignored: 1, such as"
+        " pairs/masks/train/2.png",
+        "error: validation masks of the column 'mask' that can't be read: 1, such as"
+        " pairs/masks/val/0.png: it has 3 channels",
+        "remark: classes without a pixel in the training masks",
+    ]
+    assert len(found(lines)) == len(expected)
+    for line, start in zip(found(lines), expected, strict=True):
+        assert line.startswith(start)
+
+
+def test_masks_of_which_all_is_ignored_stop_a_run(pairs, check):
+    for number in range(4):
+        write_mask(pairs / f"masks/train/{number}.png", np.full((30, 40), 255, np.uint8))
+    status, lines = check(*DATA)
+    assert status == 1
+    assert found(lines)[0].startswith(
+        "error: training masks of the column 'mask' of which all is ignored: 4, such as"
+    )
+
+
+def test_without_names_of_classes_the_indices_are_shown(pairs, check):
+    (pairs / "classes.txt").unlink()
+    status, lines = check(*DATA)
+    assert status == 1
+    assert found(lines)[0].startswith(
+        "error: pairs: nothing says which classes the masks have; wri"
+    )
+    assert held(lines) == {"0", "1", "2", "3"}
+    status, lines = check(*DATA, "-o", "MODEL.NUM_CLASSES", "4")
+    assert status == 0
+    assert found(lines)[0].endswith("the training masks of the column 'mask': 1, such as class 3")
+
+
+@pytest.mark.parametrize("of_colours", [False, True])
+def test_a_split_lists_pairs(pairs, check, tmp_path, of_colours):
+    for name in ("images", "masks"):
+        for file in (pairs / name / "val").iterdir():
+            file.rename(pairs / name / f"train/v{file.name}")
+        (pairs / name / "val").rmdir()
+    write_mask(pairs / "masks/train/3.png", np.full((30, 40), 9, np.uint8))
+    colours = np.array([[0, 0, 0], [9, 0, 0], [0, 9, 0], [0, 0, 9], [7, 7, 7]], np.uint8)
+    if of_colours:
+        for file in (pairs / "masks/train").iterdir():
+            values = np.asarray(Image.open(file))
+            if values.max() < 4:
+                write_mask(file, colours[values])
+        lines = [f"{r} {g} {b} {name}" for (r, g, b), name in zip(colours, CLASSES, strict=False)]
+        (pairs / "colors.txt").write_text("\n".join([*lines, "7 7 7"]) + "\n")
+        (pairs / "classes.txt").unlink()
+    status, lines = check(*DATA, "--split=0.25", "-output=lists")
+    assert status == 0, lines
+    assert lines[-1] == (
+        "lists: 5 in train_list.txt and 2 in val_list.txt;"
+        " train with -dataset=masks_list -data_path=lists"
+    )
+    # The mask of no class isn't listed.
+    listed = (tmp_path / "lists/train_list.txt").read_text().split("\n")
+    listed += (tmp_path / "lists/val_list.txt").read_text().split("\n")
+    names = {line.rpartition("/")[2] for line in listed if line}
+    assert names == {f"{place}{number}.png" for place in ("", "v") for number in range(4)} - {
+        "3.png"
+    }
+    status, lines = check("-dataset=masks_list", "-data_path=lists")
+    assert status == 0
+    assert held(lines) == set(CLASSES)
+    for file in ("colors.txt", "classes.txt"):
+        kept = (pairs / file).exists()
+        assert (tmp_path / "lists" / file).exists() == kept
+        if kept:
+            assert (tmp_path / "lists" / file).read_text() == (pairs / file).read_text()
+
+
+def test_lists_of_other_indices_are_refused(pairs, check):
+    with pytest.raises(
+        InputError, match="and DATASET ade20k stores other indices than those of its"
+    ):
+        check("-dataset=ade20k", "-data_path=pairs", "--split=0.2", "-output=lists")
+
+
+def test_a_report_shows_images_under_their_masks(pairs, check, tmp_path):
+    values = np.full((30, 40), 1, np.uint8)
+    values[:, 20:] = 255
+    for number in range(4):
+        write_mask(pairs / f"images/train/{number}.png", np.full((30, 40, 3), 200, np.uint8))
+        write_mask(pairs / f"masks/train/{number}.png", values)
+    check(*DATA, "--report=out.html")
+    page = (tmp_path / "out.html").read_text()
+    place = page.index("Some of the images under their masks (mask)")
+    data = base64.b64decode(re.search(r"base64,([\w+/=]+)", page[place:])[1])
+    drawn = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).reshape(-1, 3)
+    shown = {tuple(colour) for colour in drawn.tolist()}
+    # Class 1 is Pascal VOC's dark red, over the grey picture; what is ignored stays as it is.
+    assert {(156, 80, 80), (200, 200, 200)} <= shown

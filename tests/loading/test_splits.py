@@ -285,9 +285,7 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
 
 
 def test_what_does_nothing_is_refused(tmp_path):
-    with pytest.raises(
-        InputError, match="VAL_SPLIT does nothing without DATA.DATASET .*multilabel_list or"
-    ):
+    with pytest.raises(InputError, match="VAL_SPLIT does nothing with DATA.DATASET .*digits or"):
         get_config(None, ["DATA.DATASET", "digits", *SPLIT])
     with pytest.raises(
         InputError,

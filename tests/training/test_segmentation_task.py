@@ -27,7 +27,7 @@ MODEL = [
 # The statistics of a batch norm are each process's own.
 HEAD = [
     "TASK", "segmentation", "HEAD.NAME", "linear", "HEAD.BATCH_NORM", "False", "HEAD.DROPOUT", "0.0",
-    "MODEL.NUM_CLASSES", "auto",
+    "DATA.CROP_MODE", "short", "MODEL.NUM_CLASSES", "auto",
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def options(tmp_path):
     write_masks(tmp_path / "data")
     return [
         *MODEL, *HEAD,
-        "DATA.DATASET", "masks", "DATA.DATA_PATH", str(tmp_path / "data"), "DATA.CROP_MODE", "short",
+        "DATA.DATASET", "masks", "DATA.DATA_PATH", str(tmp_path / "data"),
         "DATA.NUM_WORKERS", "0", "DATA.GLOBAL_BATCH", "4", "TRAIN.NUM_EPOCHS", "2", "TRAIN.WARMUP_EPOCHS", "0",
         "TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.1", "REPORT", "False", "SAVE_STEPS", "1", "KEEP_LAST", "99",
     ]  # fmt: skip

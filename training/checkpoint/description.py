@@ -110,8 +110,13 @@ class Description:
         Raises:
             InputError: a key or a value that this release doesn't take.
         """
-        words = ["TASK", self.task] if "HEAD.NAME" in self.values else []
-        for key in ("MODEL.TYPE", "MODEL.NAME"):
+        words = []
+        keys = ["MODEL.TYPE", "MODEL.NAME"]
+        if "HEAD.NAME" in self.values:
+            # Its keys are refused under other tasks.
+            words += ["TASK", self.task]
+            keys += ["HEAD.NAME", "DATA.CROP_MODE"]
+        for key in keys:
             if key in self.values:
                 words += [key, self.values[key]]
         config = get_config(None, words)

@@ -11,10 +11,18 @@ from weights.names.encoders import split, with_timm_names
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
 _HEAD = "decode_head."
+# The program of EoMT's authors (tue-mps/eomt), which names heads as here.
+_EOMT = (
+    (r"^criterion\.|^network\.encoder\.pixel_(mean|std)$", None),
+    (r"^network\.encoder\.backbone\.", "encoder."),
+    (r"^network\.", "decode_head."),
+)
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns the arrays under this toolkit's names (``weights.names.timm_names``)."""
+    if "network.q.weight" in arrays:
+        arrays = rename(arrays, _EOMT)
     arrays = heads_paddlevit.network_names(arrays, layout, wanted)
     arrays = segformer.head_names(_with_prefixes(arrays), layout, wanted)
     encoder, others = split(arrays, ENCODER_PREFIX)

@@ -223,6 +223,27 @@ _MOBILEVIT = (
 )
 
 
+# EoMT, as the network of an encoder and a head
+_EOMT = (
+    (r"^criterion\.", None),
+    (r"^attn_mask_probs$", "decode_head.attn_mask_probs"),
+    (r"^query\.", "decode_head.q."),
+    (r"^class_predictor\.", "decode_head.class_head."),
+    (r"^mask_head\.fc(\d)\.", lambda match: f"decode_head.mask_head.{2 * int(match[1]) - 2}."),
+    (r"^upscale_block\.block\.", "decode_head.upscale."),
+    (r"\.layernorm2d\.", ".norm."),
+    (r"^layernorm\.", "encoder.norm."),
+    (r"^embeddings\.register_tokens$", "encoder.reg_token"),
+    (r"^embeddings\.position_embeddings\.weight$", "encoder.pos_embed"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "encoder.patch_embed.proj."),
+    (r"^embeddings\.", "encoder."),
+    (r"^layers\.", "encoder.blocks."),
+    (r"\.attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.down_proj\.", ".mlp.fc2."),
+    *_BLOCK,
+)
+
+
 def timm_names(arrays: Arrays) -> Arrays:
     """Returns the arrays of a file of transformers under timm's names, in torch's layout.
 
@@ -244,6 +265,20 @@ def _finish_encoder(arrays: Arrays) -> Arrays:
         arrays = rename(arrays, [(r"\.attn\.([qv])\.bias$", r".attn.\1_bias")])
     if "head.weight" in arrays and "head_dist.weight" not in arrays:
         arrays = rename(arrays, [("^dist_token$", "reg_token")])
+    return join_qkv(arrays)
+
+
+def _finish_eomt(arrays: Arrays) -> Arrays:
+    """Joins queries, keys and values, and the two halves of a gated MLP."""
+    if "encoder.pos_embed" in arrays:
+        # transformers stores them without the axis of the batch.
+        positions = arrays["encoder.pos_embed"]
+        arrays["encoder.pos_embed"] = positions.reshape((1, *positions.shape))
+    for gate in [name for name in arrays if ".mlp.gate_proj." in name]:
+        up = gate.replace(".gate_proj.", ".up_proj.")
+        if up in arrays:
+            joined = concatenated([arrays.pop(gate), arrays.pop(up)])
+            arrays[gate.replace(".gate_proj.", ".fc1.")] = joined
     return join_qkv(arrays)
 
 
@@ -335,6 +370,8 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
+    # Before the encoders, whose blocks have the same names.
+    _Kind(r"^class_predictor\.weight$", _EOMT, _finish_eomt),
     _Kind(
         r"^((vit|deit|beit|dinov2\w*)\.)?encoder\.layer\.0\.attention\.attention\.query\.weight$",
         _ENCODER,
