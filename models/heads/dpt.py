@@ -8,12 +8,11 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from models.heads.base import Head, Maps, resized
+from models.heads.base import Head, Maps, initialise, resized
 from models.layers.activations import gelu, relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
-from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last
 from models.layers.linear import Linear
 from settings.keys import Rate, Size
@@ -177,7 +176,7 @@ class DPT(Head):
         self.fusion = nn.LayerList(Fusion(dim, fusion_batch_norm, i == 3) for i in range(4))
         self.main = Classifier(dim, num_classes, dropout)
         self.auxiliary = Classifier(dim, num_classes, dropout) if auxiliary else None
-        self.apply(init_convolution)
+        initialise(self)
 
     def forward(self, features: list[Any]) -> paddle.Tensor | list[paddle.Tensor]:
         fused = None

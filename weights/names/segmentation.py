@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import paddle
 
-from weights.names import heads_paddlevit, segformer
+from weights.names import heads_paddlevit, heads_transformers, segformer
 from weights.names.encoders import split, with_timm_names
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
@@ -24,8 +24,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if "network.q.weight" in arrays:
         arrays = rename(arrays, _EOMT)
     arrays = heads_paddlevit.network_names(arrays, layout, wanted)
-    arrays = segformer.head_names(_with_prefixes(arrays), layout, wanted)
-    encoder, others = split(arrays, ENCODER_PREFIX)
+    arrays = _with_prefixes(heads_transformers.network_names(arrays))
+    encoder, others = split(segformer.head_names(arrays, layout, wanted), ENCODER_PREFIX)
     return with_timm_names(encoder, ENCODER_PREFIX, layout, wanted) | others
 
 
@@ -42,4 +42,5 @@ def _with_prefixes(arrays: Arrays) -> Arrays:
 
 def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
     """Returns the arrays that a file's toolkit doesn't have (``weights.names.unstored_arrays``)."""
-    return heads_paddlevit.unstored_arrays(arrays, state)
+    of_transformers = heads_transformers.unstored_arrays(arrays, state)
+    return of_transformers | heads_paddlevit.unstored_arrays(arrays, state)
