@@ -108,7 +108,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         token, position = same_shape(arrays["cls_token"], position, "cls_token and its position")
         arrays["cls_token"] = np.add(token, position)
         arrays["reg_token"] = arrays.pop("register_tokens")
-    if "cls_token" in arrays and "cls_token" not in wanted:
+    if "cls_token" in arrays and "pos_embed" in wanted and "cls_token" not in wanted:
         arrays = _without_tokens_position(arrays)
     kernel = arrays.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
