@@ -171,8 +171,8 @@ def test_windows_and_sizes_of_an_evaluation(read):
     window = ("CROP_SIZE: [64,64]", "CROP_SIZE: [96,64]")
     stride = ("STRIDE_SIZE: [64,64]", "STRIDE_SIZE: [48,32]")
     config = read("segmenter", size, window, stride)
-    assert config.DATA.IMAGE_SIZE == [64, 96]
-    assert config.HEAD.STRIDE == [32, 48]
+    found = config.DATA.IMAGE_SIZE, config.HEAD.STRIDE
+    assert found == ([64, 96], [32, 48])
 
     base = "IMAGE_BASE_SIZE: 64"
     for changed, mode, evaluated in (
@@ -183,13 +183,13 @@ def test_windows_and_sizes_of_an_evaluation(read):
         ("IMAGE_BASE_SIZE: 64\n    SIZE_DIVISOR: 32", "short", None),
     ):
         config = read("segmenter", (base, changed))
-        assert (config.DATA.CROP_MODE, config.DATA.EVAL_SIZE) == (mode, evaluated)
+        assert (mode, evaluated) == (config.DATA.CROP_MODE, config.DATA.EVAL_SIZE)
     config = read("segmenter", (base, f"{base}\n    IS_SLIDE: False"))
     assert config.HEAD.STRIDE is None
     levels = f"{base}\n    MEAN: [127.5, 127.5, 127.5]\n    STD: [127.5, 127.5, 51]"
     config = read("segmenter", (base, levels))
-    assert config.DATA.IMAGENET_MEAN == [0.5, 0.5, 0.5]
-    assert config.DATA.IMAGENET_STD == [0.5, 0.5, 0.2]
+    found = config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD
+    assert found == ([0.5, 0.5, 0.5], [0.5, 0.5, 0.2])
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,9 @@ def test_windows_and_sizes_of_an_evaluation(read):
 def test_iterations_become_epochs_of_the_dataset(dataset, steps, name, epochs, read):
     changes = ("'ADE20K'", f"'{dataset}'"), ("ITERS: 160000", f"ITERS: {steps}")
     config = read("setr_pup", *changes)
-    assert (config.DATA.DATASET, config.TRAIN.NUM_EPOCHS) == (name, epochs)
-    assert config.TRAIN.CROP == ("squash" if name == "trans10k" else "scale_jitter")
+    assert (name, epochs) == (config.DATA.DATASET, config.TRAIN.NUM_EPOCHS)
+    crop = config.TRAIN.CROP
+    assert crop == ("squash" if name == "trans10k" else "scale_jitter")
     assert "n processes train n times as long" in config.notes[-1]
     assert ("exchanges both sides" in config.notes[-1]) == (name != "trans10k")
 
@@ -227,8 +228,8 @@ def test_rates_are_those_of_its_schedulers(read):
     warm = "NAME: 'WarmupPolyLR'\n        WARM_UP_STEPS: 1500\n        POWER: 1.0"
     changes = [("NAME: 'PolynomialDecay'", warm), ("END_LR: 1e-4", "END_LR: 0.0")]
     config = read("upernet_swin", *changes, ("BATCH_SIZE: 2", "BATCH_SIZE: 32"))
-    assert config.TRAIN.WARMUP_EPOCHS == pytest.approx(1500 * 32 / 20_210)
-    assert config.TRAIN.LR_SCHEDULER.POWER == 1.0
+    found = config.TRAIN.WARMUP_EPOCHS, config.TRAIN.LR_SCHEDULER.POWER
+    assert found == pytest.approx((1500 * 32 / 20_210, 1.0))
     steps_per_epoch = 20_210 / 32
     total = config.TRAIN.NUM_EPOCHS * steps_per_epoch
     schedule = build_schedule(config, steps_per_epoch, 32)
@@ -263,7 +264,8 @@ def test_each_optimizer_has_its_keys(theirs, expected, read):
         list(optimizer.BETAS),
         train.GRAD_CLIP,
     ) == expected
-    assert train.WEIGHT_DECAY == (0.01 if "1e-2" in theirs else 0.0)
+    decay = train.WEIGHT_DECAY
+    assert decay == (0.01 if "1e-2" in theirs else 0.0)
 
 
 # Of UPerNet's file: a line, what replaces it, and the error.

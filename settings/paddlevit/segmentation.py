@@ -6,12 +6,14 @@ reads some of them, so a key that the chosen model doesn't read has no effect in
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from errors import InputError
 from settings.paddlevit.absent import absent_type
+from settings.paddlevit.segmentation_models import MODELS
+from settings.paddlevit.tracked import TrackedSettings
 from settings.suggestions import nearest_key
 from settings.values import quoted
 
@@ -66,52 +68,6 @@ _DATASETS = {
 }
 
 
-class _Settings:
-    """PaddleViT's values, which remembers what was read.
-
-    Attributes:
-        path: of the file, for errors.
-        keys_read: the keys that were read so far.
-    """
-
-    def __init__(self, values: dict[str, Any], path: Path) -> None:
-        self._values = values
-        self.path = path
-        self.keys_read: set[str] = set()
-
-    def __getitem__(self, key: str) -> Any:
-        self.keys_read.add(key)
-        return self._values[key]
-
-    def refuse(self, key: str, expected: str) -> NoReturn:
-        raise InputError(f"{self.path}: {key} is {quoted(self[key])}, expected {expected}")
-
-    def require(self, key: str, *values: Any) -> Any:
-        """Returns the value of a key, of which this toolkit has only some.
-
-        Raises:
-            InputError: it is another one.
-        """
-        if self[key] not in values:
-            choices = " or ".join(str(value) for value in values)
-            self.refuse(key, f"{choices}, which is what this toolkit has")
-        return self[key]
-
-    def sides(self, key: str) -> list[int]:
-        """Returns a list of two sides.
-
-        Raises:
-            InputError: the value isn't one.
-        """
-        value = self[key]
-        are_sides = isinstance(value, list) and all(
-            type(side) is int and side > 0 for side in value
-        )
-        if not are_sides or len(value) != 2:
-            self.refuse(key, "two numbers of pixels")
-        return value
-
-
 def is_segmentation(keys: Collection[str]) -> bool:
     """Returns whether a file without BASE is PaddleViT's for segmentation.
 
@@ -154,21 +110,18 @@ def translate(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], set[s
     Raises:
         InputError: a value that this toolkit doesn't have.
     """
-    settings = _Settings(values, path)
-    for name, of_model in _MODELS.items():
-        # PaddleViT looks for these names, in this order.
-        if name in settings["MODEL.NAME"]:
-            break
-    else:
-        settings.refuse("MODEL.NAME", f"a name with {', '.join(_MODELS)}")
+    settings = TrackedSettings(values, path)
+    names = [name for name in MODELS if name in settings["MODEL.NAME"]]
+    if not names:
+        settings.refuse("MODEL.NAME", f"a name with {', '.join(MODELS)}")
     translated: dict[str, Any] = {"TASK": "segmentation", "VALIDATE_FREQ": 1, "NGPUS": -1}
     translated |= {own: settings[key] for key, own in _SAME.items()}
     translated |= _of_training(settings)
     translated |= _of_evaluation(settings)
-    return translated | of_model(settings), settings.keys_read
+    return translated | MODELS[names[0]](settings), settings.keys_read
 
 
-def _of_training(settings: _Settings) -> dict[str, Any]:
+def _of_training(settings: TrackedSettings) -> dict[str, Any]:
     dataset = _DATASETS.get(settings["DATA.DATASET"])
     if dataset is None:
         settings.refuse("DATA.DATASET", f"one of {', '.join(_DATASETS)}")
@@ -202,7 +155,7 @@ def _of_training(settings: _Settings) -> dict[str, Any]:
     return values | _of_optimizer(settings)
 
 
-def _of_schedule(settings: _Settings, epochs_per_step: float) -> dict[str, Any]:
+def _of_schedule(settings: TrackedSettings, epochs_per_step: float) -> dict[str, Any]:
     """Returns the keys of the schedule.
 
     WarmupPolyLR falls to WARM_UP_LR_INIT, and END_LR is the lowest rate: with both 0, as all files
@@ -220,7 +173,7 @@ def _of_schedule(settings: _Settings, epochs_per_step: float) -> dict[str, Any]:
     }
 
 
-def _of_optimizer(settings: _Settings) -> dict[str, Any]:
+def _of_optimizer(settings: TrackedSettings) -> dict[str, Any]:
     name = str(settings["TRAIN.OPTIMIZER.NAME"]).lower()
     if name not in _OPTIMIZERS:
         settings.refuse("TRAIN.OPTIMIZER.NAME", "SGD, Adam or AdamW")
@@ -234,7 +187,7 @@ def _of_optimizer(settings: _Settings) -> dict[str, Any]:
     return values
 
 
-def _of_evaluation(settings: _Settings) -> dict[str, Any]:
+def _of_evaluation(settings: TrackedSettings) -> dict[str, Any]:
     """Returns the keys of sizes, windows and colours.
 
     PaddleViT's windows and strides are (width, height), its sizes of images (height, width).
@@ -272,196 +225,9 @@ def _of_evaluation(settings: _Settings) -> dict[str, Any]:
     return values
 
 
-def _of_levels(settings: _Settings, key: str) -> list[float]:
+def _of_levels(settings: TrackedSettings, key: str) -> list[float]:
     """Returns a value for each channel, from 0 to 255 there, from 0 to 1."""
     levels = settings[key]
-    if not isinstance(levels, list) or any(
-        not isinstance(level, int | float) for level in levels
-    ):
+    if not isinstance(levels, list) or any(not isinstance(level, int | float) for level in levels):
         settings.refuse(key, "a number per channel")
     return [level / 255 for level in levels]
-
-
-def _of_vit(settings: _Settings, keeps_token: bool) -> dict[str, Any]:
-    """Returns the keys of a ViT without a last norm."""
-    settings.require("MODEL.TRANS.PATCH_GRID", None)
-    return {
-        "MODEL.TYPE": "ViT",
-        "MODEL.PATCH_SIZE": settings["MODEL.TRANS.PATCH_SIZE"],
-        "MODEL.EMBED_DIM": settings["MODEL.TRANS.HIDDEN_SIZE"],
-        "MODEL.DEPTH": settings["MODEL.TRANS.NUM_LAYERS"],
-        "MODEL.NUM_HEADS": settings["MODEL.TRANS.NUM_HEADS"],
-        "MODEL.MLP_RATIO": settings["MODEL.TRANS.MLP_RATIO"],
-        "MODEL.QKV_BIAS": settings["MODEL.TRANS.QKV_BIAS"],
-        "MODEL.DROPOUT": settings["MODEL.DROPOUT"],
-        "MODEL.ATTENTION_DROPOUT": settings["MODEL.ATTENTION_DROPOUT"],
-        "MODEL.CLASS_TOKEN": keeps_token,
-        "MODEL.GLOBAL_POOL": "token" if keeps_token else "avg",
-        "MODEL.FINAL_NORM": False,
-        "MODEL.PRETRAINED": settings["MODEL.PRETRAINED"],
-        # Its weights are a classifier's, which has more than this encoder.
-        "MODEL.PRETRAINED_ALLOW": ["norm.*"] if keeps_token else ["norm.*", "cls_token"],
-        "HEAD.INDICES": settings["MODEL.ENCODER.OUT_INDICES"],
-    }
-
-
-def _of_setr(settings: _Settings) -> dict[str, Any]:
-    """Returns the keys of SETR. Its ViT leaves out the class token before the first block."""
-    decoder = settings.require("MODEL.DECODER_TYPE", *_SETR_HEADS)
-    head, encoder = _SETR_HEADS[decoder]
-    settings.require("MODEL.ENCODER.TYPE", encoder)
-    values = {
-        "HEAD.NAME": head,
-        "HEAD.AUXILIARY": settings["MODEL.AUX.AUXIHEAD"],
-        "TRAIN.HEAD_LR": settings["TRAIN.DECODER_LR_COEF"],
-    }
-    if head == "setr_mla":
-        settings.require("MODEL.AUX.AUXHEAD_ALIGN_CORNERS", False)
-        settings.require("MODEL.MLA.MLAHEAD_ALIGN_CORNERS", False)
-        values["HEAD.DECODER_CHANNELS"] = settings["MODEL.MLA.MLA_CHANNELS"]
-        values["HEAD.MLA_CHANNELS"] = settings["MODEL.MLA.MLAHEAD_CHANNELS"]
-    else:
-        for section, layers in zip(("PUP", "AUXPUP"), _UP_LAYERS[head], strict=True):
-            settings.require(
-                f"MODEL.{section}.INPUT_CHANNEL", settings["MODEL.TRANS.HIDDEN_SIZE"]
-            )
-            settings.require(f"MODEL.{section}.ALIGN_CORNERS", False)
-            for name, value in layers.items():
-                settings.require(f"MODEL.{section}.{name}", value)
-    return values | _of_vit(settings, keeps_token=False)
-
-
-def _of_upernet(settings: _Settings) -> dict[str, Any]:
-    """Returns the keys of UPerNet on Swin."""
-    settings.require("MODEL.ENCODER.TYPE", "SwinTransformer")
-    settings.require("MODEL.DECODER_TYPE", "UperHead")
-    settings.require("MODEL.ENCODER.OUT_INDICES", [0, 1, 2, 3])
-    settings.require("MODEL.TRANS.APE", False)
-    settings.require("MODEL.TRANS.QK_SCALE", None)
-    settings.require("MODEL.UPERHEAD.ALIGN_CORNERS", False)
-    # Its network always computes the auxiliary logits.
-    settings.require("MODEL.AUX.AUXIHEAD", True)
-    dim = settings["MODEL.TRANS.EMBED_DIM"]
-    settings.require("MODEL.UPERHEAD.IN_CHANNELS", [dim, 2 * dim, 4 * dim, 8 * dim])
-    settings.require("MODEL.AUXFCN.IN_CHANNELS", 4 * dim)
-    settings.require("MODEL.AUXFCN.UP_RATIO", 16)
-    return {
-        "MODEL.TYPE": "Swin",
-        "DATA.IMAGE_CHANNELS": settings["MODEL.TRANS.IN_CHANNELS"],
-        "MODEL.PATCH_SIZE": settings["MODEL.TRANS.PATCH_SIZE"],
-        "MODEL.EMBED_DIM": dim,
-        "MODEL.STAGE_DEPTHS": settings["MODEL.TRANS.STAGE_DEPTHS"],
-        "MODEL.NUM_HEADS": settings["MODEL.TRANS.NUM_HEADS"],
-        "MODEL.WINDOW_SIZE": settings["MODEL.TRANS.WINDOW_SIZE"],
-        "MODEL.PAD_FIRST": True,
-        "MODEL.MLP_RATIO": settings["MODEL.TRANS.MLP_RATIO"],
-        "MODEL.QKV_BIAS": settings["MODEL.TRANS.QKV_BIAS"],
-        "MODEL.DROPOUT": settings["MODEL.DROPOUT"],
-        "MODEL.ATTENTION_DROPOUT": settings["MODEL.ATTENTION_DROPOUT"],
-        "MODEL.DROPPATH": settings["MODEL.DROP_PATH"],
-        "HEAD.NAME": "upernet",
-        "HEAD.INDICES": [0, 1, 2, 3],
-        "HEAD.PYRAMID_CHANNELS": settings["MODEL.UPERHEAD.CHANNELS"],
-        "HEAD.POOL_SCALES": settings["MODEL.UPERHEAD.POOL_SCALES"],
-    }
-
-
-def _of_dpt(settings: _Settings) -> dict[str, Any]:
-    """Returns the keys of DPT."""
-    settings.require("MODEL.ENCODER.TYPE", "ViT")
-    # Its head reads the token, so its ViT has to keep it.
-    settings.require("MODEL.TRANS.KEEP_CLS_TOKEN", True)
-    readout = settings.require("MODEL.DPT.READOUT_PROCESS", "drop", "add", "project")
-    return _of_vit(settings, keeps_token=True) | {
-        "HEAD.NAME": "dpt",
-        "HEAD.READOUT": "ignore" if readout == "drop" else readout,
-        "HEAD.NECK_CHANNELS": settings["MODEL.DPT.HIDDEN_FEATURES"],
-        "HEAD.FUSION_CHANNELS": settings["MODEL.DPT.FEATURES"],
-        "HEAD.FUSION_BATCH_NORM": True,
-        "HEAD.AUXILIARY": False,
-    }
-
-
-def _of_segmenter(settings: _Settings) -> dict[str, Any]:
-    """Returns the keys of Segmenter. PaddleViT looks for parts of the names of both halves."""
-    encoder = settings["MODEL.ENCODER.TYPE"]
-    decoder = settings["MODEL.DECODER_TYPE"]
-    values = _of_vit(settings, keeps_token=True)
-    values["MODEL.FINAL_NORM"] = True
-    values["MODEL.PRETRAINED_ALLOW"] = None
-    values["TRAIN.HEAD_LR"] = settings["TRAIN.DECODER_LR_COEF"]
-    if "ViT" in encoder:
-        settings.require("MODEL.TRANS.KEEP_CLS_TOKEN", True)
-    elif "DeiT" in encoder:
-        values["MODEL.DISTILLED"] = True
-        values["DATA.IMAGE_CHANNELS"] = settings["MODEL.TRANS.IN_CHANNELS"]
-        # The dropout of its blocks has no key, and its weights aren't loaded.
-        settings.require("MODEL.DROPOUT", 0.0)
-        values["MODEL.PRETRAINED"] = None
-    else:
-        settings.refuse("MODEL.ENCODER.TYPE", "ViT or DeiT")
-    if "MaskTransformer" in decoder:
-        return values | {
-            "HEAD.NAME": "segmenter",
-            "HEAD.MASK_LAYERS": settings["MODEL.SEGMENTER.NUM_LAYERS"],
-            "HEAD.MASK_DROPOUT": settings["MODEL.DROPOUT"],
-        }
-    if "Linear" not in decoder:
-        settings.refuse("MODEL.DECODER_TYPE", "MaskTransformer or Linear")
-    return values | {"HEAD.NAME": "linear", "HEAD.BATCH_NORM": False, "HEAD.DROPOUT": 0.0}
-
-
-def _of_segformer(settings: _Settings) -> dict[str, Any]:
-    """Returns the keys of SegFormer. Its Mix Transformer is a PVTv2 with other sizes."""
-    settings.require("MODEL.TRANS.NUM_STAGES", 4)
-    settings.require("MODEL.TRANS.PATCH_SIZE", [7, 3, 3, 3])
-    settings.require("MODEL.TRANS.STRIDES", [4, 2, 2, 2])
-    settings.require("MODEL.ENCODER.OUT_INDICES", [0, 1, 2, 3])
-    settings.require("MODEL.SEGFORMER.ALIGN_CORNERS", False)
-    heads = settings["MODEL.TRANS.NUM_HEADS"]
-    dims = [settings["MODEL.TRANS.EMBED_DIM"] * number for number in heads]
-    settings.require("MODEL.SEGFORMER.IN_CHANNELS", dims)
-    return {
-        "MODEL.TYPE": "PVTv2",
-        "DATA.IMAGE_CHANNELS": settings["MODEL.TRANS.IN_CHANNELS"],
-        "MODEL.EMBED_DIMS": dims,
-        "MODEL.STAGE_DEPTHS": settings["MODEL.TRANS.NUM_LAYERS"],
-        "MODEL.NUM_HEADS": heads,
-        "MODEL.MLP_RATIO": settings["MODEL.TRANS.MLP_RATIO"],
-        "MODEL.SR_RATIO": settings["MODEL.TRANS.SR_RATIOS"],
-        "MODEL.QKV_BIAS": settings["MODEL.TRANS.QKV_BIAS"],
-        "MODEL.DROPOUT": settings["MODEL.DROPOUT"],
-        "MODEL.ATTENTION_DROPOUT": settings["MODEL.ATTENTION_DROPOUT"],
-        "MODEL.DROPPATH": settings["MODEL.DROP_PATH"],
-        "MODEL.NORM_EPS": 1e-5,
-        "MODEL.PRETRAINED": settings["MODEL.PRETRAINED"],
-        "HEAD.NAME": "segformer",
-        "HEAD.INDICES": [0, 1, 2, 3],
-        "HEAD.FUSED_CHANNELS": settings["MODEL.SEGFORMER.CHANNELS"],
-        "HEAD.MAP_BATCH_NORMS": True,
-    }
-
-
-# For each decoder of SETR: the head, and the encoder that it needs.
-_SETR_HEADS = {
-    "VIT_MLAHead": ("setr_mla", "ViT_MLA"),
-    "PUP_VisionTransformerUpHead": ("setr_pup", "ViT"),
-    "Naive_VisionTransformerUpHead": ("setr_naive", "ViT"),
-}
-_NAIVE = {"NUM_CONV": 2, "NUM_UPSAMPLE_LAYER": 1, "CONV3x3_CONV1x1": False}
-# The layers of each head, and of its auxiliary heads.
-_UP_LAYERS = {
-    "setr_naive": (_NAIVE, _NAIVE),
-    "setr_pup": (
-        {"NUM_CONV": 4, "NUM_UPSAMPLE_LAYER": 4},
-        {"NUM_CONV": 2, "NUM_UPSAMPLE_LAYER": 2, "CONV3x3_CONV1x1": True},
-    ),
-}
-# By a part of MODEL.NAME.
-_MODELS: dict[str, Callable[[_Settings], dict[str, Any]]] = {
-    "SETR": _of_setr,
-    "UperNet": _of_upernet,
-    "DPT": _of_dpt,
-    "Segmenter": _of_segmenter,
-    "Segformer": _of_segformer,
-}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+
 from golden.paddlevit_segmentation import FILES, array, images, places
 
 
@@ -26,8 +27,9 @@ def main(root: str) -> None:
         sys.modules.setdefault(name, module)
     paddle.nn.SyncBatchNorm = paddle.nn.BatchNorm2D
     sys.path[0] = root
-    from config import get_config, update_config
     from src.models import get_model
+
+    from config import get_config, update_config
 
     recorded = {}
     for name, text in FILES.items():

@@ -233,7 +233,10 @@ _MODELS = {
     "segmenter": (64, _MASK.format(encoder="ViT", decoder="MaskTransformer") + _SEGMENTER),
     "segmenter_linear": (64, _MASK.format(encoder="ViT", decoder="Linear") + _SEGMENTER),
     "segmenter_deit": (64, _MASK.format(encoder="DeiT", decoder="MaskTransformer") + _SEGMENTER),
-    "segmenter_deit_linear": (64, _MASK.format(encoder="DeiT", decoder="LinearDecoder") + _SEGMENTER),
+    "segmenter_deit_linear": (
+        64,
+        _MASK.format(encoder="DeiT", decoder="LinearDecoder") + _SEGMENTER,
+    ),
     "dpt": (64, _DPT),
     "topformer": (128, _TOPFORMER),
     # Its code takes this size alone.

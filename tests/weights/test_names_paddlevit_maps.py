@@ -84,13 +84,21 @@ def test_a_damaged_file_is_one_line(model_of, tmp_path):
 def test_a_fine_tuning_keeps_all_but_the_classifiers(model_of, tmp_path):
     tensors = stored("segmenter")
     model = model_of("segmenter")
-    for key, axis in {"decoder.mask_tokens": 1, "decoder.mask_norm.weight": 0, "decoder.mask_norm.bias": 0}.items():
+    for key, axis in {
+        "decoder.mask_tokens": 1,
+        "decoder.mask_norm.weight": 0,
+        "decoder.mask_norm.bias": 0,
+    }.items():
         tensors[key] = np.take(tensors[key], [0, 1, 2], axis)
     with pytest.raises(InputError, match="decode_head.cls_emb"):
         load(model, tensors, tmp_path)
     report = load(model, tensors, tmp_path, strict=False)
     assert set(report.fresh) == {
-        "decode_head.cls_emb", "decode_head.mask_norm.weight", "decode_head.mask_norm.bias",
+        "decode_head.cls_emb",
+        "decode_head.mask_norm.weight",
+        "decode_head.mask_norm.bias",
     }
     np.testing.assert_array_equal(model.encoder.norm.weight.numpy(), tensors["norm.weight"])
-    np.testing.assert_array_equal(model.decode_head.proj_patch.numpy(), tensors["decoder.proj_patch.weight"])
+    np.testing.assert_array_equal(
+        model.decode_head.proj_patch.numpy(), tensors["decoder.proj_patch.weight"]
+    )
