@@ -4,12 +4,17 @@ The expected values follow from the code of BR-IDL/PaddleViT's semantic_segmenta
 files are small ones with the keys of its own (golden/paddlevit_segmentation.py).
 """
 
+import json
+
 import numpy as np
 import paddle
 import pytest
 from golden.paddlevit_segmentation import FILES
+from PIL import Image
+from support.training_runs import work
 
 from config import get_config
+from datasets import get_datasets
 from errors import InputError
 from models import build_model
 from settings.configuration import leaves
@@ -360,3 +365,39 @@ def test_a_file_of_ones_own_is_told_whose_the_key_is(tmp_path):
     file.write_text("BASE: vit_digits\nVAL: {IS_SLIDE: True}\n")
     with pytest.raises(InputError, match="unknown key VAL.IS_SLIDE; it is PaddleViT's, for files"):
         get_config(file)
+
+
+def write_ade20k(folder):
+    """Writes photographs of noise and masks, in ADE20K's layout."""
+    rng = np.random.default_rng(0)
+    for part, count in (("training", 4), ("validation", 2)):
+        for kind in ("images", "annotations"):
+            (folder / kind / part).mkdir(parents=True)
+        for index in range(count):
+            picture = rng.integers(0, 256, (50 + index, 70, 3)).astype(np.uint8)
+            Image.fromarray(picture).save(folder / "images" / part / f"{index}.jpg")
+            mask = rng.integers(0, 151, (50 + index, 70)).astype(np.uint8)
+            Image.fromarray(mask).save(folder / "annotations" / part / f"{index}.png")
+
+
+def test_a_file_is_trained_and_evaluated(tmp_path):
+    write_ade20k(tmp_path / "ade20k")
+    text = FILES["segformer"].replace("NUM_CLASSES: 7", "NUM_CLASSES: 150")
+    text = text.replace("/dataset/ADEChallengeData2016", str(tmp_path / "ade20k"))
+    file = tmp_path / "theirs.yaml"
+    # The windows are smaller than the images.
+    file.write_text(text.replace("IMAGE_BASE_SIZE: 64", "IMAGE_BASE_SIZE: 80"))
+
+    def run(*words):
+        config = get_config(file, ["REPORT", "False", *words])
+        work(*get_datasets(config))
+
+    run("OUTPUT", str(tmp_path / "run"), "TRAIN.NUM_EPOCHS", "1")
+    weights = tmp_path / "run" / "checkpoints" / "last"
+    run("OUTPUT", str(tmp_path / "evaluated"), "EVAL", "True", "MODEL.PRETRAINED", str(weights))
+    results = [
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "evaluated")
+    ]
+    trained, evaluated = ({key: result[key] for key in ("mIoU", "loss")} for result in results)
+    assert evaluated == pytest.approx(trained, abs=1e-6)
+    assert 0 < evaluated["loss"] < 10

@@ -40,7 +40,7 @@ def _with_prefixes(arrays: Arrays) -> Arrays:
     return rename(arrays, [(rf"^(backbone\.)?(?!{_HEAD})", ENCODER_PREFIX)])
 
 
-def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
+def unstored_arrays(arrays: Arrays, state: Mapping[str, paddle.Tensor]) -> Arrays:
     """Returns the arrays that a file's toolkit doesn't have (``weights.names.unstored_arrays``)."""
     of_transformers = heads_transformers.unstored_arrays(arrays, state)
     return of_transformers | heads_paddlevit.unstored_arrays(arrays, state)
