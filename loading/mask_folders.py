@@ -27,8 +27,8 @@ _IMAGES = ("images", "img_dir")
 _MASKS = ("masks", "annotations", "labels", "ann_dir")
 _PARTS = {"train": ("train", "training"), "val": ("val", "validation")}
 _BYTES_PER_COLOUR = 300
-# The end of the path of a line's mask.
-_BYTES_PER_MASK = 8
+# What the path of a line's mask takes besides its own bytes.
+_BYTES_PER_MASK = 64
 
 # Paths of an image and of its mask, relative to the dataset's folder.
 Pair = tuple[str, str]
@@ -385,6 +385,5 @@ def _list_pairs(lines: TextList, split: Split, masks_of_images: list[bytes]) -> 
         except InputError as error:
             split.refuse(str(error))
             continue
-        lines.allowance.take(len(words[1]) + 64)
         masks_of_images.append(words[1])
         yield path

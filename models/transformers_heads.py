@@ -27,6 +27,7 @@ _FORM: Form = {
     "neck_hidden_sizes": _NUMBERS,
     "fusion_hidden_size": _NUMBER,
     "use_batch_norm_in_fusion_residual": _FLAG,
+    "use_bias_in_fusion_residual": _FLAG,
     "semantic_classifier_dropout": Rule("a rate", lambda value: is_real(value, 0, 0.999)),
 }
 # The epsilon of the norms of a backbone's maps, by the backbone's model_type.
@@ -68,9 +69,12 @@ def _beit(config: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"out_indices is {value_text(places)}, expected four numbers, each from 2 on"
         )
+    sides = config["images"]["input_size"][1:]
     return {
         "NAME": "upernet",
         "INDICES": [place - 2 for place in places],
+        # BEiT takes images of one size. Its authors slide windows of 640 pixels by 426.
+        "STRIDE": [max(1, 2 * side // 3) for side in sides],
         "PYRAMID_CHANNELS": config.get("hidden_size", 768),
         "POOL_SCALES": list(config.get("pool_scales", (1, 2, 3, 6))),
         "MAP_NORMS": False,
@@ -125,6 +129,8 @@ _SHAPED = {
     "FUSION_CHANNELS",
     "FUSION_BATCH_NORM",
 }
+# Keys that the user chooses for training and evaluation.
+_CHOSEN = {"DROPOUT", "STRIDE"}
 
 
 def described_head(path: str | Path) -> dict[str, Any]:
@@ -166,7 +172,6 @@ def with_head_arguments(config: Configuration, path: str | Path) -> Configuratio
     if values.get("NAME") != config.HEAD.NAME:
         return config
     for key, value in values.items():
-        # Dropout is a matter of training.
-        if key not in _SHAPED and key != "DROPOUT" and config.HEAD[key] != value:
+        if key not in _SHAPED | _CHOSEN and config.HEAD[key] != value:
             config = with_told(config, f"HEAD.{key}", value, path)
     return config

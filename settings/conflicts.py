@@ -378,3 +378,10 @@ def _of_heads(config: Configuration) -> Iterator[Conflict]:
             "HEAD.NAME",
             f"one of {names} with TASK {config.TASK}, or a file of configs/segmentation",
         )
+    stride = config.HEAD.STRIDE
+    if isinstance(stride, list) and len(stride) != 2:
+        yield "HEAD.STRIDE", "a number of pixels, or two: [down, right]"
+    if stride is not None:
+        window = pair(config.DATA.IMAGE_SIZE)
+        if any(step > side for step, side in zip(pair(stride), window, strict=True)):
+            yield "HEAD.STRIDE", "at most IMAGE_SIZE, so that windows leave no pixels out"

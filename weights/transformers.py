@@ -125,8 +125,10 @@ _KEYS_OF_WHOLE = (
 )
 _DEFAULT_LABELS = 2
 _DEFAULT_PROJECTION = 512
-# The side of the images of UPerNet's published models.
-_UPERNET_SIDE = 512
+# The side of images where a configuration has none, by model_type: transformers' default. UPerNet's
+# is that of its published models.
+_SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512}
+_DEFAULT_SIDE = 224
 
 _EDGES = ("height", "width", "shortest_edge")
 
@@ -336,11 +338,10 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     """
     # MobileViT's processor can't normalise.
     is_mobilevit = config.get("model_type") == "mobilevit"
-    default_side = 256 if is_mobilevit else 224
-    side = config.get("image_size") or default_side
+    side = config.get("image_size") or _SIDES.get(config.get("model_type", ""), _DEFAULT_SIDE)
     makes_maps = MAPS in _kinds(config)
     if makes_maps:
-        side = _side_of_maps(config, preprocessor)
+        side = _resized_to(preprocessor) or side
     height, width = side if isinstance(side, list) else (side, side)
     images: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
     if is_mobilevit and preprocessor.get("do_flip_channel_order", True) is not True:
@@ -367,14 +368,14 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     return {key: value for key, value in images.items() if value is not None}
 
 
-def _side_of_maps(config: dict[str, Any], preprocessor: dict[str, Any]) -> Any:
-    """Returns the side, or [height, width], of the images of which a model makes maps."""
+def _resized_to(preprocessor: dict[str, Any]) -> Any:
+    """Returns the side, or [height, width], to which a preprocessor resizes images without keeping
+    their proportions; None: it doesn't say it.
+    """
     size = preprocessor.get("size")
     if isinstance(size, dict) and size.get("height") and size.get("width"):
         return [size["height"], size["width"]]
-    if is_whole(size):
-        return size
-    return config.get("image_size") or _UPERNET_SIDE
+    return size if is_whole(size) else None
 
 
 def _crop(preprocessor: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def prepared_by(*words):
     return get_config(None, ["DATA.IMAGE_SIZE", "64", *words])
 
 
-WHOLE = ["TASK", "segmentation", "DATA.CROP_MODE"]
+WHOLE = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE"]
 
 
 @pytest.mark.smoke

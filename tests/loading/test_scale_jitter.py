@@ -18,8 +18,15 @@ MEAN = (51, 102, 153)
 
 
 def configured(*options, size=(48, 64), scale=(0.5, 2.0)):
-    words = ["TASK", "segmentation", "DATA.CROP_MODE", "short", "DATA.NUM_WORKERS", "0"]
-    words += ["TRAIN.CROP", "scale_jitter", "TRAIN.CROP_SCALE", str(list(scale))]
+    words = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "short"]
+    words += [
+        "DATA.NUM_WORKERS",
+        "0",
+        "TRAIN.CROP",
+        "scale_jitter",
+        "TRAIN.CROP_SCALE",
+        str(list(scale)),
+    ]
     words += ["DATA.IMAGE_SIZE", str(list(size)), "DATA.IMAGENET_MEAN", "[0.2,0.4,0.6]"]
     return get_config(None, [*words, *map(str, options)])
 
@@ -340,7 +347,7 @@ def test_workers_and_ranks_give_the_same_samples(tmp_path):
 
 
 def test_wrong_values_are_one_line():
-    base = ["TASK", "segmentation", "DATA.CROP_MODE", "short"]
+    base = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "short"]
     jitter = ["TRAIN.CROP", "scale_jitter"]
     needs = "does nothing without TRAIN.CROP scale_jitter; leave it out, or set that"
     for words, message in (

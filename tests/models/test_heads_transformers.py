@@ -11,12 +11,14 @@ from golden.heads import CLASSES, CONVNEXT, PLAIN, SIZES, SWIN, images, loss_wei
 from safetensors.numpy import save_file
 
 from config import get_config
-from models import build_model
+from errors import InputError
+from models import build_model, with_switches
 from models.layers.batch_norm import BatchNorm2D
 from training.checkpoint import description_of, task_of
 from weights import load_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
+from weights.transformers import read_transformers
 
 GOLDEN = ROOT / "tests" / "golden"
 STORED = json.loads((GOLDEN / "heads.json").read_text())
@@ -155,3 +157,73 @@ def test_a_folder_alone_describes_the_model(name, tmp_path):
     logits = model(paddle.to_tensor(images(name))).numpy()
     with np.load(GOLDEN / f"heads_{name}.npz") as golden:
         assert_near(places(logits, 512), golden["logits"], "logits")
+
+
+def changed(folder, name, **changes):
+    """Writes a case whose config.json differs; a change within the backbone has its prefix."""
+    write(name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changes.items():
+        part = config["backbone_config"] if key.startswith("backbone__") else config
+        part[key.removeprefix("backbone__")] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "upernet_swin",
+            {"auxiliary_num_convs": 2},
+            "auxiliary_num_convs is 2, models here have 1",
+        ),
+        ("upernet_swin", {"auxiliary_concat_input": True}, "auxiliary_concat_input is True"),
+        ("upernet_swin", {"backbone__out_features": ["stage4"]}, r"out_features is \['stage4'\]"),
+        ("upernet_swin", {"backbone__model_type": "nat"}, "it is of a nat, which isn't here"),
+        (
+            "upernet_swin",
+            {"backbone__model_type": "swinv2"},
+            "its backbone is a 'swinv2', expected",
+        ),
+        ("upernet_swin", {"backbone_config": None}, "it is of a None, which isn't here"),
+        ("upernet_swin", {"pool_scales": [0]}, r"its pool_scales is \[0\], expected whole numbers"),
+        ("upernet_beit", {"out_indices": [1, 2, 3, 4]}, "out_indices is .*, expected four numbers"),
+        ("upernet_beit", {"out_indices": [5]}, r"out_indices is \[5\], expected four numbers"),
+        ("dpt", {"is_hybrid": True}, "is_hybrid is True, models here have False alone"),
+        ("dpt", {"reassemble_factors": [4, 2, 1, 1]}, r"reassemble_factors is \[4, 2, 1, 1\]"),
+        ("dpt", {"use_bias_in_fusion_residual": False}, "use_bias_in_fusion_residual is False"),
+        (
+            "dpt",
+            {"architectures": ["DPTForDepthEstimation"]},
+            "is DPTForDepthEstimation, which isn't",
+        ),
+    ],
+)
+def test_other_heads_are_refused(name, changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        description_of(changed(tmp_path, name, **changes))
+
+
+def test_what_changes_no_shapes_is_taken_from_config_json(tmp_path):
+    """The user's own value stays, and both are noted."""
+    write("upernet_convnext", tmp_path)
+    options = ["TASK", "segmentation", "HEAD.NAME", "upernet", "MODEL.NUM_CLASSES", CLASSES]
+    options += ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", 1.0]
+    config = with_switches(get_config("convnext_tiny", options), tmp_path)
+    assert (config.HEAD.POOL_SCALES, config.HEAD.MAP_NORM_EPS) == ([1, 2, 4], 1e-6)
+    own = get_config("convnext_tiny", [*options, "HEAD.POOL_SCALES", [1, 2, 3]])
+    assert with_switches(own, tmp_path).HEAD.POOL_SCALES == [1, 2, 3]
+    other = get_config("convnext_tiny", [*options, "HEAD.NAME", "segmenter"])
+    assert with_switches(other, tmp_path).HEAD.NAME == "segmenter"
+
+
+def test_images_have_the_preprocessors_size(tmp_path):
+    write("upernet_swin", tmp_path)
+    assert read_transformers(tmp_path)["images"]["input_size"] == [3, 512, 512]
+    preprocessor = {"size": {"height": 256, "width": 384}, "image_mean": [0.5, 0.4, 0.3]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    values = description_of(tmp_path).values
+    assert values["DATA.IMAGE_SIZE"] == [256, 384]
+    assert (values["DATA.CROP_MODE"], values["DATA.CROP_PCT"]) == ("squash", 1.0)
+    assert values["DATA.IMAGENET_MEAN"] == [0.5, 0.4, 0.3]

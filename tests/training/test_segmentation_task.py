@@ -184,11 +184,17 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             ["HEAD.INDICES", "[2]"],
             "HEAD.INDICES has 2, VisionTransformer has intermediates -2 to 1",
         ),
+        (["HEAD.STRIDE", "17"], "HEAD.STRIDE is 17, expected at most IMAGE_SIZE, so that windows"),
+        (["HEAD.STRIDE", "[8,17]"], "expected at most IMAGE_SIZE, so that windows leave no pixels"),
+        (["HEAD.STRIDE", "[8,8,8]"], "expected a number of pixels, or two: [down, right]"),
         (["HEAD.NAME", "liner"], "did you mean linear?"),
         (["TRAIN.CLASS_WEIGHTS", "[1.0,2.0]"], "TRAIN.CLASS_WEIGHTS has 2 values, expected 3"),
         (["TRAIN.CLASS_WEIGHTS", "auto"], "there are no training labels; give a factor per class"),
         (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
-        (["TASK", "classification"], "HEAD.NAME does nothing without TASK segmentation"),
+        (
+            ["TASK", "classification", "DATA.CROP_MODE", "center"],
+            "HEAD.NAME does nothing without TASK segmentation",
+        ),
     ):
         refused(message, [*options, *changes], tmp_path / "run", length=None)
     assert not (tmp_path / "run").exists()
