@@ -44,36 +44,86 @@ def array(name: str, shape: tuple[int, ...] | list[int]) -> np.ndarray:
     found = values(name, shape)
     if name.endswith("_variance"):
         return np.abs(found) / 10 + np.float32(0.05)
-    if re.search(r"bn\d*\.weight$", name):
+    if re.search(r"(bn\d*|\.conv\.[23])\.weight$", name) and len(shape) == 1:
         return found + np.float32(1)
     return found
 
 
-class Joined(nn.Layer):
-    """An encoder and a head under the names that PaddleViT's models have them."""
+class Segformer(nn.Layer):
+    """PaddleViT's ``Segformer``, whose file needs Paddle 2.1."""
 
-    def __init__(self, names: tuple[str, str], encoder: nn.Layer, head: nn.Layer) -> None:
+    def __init__(self, backbone: nn.Layer, decode_head: nn.Layer) -> None:
         super().__init__()
-        self.names = names
-        for name, layer in zip(names, (encoder, head), strict=True):
-            self.add_sublayer(name, layer)
+        self.backbone = backbone
+        self.decode_head = decode_head
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
-        encoder, head = (getattr(self, name) for name in self.names)
-        return head(encoder(images))[0]
+        return self.decode_head(self.backbone(images))[0]
+
+
+class TopFormer(nn.Layer):
+    """PaddleViT's ``TopFormer``, likewise."""
+
+    def __init__(self, encoder: nn.Layer, decoder: nn.Layer) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        return self.decoder(self.encoder(images), images.shape)
 
 
 def segformer(folder: Path) -> tuple[nn.Layer, tuple[int, int]]:
     mit = import_from(folder, "backbones.mix_transformer").MixVisionTransformer
     head = import_from(folder, "decoders.segformer_head").SegformerHead
     encoder = mit(embed_dims=4, num_layers=[2, 1, 1, 1], num_heads=[1, 2, 3, 4])
-    return Joined(("backbone", "decode_head"), encoder, head([4, 8, 12, 16], 12, 5, False)), (
-        32,
-        64,
+    return Segformer(encoder, head([4, 8, 12, 16], 12, 5, False)), (32, 64)
+
+
+def topformer(folder: Path) -> tuple[nn.Layer, tuple[int, int]]:
+    # Paddle's SyncBatchNorm is for GPUs alone, and computes the same in evaluation.
+    paddle.nn.SyncBatchNorm = paddle.nn.BatchNorm2D
+    trans = types.SimpleNamespace(
+        INPUT_CHANNELS=[8, 16, 24, 32],
+        OUT_CHANNELS=[None, 24, 24, 24],
+        EMBED_OUT_INDICE=[1, 2, 3, 5],
+        DECODE_OUT_INDICES=[1, 2, 3],
+        INJECTION=True,
+        INJECTION_TYPE="multi_sum",
+        C2T_STRIDE=2,
+        KEY_DIM=4,
+        NUM_HEADS=3,
+        DEPTH=2,
+        MLP_RATIO=2,
+        ATTEN_RATIO=2.0,
+        ATTEN_DROPOUT=0.0,
+        CFGS=[
+            [3, 1, 16, 1],
+            [3, 4, 8, 2],
+            [5, 3, 16, 2],
+            [3, 3, 24, 2],
+            [5, 6, 32, 2],
+            [3, 6, 32, 1],
+        ],
     )
+    simple = types.SimpleNamespace(
+        IN_CHANNELS=[24, 24, 24],
+        IN_INDEX=[0, 1, 2],
+        INPUT_TRANSFORM="multiple_select",
+        CHANNELS=24,
+        IS_DW=True,
+        DROPOUT_RATIO=0.1,
+        ALIGN_CORNERS=False,
+    )
+    model = types.SimpleNamespace(TRANS=trans, SIMPLE=simple, DROPOUT=0.0, DROP_PATH=0.0)
+    data = types.SimpleNamespace(NUM_CLASSES=5)
+    config = types.SimpleNamespace(MODEL=model, DATA=data)
+    encoder = import_from(folder, "backbones.top_transformer").TopTransformer(config)
+    decoder = import_from(folder, "decoders.simple_head").SimpleHead(config)
+    return TopFormer(encoder, decoder), (50, 70)
 
 
-MODELS = {"segformer": segformer}
+MODELS = {"segformer": segformer, "topformer": topformer}
 
 
 def write(name: str, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import paddle
 
-from weights.names import heads_paddlevit, heads_transformers, segformer
+from weights.names import heads_paddlevit, heads_transformers, segformer, topformer
 from weights.names.encoders import split, with_timm_names
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
@@ -25,7 +25,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays = rename(arrays, _EOMT)
     arrays = heads_paddlevit.network_names(arrays, layout, wanted)
     arrays = _with_prefixes(heads_transformers.network_names(arrays))
-    encoder, others = split(segformer.head_names(arrays, layout, wanted), ENCODER_PREFIX)
+    arrays = segformer.head_names(arrays, layout, wanted)
+    arrays = topformer.head_names(arrays, wanted)
+    encoder, others = split(arrays, ENCODER_PREFIX)
     return with_timm_names(encoder, ENCODER_PREFIX, layout, wanted) | others
 
 
