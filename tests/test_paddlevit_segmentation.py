@@ -92,6 +92,25 @@ MODELS = {
         "HEAD.MAP_BATCH_NORMS": True,
         "TRAIN.HEAD_LR": 1.0,
     },
+    "topformer": {
+        "MODEL.TYPE": "TopFormer",
+        "MODEL.STAGE_DEPTHS": [3, 2, 2, 2],
+        "MODEL.EMBED_DIMS": [8, 8, 16, 24],
+        "MODEL.STEM_DIM": 16,
+        "MODEL.KERNEL_SIZE": [3, 3, 3, 5, 5, 3, 3, 5, 5],
+        "MODEL.EXPAND_RATIO": [1, 4, 3, 3, 3, 3, 3, 6, 6],
+        "MODEL.DEPTH": 2,
+        "MODEL.NUM_HEADS": 4,
+        "MODEL.KEY_DIM": 8,
+        "MODEL.ATTN_RATIO": 2.0,
+        "MODEL.MLP_RATIO": 2.0,
+        "MODEL.POOL_STRIDE": 2,
+        "HEAD.NAME": "topformer",
+        "HEAD.INJECTED_CHANNELS": 16,
+        "HEAD.DEPTHWISE_FUSION": True,
+        "HEAD.GATED_TWICE": True,
+        "TRAIN.HEAD_LR": 1.0,
+    },
 }
 # Of all files.
 COMMON = {
@@ -351,6 +370,32 @@ REFUSED = [
 def test_what_is_not_here_is_one_line(line, changed, expected, read):
     with pytest.raises(InputError) as error:
         read("upernet_swin", (line, changed))
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "expected"),
+    [
+        ("[[3, 1, 16, 1]", "[[3, 1, 16]", "MODEL.TRANS.CFGS is [[3, 1, 16], [3, 4, 8, 2], "),
+        (
+            "CFGS: [[3, 1, 16, 1]",
+            "CFGS: [[3, 1, 16, 2]",
+            "expected stages that end with the blocks",
+        ),
+        (
+            "[2, 4, 6, 8]",
+            "[2, a, 6, 8]",
+            "MODEL.TRANS.EMBED_OUT_INDICE is [2, 'a', 6, 8], expected 4",
+        ),
+        ("[2, 4, 6, 8]", "[2, 4, 6, 7]", "which halve the size"),
+        ("[None, 16, 16, 16]", "[None, 16, 8, 16]", "expected three times 16 after the first"),
+        ("IS_DW: True", "IS_DW: 3", "MODEL.SIMPLE.IS_DW takes True or False in PaddleViT's files"),
+    ],
+)
+def test_pyramids_that_are_not_here_are_one_line(line, changed, expected, read):
+    with pytest.raises(InputError) as error:
+        read("topformer", (line, changed))
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
