@@ -111,6 +111,20 @@ MODELS = {
         "HEAD.GATED_TWICE": True,
         "TRAIN.HEAD_LR": 1.0,
     },
+    "trans2seg": {
+        "MODEL.TYPE": "ResNet",
+        "MODEL.DEPTH": 50,
+        "MODEL.STEM_TYPE": "deep",
+        "MODEL.STEM_WIDTH": 64,
+        "MODEL.OUTPUT_STRIDE": 16,
+        "HEAD.NAME": "trans2seg",
+        "HEAD.TRANSFORMER_CHANNELS": 24,
+        "HEAD.TRANSFORMER_DEPTH": 2,
+        "HEAD.TRANSFORMER_HEADS": 3,
+        "HEAD.TRANSFORMER_MLP_RATIO": 3.0,
+        "HEAD.CLASS_CHANNELS": 8,
+        "TRAIN.HEAD_LR": 1.0,
+    },
 }
 # Of all files.
 COMMON = {

@@ -230,6 +230,29 @@ def _of_pyramid(settings: TrackedSettings) -> dict[str, Any]:
     }
 
 
+def _of_trans2seg(settings: TrackedSettings) -> dict[str, Any]:
+    """Returns the keys of Trans2Seg, whose encoder always is a ResNet-50 with a deep stem."""
+    settings.require("MODEL.ENCODER.TYPE", "resnet50c")
+    settings.require("MODEL.ENCODER.MULTI_GRID", False, None)
+    settings.require("MODEL.BACKBONE_SCALE", 1.0)
+    # Its auxiliary head doesn't fit the encoder's channels.
+    settings.require("MODEL.AUX.AUXIHEAD", False)
+    return {
+        "MODEL.TYPE": "ResNet",
+        "MODEL.DEPTH": 50,
+        "MODEL.STEM_TYPE": "deep",
+        "MODEL.STEM_WIDTH": 64,
+        "MODEL.OUTPUT_STRIDE": settings["MODEL.OUTPUT_STRIDE"],
+        "MODEL.PRETRAINED": settings["MODEL.PRETRAINED"],
+        "HEAD.NAME": "trans2seg",
+        "HEAD.TRANSFORMER_CHANNELS": settings["MODEL.TRANS2SEG.EMBED_DIM"],
+        "HEAD.TRANSFORMER_DEPTH": settings["MODEL.TRANS2SEG.DEPTH"],
+        "HEAD.TRANSFORMER_HEADS": settings["MODEL.TRANS2SEG.NUM_HEADS"],
+        "HEAD.TRANSFORMER_MLP_RATIO": settings["MODEL.TRANS2SEG.MLP_RATIO"],
+        "HEAD.CLASS_CHANNELS": settings["MODEL.TRANS2SEG.HID_DIM"],
+    }
+
+
 # For each decoder of SETR: the head, and the encoder that it needs.
 _SETR_HEADS = {
     "VIT_MLAHead": ("setr_mla", "ViT_MLA"),
@@ -251,6 +274,7 @@ MODELS: dict[str, Callable[[TrackedSettings], dict[str, Any]]] = {
     "UperNet": _of_upernet,
     "DPT": _of_dpt,
     "Segmenter": _of_segmenter,
+    "Trans2Seg": _of_trans2seg,
     "Segformer": _of_segformer,
     # Its spelling.
     "TopFomer": _of_topformer,

@@ -72,6 +72,8 @@ _DPT: Rules = (
     (r"^head\.head\.4\.", "decode_head.main.classifier."),
     (r"^(?=transformer\.)", "encoder."),
 )
+# Its ResNet has a classifier, which nothing reads (weights.names.trans2seg renames the rest).
+_TRANS2SEG: Rules = ((r"^cnn_encoder\.fc\.", None),)
 
 
 def network_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
@@ -117,6 +119,7 @@ def _rules_of(arrays: Collection[str]) -> Rules:
         ("decoder.mask_tokens", _SEGMENTER),
         ("decoder.head.weight", _SEGMENTER),
         ("head.refine.0.out_conv.weight", _DPT),
+        ("cnn_encoder.fc.weight", _TRANS2SEG),
     ):
         if name in arrays:
             return rules
