@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import paddle
 
-from weights.names import heads_paddlevit, heads_transformers, segformer, topformer
+from weights.names import heads_paddlevit, heads_transformers, segformer, topformer, trans2seg
 from weights.names.encoders import split, with_timm_names
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
 
@@ -24,6 +24,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if "network.q.weight" in arrays:
         arrays = rename(arrays, _EOMT)
     arrays = heads_paddlevit.network_names(arrays, layout, wanted)
+    arrays = trans2seg.head_names(arrays, wanted)
     arrays = _with_prefixes(heads_transformers.network_names(arrays))
     arrays = segformer.head_names(arrays, layout, wanted)
     arrays = topformer.head_names(arrays, wanted)
