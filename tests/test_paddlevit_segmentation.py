@@ -439,6 +439,7 @@ def write_ade20k(folder):
             Image.fromarray(mask).save(folder / "annotations" / part / f"{index}.png")
 
 
+@pytest.mark.long
 def test_a_file_is_trained_and_evaluated(tmp_path):
     write_ade20k(tmp_path / "ade20k")
     text = FILES["segformer"].replace("NUM_CLASSES: 7", "NUM_CLASSES: 150")

@@ -16,7 +16,10 @@ from models import build_model
 from weights import load_weights
 
 GOLDEN = ROOT / "tests" / "golden" / "paddlevit_segmentation.npz"
-MODELS = list(FILES)
+# Trans2Seg takes images of 512 pixels alone.
+MODELS = [
+    pytest.param(name, marks=[pytest.mark.long] if name == "trans2seg" else []) for name in FILES
+]
 
 
 def stored(name):
