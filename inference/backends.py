@@ -1,8 +1,8 @@
 """Runs exports on a CPU, with the library of their format.
 
-A runner maps images [B, C, H, W] float32 to logits [B, K] float32. It computes in the precision
-for which the export was made and checked, whatever the library's default is. (OpenVINO's default is
-bfloat16 if the CPU has it.)
+A runner maps images [B, C, H, W] float32 to logits [B, K] float32, or [B, K, H, W] of pixels. It
+computes in the precision for which the export was made and checked, whatever the library's default
+is. (OpenVINO's default is bfloat16 if the CPU has it.)
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from inference.export_manifest import ADVICE, Export, read_export
 from launch import progress
 from models.paddle_inference import Program, num_threads, quiet
 from settings.configuration import pair
+from settings.tasks import answers_of
 
 Runner = Callable[[np.ndarray], np.ndarray]
 
@@ -37,6 +38,7 @@ def open_export(folder: str | Path) -> Runner:
     run = open_runner(export)
     config = export.description.to_config()
     outputs = config.MODEL.NUM_CLASSES
+    gives_maps = answers_of(export.description.task) == "pixels"
 
     def checked(images: np.ndarray) -> np.ndarray:
         # A graph may run forever, and then only another process can stop it. The process that
@@ -44,7 +46,7 @@ def open_export(folder: str | Path) -> Runner:
         progress.beat(progress.EVALUATING)
         logits = run(images)
         with _as_export(export):
-            _check_logits(logits, len(images), outputs)
+            _check_logits(logits, images, outputs, gives_maps)
         return logits
 
     # With a single image, a graph that always returns one row would pass.
@@ -60,13 +62,17 @@ def _check_counts(inputs: int, outputs: int) -> None:
         )
 
 
-def _check_logits(logits: Any, images: int, outputs: int) -> None:
-    """Raises Unreadable unless a graph's output is float32 [images, outputs].
+def _check_logits(logits: Any, images: np.ndarray, outputs: int, gives_maps: bool) -> None:
+    """Raises Unreadable unless a graph's output is float32 [images, outputs], or of maps [images,
+    outputs, height, width].
 
     Args:
+        images: [B, C, H, W].
         outputs: 0: features, of any number.
     """
-    expected = [images, outputs or "features"]
+    expected = [len(images), outputs or "features"]
+    if gives_maps:
+        expected += images.shape[2:]
     output = type(logits).__name__
     if isinstance(logits, np.ndarray):
         shape = list(logits.shape)
@@ -77,7 +83,7 @@ def _check_logits(logits: Any, images: int, outputs: int) -> None:
         output = f"{logits.dtype} {shape}"
     kind = f" of {outputs} classes" if outputs else ""
     raise Unreadable(
-        f"its graph gives {output} for {counted(images, 'image')}{kind},"
+        f"its graph gives {output} for {counted(len(images), 'image')}{kind},"
         f" expected float32 {expected}"
     )
 

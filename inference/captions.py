@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from errors import InputError, RunError, printable
 from inference.pictures import Pictures
-from inference.prediction_writers import Outcome, reason, writing
-from inference.predictor import Failure
+from inference.prediction_writers import reason, writing
+from inference.predictor import Failure, Prediction
 from loading.files import Paths
 from loading.transforms import Bands
 from settings.configuration import Configuration
@@ -53,7 +53,7 @@ class Captioned:
         self.top = top
         self.place = 0
 
-    def draw_next(self, outcome: Outcome) -> Image.Image:
+    def draw_next(self, outcome: Prediction | Failure) -> Image.Image:
         """Returns the next image with its name, and its classes or its error."""
         place = self.place
         self.place += 1
@@ -83,7 +83,7 @@ class Folder:
         with writing(str(path)):
             folder.mkdir()
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, outcome: Prediction | Failure) -> None:
         paper = self.captioned.draw_next(outcome)
         stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(outcome.name)).stem, _NAME))
         number = f"{self.captioned.place:0{self.digits}}"
@@ -107,7 +107,7 @@ class Sheet:
         self.papers = []
         self.count = len(images)
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, outcome: Prediction | Failure) -> None:
         self.papers.append(self.captioned.draw_next(outcome))
 
     def save(self, file: Path, path: Path) -> None:
@@ -154,16 +154,16 @@ def tile(
     else:
         draw.rectangle((0, 0, side - 1, side - 1), fill="#eeeeee")
         for row, line in enumerate(_wrapped_lines(draw, image, side - 2 * _GAP)):
-            _write(draw, _GAP, _GAP + row * _LINE, line, _WRONG)
-    name = _fitting_text(draw, printable(os.path.basename(name), 4000), side, from_left=True)
-    _write(draw, 0, side + 2, name, _FAINT)
+            write_text(draw, _GAP, _GAP + row * _LINE, line, _WRONG)
+    name = fitting_text(draw, printable(os.path.basename(name), 4000), side, from_left=True)
+    write_text(draw, 0, side + 2, name, _FAINT)
     # Numbers are aligned at their right, texts at their left.
     text_left = _length(draw, "100.0 %  ")
     for row, (number, text) in enumerate(rows, 1):
         top = side + 2 + row * _LINE
-        text = _fitting_text(draw, printable(text, 4000), side - text_left)
-        _write(draw, text_left - _length(draw, f"{number}  "), top, number, _INK)
-        _write(draw, text_left, top, text, _INK)
+        text = fitting_text(draw, printable(text, 4000), side - text_left)
+        write_text(draw, text_left - _length(draw, f"{number}  "), top, number, _INK)
+        write_text(draw, text_left, top, text, _INK)
     return paper
 
 
@@ -183,7 +183,8 @@ def _font(file: str) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(file, _FONT)
 
 
-def _write(draw: ImageDraw.ImageDraw, left: float, top: float, text: str, colour: str) -> None:
+def write_text(draw: ImageDraw.ImageDraw, left: float, top: float, text: str, colour: str) -> None:
+    """Writes a line of text whose top left corner is at a place."""
     draw.text((left, top + _BASELINE), text, colour, _font(file_for(text)), "ls")
 
 
@@ -191,9 +192,7 @@ def _length(draw: ImageDraw.ImageDraw, text: str) -> float:
     return draw.textlength(text, _font(file_for(text)))
 
 
-def _fitting_text(
-    draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False
-) -> str:
+def fitting_text(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False) -> str:
     """Returns the text, cut to the width ``room`` in pixels, with "..." at the end that is cut."""
     text = text[-200:] if from_left else text[:200]
     if _length(draw, text) <= room:
@@ -209,4 +208,4 @@ def _wrapped_lines(draw: ImageDraw.ImageDraw, text: str, room: float) -> list[st
         if _length(draw, f"{lines[-1]} {word}") > room and lines[-1]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return [_fitting_text(draw, line, room) for line in lines]
+    return [fitting_text(draw, line, room) for line in lines]

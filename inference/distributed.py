@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from errors import RunError
-from inference.prediction_writers import Outcome
 from inference.predictor import Predictor
 from launch import progress
 from loading.files import Paths
@@ -30,9 +29,7 @@ def check_same_images(images: Paths) -> None:
             )
 
 
-def predict_distributed(
-    predictor: Predictor, images: Paths, **options: Any
-) -> Iterator[list[Outcome]]:
+def predict_distributed(predictor: Predictor, images: Paths, **options: Any) -> Iterator[list[Any]]:
     """Yields the predictions of all images in their order, in lists. On other processes than the
     first, it yields nothing.
 
@@ -40,11 +37,14 @@ def predict_distributed(
     number of processes.
 
     Args:
-        options: arguments of ``Predictor.predict_batches``.
+        options: arguments of ``Predictor.predict_batches``, or ``predict_maps`` where the model gives
+            maps.
     """
     ranks = world_size()
-    batch_size = predictor.config.DATA.BATCH_SIZE_EVAL
-    batches = predictor.predict_batches(images, rank=rank(), ranks=ranks, **options)
+    # Maps are computed of one image at a time.
+    batch_size = 1 if predictor.gives_maps else predictor.config.DATA.BATCH_SIZE_EVAL
+    predict = predictor.predict_maps if predictor.gives_maps else predictor.predict_batches
+    batches = predict(images, rank=rank(), ranks=ranks, **options)
     # The first process has the most batches. Others may have one less, and gather {} at the end.
     steps = -(-len(images) // (ranks * batch_size))
     for step in range(steps):

@@ -26,6 +26,7 @@ from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
 from inference.export_manifest import MANIFEST
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
+from inference.map_fidelity import ONE_SIZE, compare_maps, images_differ
 from inference.prediction_writers import writing
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
@@ -34,6 +35,7 @@ from loading.transforms import pixel_dtype
 from models.base import ImageModel
 from models.paddle_inference import PROGRAM, inputs_of, save_program
 from settings.configuration import Configuration
+from settings.tasks import answers_of
 from training.checkpoint import describe
 from utils import sync_directory
 from weights.sums import sha256_of
@@ -110,7 +112,12 @@ def write_export(
     if for_client:
         paddlex.check_paddlex(config, kind, task)
     check_target(target)
+    gives_maps = answers_of(task) == "pixels"
     if precision == "int8":
+        if gives_maps:
+            raise InputError(
+                f"-precision int8 isn't made of TASK {task}; use float32, float16 or bfloat16"
+            )
         check_calibration(calibration)
     model.eval()
     description = describe(config, classes, task, thresholds)
@@ -128,7 +135,8 @@ def write_export(
                 _write_graphs(
                     config, exported, temporary, Path(scratch), kind, precision, calibration
                 )
-        write_conventions(temporary, config, description, model.num_features)
+        if not gives_maps:
+            write_conventions(temporary, config, description, model.num_features)
         content = _manifest(config) | vars(description)
         content["format"] = kind
         content["precision"] = precision
@@ -136,9 +144,13 @@ def write_export(
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         outputs = "probabilities" if for_client else "features" if features else "logits"
-        fidelity = compare_with_eager(
-            config, eager, open_export(temporary), precision, calibration, least, outputs
-        )
+        runner = open_export(temporary)
+        if gives_maps:
+            fidelity = compare_maps(config, eager, runner, precision, least)
+        else:
+            fidelity = compare_with_eager(
+                config, eager, runner, precision, calibration, least, outputs
+            )
         for file in temporary.iterdir():
             sync_directory(file)
     return fidelity
@@ -215,6 +227,9 @@ def _write_graphs(
     calibration: np.ndarray | None,
 ) -> None:
     """Writes the model and its preparation in one format."""
+    if answers_of(config.TASK) == "pixels":
+        _write_graph_of_maps(config, model, folder, scratch, kind, precision)
+        return
     preparation = Preparation(config)
     dtype = np.dtype(pixel_dtype(config))
     pixels = paddle.static.InputSpec(
@@ -247,3 +262,45 @@ def _write_graphs(
         formats.save_openvino(converted, folder / f"{stem}.xml", half=precision == "float16")
         converted = formats.openvino_of(prepared, scratch)
         formats.save_openvino(converted, folder / f"{PREPARATION}.xml", half=False)
+
+
+def _write_graph_of_maps(
+    config: Configuration,
+    model: ImageModel,
+    folder: Path,
+    scratch: Path,
+    kind: str,
+    precision: str,
+) -> None:
+    """Writes a model of TASK segmentation in one format, without a preparation.
+
+    Raises:
+        InputError: its graph would be of one size, and the configuration's images differ in size.
+    """
+    inputs = inputs_of(model)
+    if images_differ(config):
+        if model.encoder.resizable:
+            raise InputError(_one_size(model))
+        inputs = paddle.static.InputSpec([None, model.in_channels, None, None], "float32", "images")
+    stem = STEMS[kind]
+    try:
+        if kind.startswith("paddle"):
+            save_program(model, folder / PROGRAM, inputs)
+            return
+        graph = formats.simplify(formats.onnx_of(model, scratch, inputs, "logits"), scratch)
+    except InputError as error:
+        if images_differ(config):
+            raise InputError(f"{_one_size(model)} ({error})") from None
+        raise
+    if kind == "onnx":
+        if precision == "float16":
+            graph = formats.to_float16(graph)
+        import_extra("onnx").save(graph, str(folder / f"{stem}.onnx"))
+        return
+    converted = formats.openvino_of(graph, scratch)
+    formats.save_openvino(converted, folder / f"{stem}.xml", half=precision == "float16")
+
+
+def _one_size(model: Any) -> str:
+    name = type(model.encoder).__name__
+    return f"an exported graph of {name} takes images of one size; {ONE_SIZE}"

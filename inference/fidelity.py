@@ -37,9 +37,9 @@ class Fidelity(NamedTuple):
         difference: the largest difference, divided by the range of the model's outputs.
         agreement: the share of images on which the most probable class is the model's; of
             features, the mean cosine similarity to the model's.
-        images: the number of images that were compared.
+        images: the number of images that were compared, or of pixels.
         kinds: a text that says which images they are.
-        outputs: what was compared: "logits", "probabilities" or "features".
+        outputs: what was compared: "logits", "probabilities", "features" or "maps".
     """
 
     difference: float
@@ -54,6 +54,8 @@ class Fidelity(NamedTuple):
         )
         if self.outputs == "features":
             agreement = f"their cosine similarity is {self.agreement:.3f} on average"
+        if self.outputs == "maps":
+            agreement = f"the class is the same in {100 * self.agreement:.4f} % of the pixels"
         return (
             f"on {self.kinds}, {self.outputs} differ from the eager ones by {self.difference:.1e} of their range;"
             f" {agreement}"
@@ -95,7 +97,7 @@ def compare_with_eager(
         noise = np.random.default_rng(0).normal(size=(_NOISE, *images.shape[1:])).astype(np.float32)
         images = np.concatenate([images, noise])
         kinds = f"{kinds} and random images"
-    expected = in_batches(functools.partial(_eager, model), images)
+    expected = in_batches(functools.partial(eager, model), images)
     with refusing("run as it was exported", "use another -format or -precision"), quiet():
         logits = in_batches(runner, images)
     if not np.isfinite(expected).all():
@@ -137,7 +139,7 @@ def in_batches(runner: Runner, images: np.ndarray) -> np.ndarray:
     return np.concatenate(logits)
 
 
-def _eager(model: nn.Layer, images: np.ndarray) -> np.ndarray:
+def eager(model: nn.Layer, images: np.ndarray) -> np.ndarray:
     with paddle.no_grad(), exact_float32():
         return model(paddle.to_tensor(images)).numpy()
 

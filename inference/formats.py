@@ -80,7 +80,7 @@ def _rename(model: Any, output: str, weights: dict[str, str]) -> None:
     # These entries have the sizes by the old names.
     del graph.value_info[:]
     _name_free_sizes(graph.input[0], ["batch", "height", "width"])
-    _name_free_sizes(graph.output[0], ["batch"])
+    _name_free_sizes(graph.output[0], ["batch", "height", "width"])
 
 
 def _name_free_sizes(value: Any, names: list[str]) -> None:

@@ -32,12 +32,14 @@ class Batch(NamedTuple):
         pixels: [B, H, W, C], uint8 or float32 (DATA.IMAGE_DTYPE); zeros if an image can't be read.
         problems: the error of each image, in one line; "": none.
         corners: [B, 4, H, W, C], for ``inference.tta`` alone.
+        sizes: the (height, width) of the images' files, for ``inference.maps`` alone.
     """
 
     places: list[int]
     pixels: paddle.Tensor
     problems: list[str]
     corners: Any = None
+    sizes: Sequence[list[int]] = ()
 
 
 class Pictures(EncodedDataset):
@@ -63,10 +65,15 @@ class Pictures(EncodedDataset):
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         try:
             sample = self.sample(key)
-            return sample["pixels"], sample["labels"], np.zeros(_PROBLEM_BYTES, np.uint8)
+            return sample["pixels"], sample["labels"], self.as_bytes()
         except RunError as error:
-            problem = str(error).encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
-            return self.blank, self.labels[key], np.frombuffer(problem, np.uint8)
+            return self.blank, self.labels[key], self.as_bytes(error)
+
+    @staticmethod
+    def as_bytes(error: RunError | str = "") -> np.ndarray:
+        """Returns an item's error, as bytes of one length."""
+        problem = str(error).encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
+        return np.frombuffer(problem, np.uint8)
 
     def name(self, index: int) -> str:
         """Returns the path as it was given; for another kind of image "image" and its index."""
@@ -109,15 +116,20 @@ class Pictures(EncodedDataset):
         return turn.image(convert(image.copy(), self.mode))
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """Yields this rank's images in batches of DATA.BATCH_SIZE_EVAL, in their order."""
-        sampler = EvalBatchSampler(self, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+        """Yields this rank's images in batches of DATA.BATCH_SIZE_EVAL, in their order.
+
+        Images that differ in size are alone in their batches.
+        """
+        batch_size = 1 if self.keeps_sizes else config.DATA.BATCH_SIZE_EVAL
+        sampler = EvalBatchSampler(self, batch_size, rank, ranks)
         for batch in ProcessLoader(config, self, sampler, ranks):
             problems = [
                 bytes(line).rstrip(b"\0").decode(errors="ignore")
                 for line in batch["problems"].numpy()
             ]
             places = list(map(int, batch["places"].numpy()))
-            yield Batch(places, batch["pixels"], problems, batch.get("corners"))
+            sizes = batch["sizes"].numpy().tolist() if "sizes" in batch else ()
+            yield Batch(places, batch["pixels"], problems, batch.get("corners"), sizes)
 
 
 def check_several(images: Any) -> None:

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from errors import RunError, printable, remedy
+from inference.maps import Areas
 from inference.predictor import Failure, Prediction
 from loading.tables import csv_line
 from utils import sync_directory
 
-Outcome = Prediction | Failure
+Outcome = Prediction | Areas | Failure
 # The columns of CSV.
 COLUMNS = ("name", "rank", "output", "class", "probability", "error")
+# Those of the areas of classes.
+AREA_COLUMNS = ("name", "rank", "output", "class", "percent", "error")
 # The columns of a terminal that a table gives to a name at least, and to a class at most.
 _NAME = 24
 _CLASS = 40
@@ -43,9 +46,16 @@ def reason(failure: Failure) -> str:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Returns the object of a line of JSON: ``name``, and ``predictions`` or ``error``."""
+    """Returns the object of a line of JSON: ``name``, and ``predictions``, ``areas`` or ``error``."""
     if isinstance(outcome, Failure):
         return {"name": outcome.name, "error": reason(outcome)}
+    if isinstance(outcome, Areas):
+        shares = zip(outcome.outputs, outcome.classes, outcome.percents, strict=True)
+        found = [
+            {"output": output, "class": label, "percent": percent}
+            for output, label, percent in shares
+        ]
+        return {"name": outcome.name, "areas": found}
     ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
     predictions = [
         {"output": output, "class": label, "probability": probability}
@@ -74,15 +84,18 @@ class JsonLines:
 
 
 class Csv:
-    """Writes a row for each class of each image (COLUMNS), the most probable first.
+    """Writes a row for each class of each image, the most probable or largest one first.
 
     An image that can't be read has one row with its error. ``loading.tables`` documents the cells.
     Bytes of names that aren't UTF-8 become escapes.
+
+    Args:
+        columns: COLUMNS or AREA_COLUMNS.
     """
 
-    def __init__(self, file: IO[str] | io.TextIOBase) -> None:
+    def __init__(self, file: IO[str] | io.TextIOBase, columns: tuple[str, ...] = COLUMNS) -> None:
         self.file = file
-        file.write(",".join(COLUMNS) + "\n")
+        file.write(",".join(columns) + "\n")
 
     def write(self, outcome: Outcome) -> None:
         name = outcome.name
@@ -90,13 +103,18 @@ class Csv:
         if isinstance(outcome, Failure):
             self.file.write(csv_line(name, *empty, reason(outcome)))
             return
-        ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
+        ranked = zip(outcome.outputs, outcome.classes, _values(outcome), strict=True)
         rows = [
-            csv_line(name, rank, output, label, probability, None)
-            for rank, (output, label, probability) in enumerate(ranked, 1)
+            csv_line(name, rank, output, label, value, None)
+            for rank, (output, label, value) in enumerate(ranked, 1)
         ]
         # An image without a class above the threshold has one row, too.
         self.file.write("".join(rows) or csv_line(name, *empty, None))
+
+
+def _values(outcome: Prediction | Areas) -> list[float]:
+    """Returns the probabilities or percentages of an image's classes."""
+    return outcome.percents if isinstance(outcome, Areas) else outcome.probabilities
 
 
 class Table:
@@ -106,6 +124,7 @@ class Table:
         names: the names of the images, or of the first of them.
         classes: the names of the model's classes.
         width: the width of the terminal in columns.
+        of_areas: whether areas are written, and not probabilities.
     """
 
     def __init__(
@@ -114,6 +133,7 @@ class Table:
         names: Iterable[str],
         classes: Iterable[str],
         width: int,
+        of_areas: bool = False,
     ) -> None:
         longest_class = max((cells(printable(label, len(label))) for label in classes), default=5)
         longest_name = max((cells(printable(name, len(name))) for name in names), default=5)
@@ -121,7 +141,8 @@ class Table:
         self.file = file
         self.name_width = min(longest_name, max(_NAME, other_columns - min(longest_class, _CLASS)))
         self.class_width = max(_NAME, other_columns - self.name_width)
-        self.file.write(f"{pad('image', self.name_width)}  probability  class\n")
+        head = "       area" if of_areas else "probability"
+        self.file.write(f"{pad('image', self.name_width)}  {head}  class\n")
 
     def write(self, outcome: Outcome) -> None:
         name = fitting(printable(outcome.name, len(outcome.name)), self.name_width)
@@ -129,12 +150,13 @@ class Table:
         if isinstance(outcome, Failure):
             self.file.write(f"{name}        error  {reason(outcome)}\n")
             return
-        for label, probability in zip(outcome.classes, outcome.probabilities, strict=True):
+        scale = 1 if isinstance(outcome, Areas) else 100
+        for label, value in zip(outcome.classes, _values(outcome), strict=True):
             # Long classes are cut at their end.
             label = printable(label, len(label))
             if cells(label) > self.class_width:
                 label = fitting(label[::-1], self.class_width)[::-1]
-            self.file.write(f"{name}  {100 * probability:9.2f} %  {label}\n")
+            self.file.write(f"{name}  {scale * value:9.2f} %  {label}\n")
             name = " " * self.name_width
         if not outcome.classes:
             self.file.write(f"{name}  {'-':>11}  none is above the threshold\n")
@@ -167,20 +189,26 @@ def pad(text: str, room: int) -> str:
 
 
 def text_writer(
-    kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: Iterable[str]
+    kind: str,
+    file: IO[str] | io.TextIOBase,
+    names: Any,
+    classes: Iterable[str],
+    of_areas: bool = False,
 ) -> Writer:
     """Returns the writer for a format: "table", "csv" or "jsonl".
 
     Args:
         names: the sequence of the images' names.
         classes: the names of the model's classes.
+        of_areas: whether ``Areas`` are written, and not predictions.
     """
     if kind == "csv":
-        return Csv(file)
+        return Csv(file, AREA_COLUMNS if of_areas else COLUMNS)
     if kind == "jsonl":
         return JsonLines(file)
     sample = (names[place] for place in range(min(len(names), _SAMPLED_NAMES)))
-    return Table(file, sample, classes, shutil.get_terminal_size((100, 24)).columns)
+    width = shutil.get_terminal_size((100, 24)).columns
+    return Table(file, sample, classes, width, of_areas)
 
 
 @contextlib.contextmanager

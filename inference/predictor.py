@@ -17,6 +17,7 @@ from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
 from inference.export_manifest import Export, is_export, read_export
+from inference.maps import PixelMap, WholePictures, maps_in_batches, pixel_map, way_of
 from inference.pictures import Batch, Picture, Pictures, check_several
 from inference.tta import Views, pictures, views
 from loading.files import Paths
@@ -123,6 +124,11 @@ class Predictor:
         else:
             self._load(build_model(self.config) if cfg else build_described(self.config, path))
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
+
+    @property
+    def gives_maps(self) -> bool:
+        """Returns whether each pixel of an image has a class (TASK segmentation)."""
+        return answers_of(self.task) == "pixels"
 
     @property
     def has_several(self) -> bool:
@@ -250,8 +256,82 @@ class Predictor:
                 outcomes[place] = self._outcome(name, problem, probabilities, top, threshold)
             yield outcomes
 
+    def maps(
+        self, images: Iterable[Picture], flip: bool = False, workers: int = 0
+    ) -> list[PixelMap]:
+        """Returns the class of each pixel of each image, at its own size (TASK segmentation).
+
+        They are the answers that an evaluation compares with masks.
+
+        Args:
+            images: see ``__call__``.
+            flip: average over the mirror images, too.
+            workers: the number of processes that load images.
+
+        Raises:
+            InputError: the model gives no maps.
+            RunError: an image can't be read; the error names it.
+        """
+        check_several(images)
+        found = []
+        for outcomes in self.predict_maps(list(images), workers, "flip" if flip else ""):
+            for outcome in outcomes.values():
+                if isinstance(outcome, Failure):
+                    raise RunError(outcome.error)
+                found.append(outcome)
+        return found
+
+    def predict_maps(
+        self,
+        images: Sequence[Picture] | Paths,
+        workers: int = 2,
+        tta: Views = "",
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Iterator[dict[int, PixelMap | Failure]]:
+        """Yields, for each image, its map by its place in ``images``.
+
+        Args:
+            images, workers, rank, ranks: see ``predict_batches``.
+            tta: "" or "flip".
+
+        Raises:
+            InputError: the model gives no maps.
+        """
+        self.check_maps()
+        if tta not in ("", "flip"):
+            raise InputError(
+                f"-tta {tta} crops images, but each pixel needs a class; take -tta flip"
+            )
+        way = way_of(self.config, tta == "flip")
+
+        def predict(pixels: paddle.Tensor, name: str, size: tuple[int, int]) -> PixelMap:
+            return pixel_map(self._forward, self._normalize(pixels), name, size, way)
+
+        dataset = WholePictures(self.config, images)
+        if not len(dataset):
+            return
+        config = with_values(self.config, DATA__NUM_WORKERS=workers)
+        for place, name, outcome in maps_in_batches(dataset, config, predict, rank, ranks):
+            yield {place: Failure(name, outcome) if isinstance(outcome, str) else outcome}
+
+    def check_maps(self) -> None:
+        """Raises InputError if the model gives no class for each pixel."""
+        if not self.gives_maps:
+            path = printable(str(self.weights or self.path))
+            raise InputError(
+                f"{path} was trained by TASK {self.task}, which gives no class for each pixel; take"
+                " weights of TASK segmentation"
+            )
+
     def check_classifier(self) -> None:
-        """Raises InputError if the model's outputs are features, and no classes."""
+        """Raises InputError if the model's outputs are features, or classes of each pixel."""
+        if self.gives_maps:
+            raise InputError(
+                f"{printable(str(self.weights or self.path))} was trained by TASK {self.task}, which"
+                " gives a class for each pixel, and none for an image; tools/predict.py -format masks"
+                " or overlays shows them"
+            )
         if not self.has_classes:
             path = printable(str(self.weights or self.path))
             reason = "has no classifier: it gives features, and no classes"
@@ -299,11 +379,14 @@ class Predictor:
     def logits(self, pixels: np.ndarray | paddle.Tensor) -> np.ndarray:
         """Returns the outputs for prepared images: [B, H, W, C] -> [B, K] float32."""
         pixels = pixels if isinstance(pixels, paddle.Tensor) else paddle.to_tensor(pixels)
-        images = self._normalize(pixels)
+        return self._forward(self._normalize(pixels)).numpy()
+
+    def _forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns the outputs for normalised images [B, C, H, W], float32."""
         if self.model is None:
-            return self._run(images.numpy())
+            return paddle.to_tensor(self._run(images.numpy()))
         with paddle.no_grad(), autocast(self.config, evaluation=True):
-            return self.model(images).astype("float32").numpy()
+            return self.model(images).astype("float32")
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns the probabilities [B, K] float64: the softmax of an image's logits, or the

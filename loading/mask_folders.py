@@ -257,9 +257,9 @@ def colors_text(names: Sequence[str], table: MaskTable) -> str:
 
 @datasets.register(
     "masks",
-    holds="`images/train/**` and masks of the same names in `masks/train/**`, and both in `val`;"
-    " `train/images` and `train/masks` as well; without parts to evaluate, or with `DATA.VAL_SPLIT`;"
-    " `classes.txt`: a name a line, or for masks of colours `colors.txt`: `R G B NAME` a line",
+    holds="`images/train/**` and masks of the same names in `masks/train/**`, and both in `val`"
+    " (or `train/images`, `train/masks`); without parts, to evaluate, or with `DATA.VAL_SPLIT`."
+    " `classes.txt`: a name a line; for masks of colours `colors.txt`: `R G B NAME`",
     task="segmentation",
     columns="mask",
     val="images/val images/validation img_dir/val img_dir/validation val/images validation/images",

@@ -65,6 +65,7 @@ _FORM = {
     "down_ops": _LISTS,
     "num_register_tokens": optional(_COUNT),
     "num_query_pool": optional(_COUNT),
+    "num_upscale_blocks": _NUMBER,
     "pretrained_window_sizes": _COUNTS,
 }
 # The defaults of transformers' classes, for keys that a config.json leaves out.
@@ -101,6 +102,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "num_attention_heads": 6,
         "patch_size": 16,
+    },
+    "eomt": _DINOV2
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 640,
+        "num_register_tokens": 4,
+        "num_upscale_blocks": 2,
     },
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
@@ -171,6 +181,14 @@ def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
     if _classifies(config):
         values["GLOBAL_POOL"] = "token_avg"
     return values
+
+
+def _eomt(config: dict[str, Any]) -> dict[str, Any]:
+    patch_size = config["patch_size"]
+    if is_whole(patch_size):
+        # So many times, the head doubles the rows and columns of a map (models.heads.eomt).
+        expect(config, "num_upscale_blocks", max(1, patch_size.bit_length() - 3))
+    return _dinov2(config) | {"NO_EMBED_CLASS": True}
 
 
 def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
@@ -488,6 +506,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "dinov2": ("ViT", _dinov2),
     "dinov2_with_registers": ("ViT", _dinov2),
     "dinov3_vit": ("Eva", _dinov3),
+    "eomt": ("ViT", _eomt),
     "clip": ("ViT", _clip),
     "clip_vision_model": ("ViT", _clip),
     "siglip": ("ViT", _siglip),

@@ -26,6 +26,8 @@ _FORM: Form = {
     "backbone_out_indices": _INDICES,
     "neck_hidden_sizes": _NUMBERS,
     "fusion_hidden_size": _NUMBER,
+    "num_queries": _NUMBER,
+    "num_blocks": _NUMBER,
     "use_batch_norm_in_fusion_residual": _FLAG,
     "use_bias_in_fusion_residual": _FLAG,
     "semantic_classifier_dropout": Rule("a rate", lambda value: is_real(value, 0, 0.999)),
@@ -111,12 +113,23 @@ def _dpt(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _eomt(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "NAME": "eomt",
+        "NUM_QUERIES": config.get("num_queries", 200),
+        "NUM_BLOCKS": config.get("num_blocks", 4),
+        # Images are split into windows along their longer side.
+        "STRIDE": list(config["images"]["input_size"][1:]),
+    }
+
+
 # By model_type, the function that returns the keys of HEAD.
 _HEADS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "upernet": _upernet,
     "beit": _beit,
     "segformer": _segformer,
     "dpt": _dpt,
+    "eomt": _eomt,
 }
 # Keys that show in the shapes of tensors.
 _SHAPED = {
@@ -128,6 +141,7 @@ _SHAPED = {
     "NECK_CHANNELS",
     "FUSION_CHANNELS",
     "FUSION_BATCH_NORM",
+    "NUM_QUERIES",
 }
 # Keys that the user chooses for training and evaluation.
 _CHOSEN = {"DROPOUT", "STRIDE"}

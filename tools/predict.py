@@ -1,12 +1,17 @@
 """Predicts the classes of images with trained weights, with the probabilities that -eval computes.
+A model of TASK segmentation predicts the class of each pixel.
 
     python tools/predict.py CHECKPOINT IMAGE|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-format csv] [-output FILE]
+    python tools/predict.py CHECKPOINT FOLDER -format masks|overlays -output DIR
     python tools/predict.py CHECKPOINT FOLDER -ngpus 2 (or python -m paddle.distributed.launch ... tools/predict.py)
 
 CHECKPOINT is a run's folder (its best checkpoint is taken), a checkpoint, or its model.safetensors
 alone. For other weights, -cfg names the model. A folder's images are taken at any depth, sorted. A
 list has a path on each line; "-" is a list on standard input. Answers come in the images' order. An
 image is turned as its EXIF says if the model's DATA.EXIF_ORIENTATION says so.
+
+Of pixels' classes, masks are PNGs of the class numbers at each image's own size, and overlays show the
+image with coloured classes and a legend. The other formats list the classes' areas in percent.
 
 Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input.
 130 or 143 after Ctrl-C or SIGTERM. 141 if the reader of standard output has left.
@@ -38,7 +43,11 @@ from settings.parser import Parser, pairs  # noqa: E402
 # The graph of an export may never end. Unless DIST.TIMEOUT is set, a batch has this time.
 EXPORT_SECONDS = 60.0
 EXPORT_SECONDS_PER_IMAGE = 10.0
-FORMATS = ("table", "csv", "jsonl", "pictures")
+FORMATS = ("table", "csv", "jsonl", "pictures", "masks", "overlays")
+# Those that make a folder of files.
+_FOLDERS = ("pictures", "masks", "overlays")
+# Those that a model with a class for each pixel has alone.
+_OF_MAPS = ("masks", "overlays")
 _SUFFIXES = {
     ".csv": "csv",
     ".jsonl": "jsonl",
@@ -88,7 +97,10 @@ def parsed_arguments() -> argparse.Namespace:
         help="for several labels: the lowest probability; default: the trained one",
     )
     option("format", choices=FORMATS, help="default: by -output's ending, or else table")
-    text = "the file to write, whole or absent; for pictures a new folder, or a .png or .jpg of all"
+    text = (
+        "the file to write, whole or absent; for masks and overlays a new folder, for pictures that"
+        " or a .png or .jpg of all"
+    )
     option("output", type=Path, metavar="PATH", help=text)
     text = (
         "average over views: flip (the mirror image, too), five (centre and corners),"
@@ -161,6 +173,8 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             raise InputError(
                 "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg"
             )
+        if arguments.format in _OF_MAPS:
+            raise InputError(f"-format {arguments.format} needs -output: a new folder")
         return None
     arguments.named = arguments.output
     # Folders on the path to a file may be links, and so may a folder itself.
@@ -172,7 +186,7 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
         raise InputError(f"{flag}: there is no folder {printable(str(output.parent))}")
     if not os.access(output.parent, os.W_OK):
         raise InputError(f"{flag}: its folder can't be written to; give this user the right to it")
-    if arguments.format == "pictures" and not arguments.sheet:
+    if arguments.format in _FOLDERS and not arguments.sheet:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
             raise InputError(f"{flag} is there already, and is no empty folder; choose another")
     elif problem := files.obstacle(output):
@@ -219,20 +233,17 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
         predictor = Predictor(
             arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size
         )
-        predictor.check_classifier()
+        check_format(arguments, predictor)
         if predictor.warning and utils.rank() == 0:
             print(f"warning: {predictor.warning}", file=sys.stderr)
-        several = predictor.has_several
-        if arguments.threshold is not None and not several:
-            raise InputError(
-                "-threshold is for models of several labels per image; -top says how many classes"
-            )
-        how["threshold"] = arguments.threshold
         outputs = predictor.config.MODEL.NUM_CLASSES
         # A picture's caption has space for a few classes only.
-        default_top = outputs if several and arguments.format != "pictures" else 5
+        default_top = 5
+        if predictor.gives_maps or (predictor.has_several and arguments.format != "pictures"):
+            default_top = outputs
         top = min(outputs, arguments.top or default_top)
-        how["top"] = top
+        if not predictor.gives_maps:
+            how |= {"threshold": arguments.threshold, "top": top}
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
         with writing(arguments, predictor, images, top) as (write, bar):
@@ -243,9 +254,31 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
                 bar.update(len(part))
     signals.end_workers()
     if failed:
-        where = "picture" if arguments.format == "pictures" else "row"
-        raise RunError(
-            f"{failed} of {len(images)} images can't be read; each {where} says why", shared=True
+        where = "picture" if arguments.format in ("pictures", "overlays") else "row"
+        told = f"each {where} says why"
+        if arguments.format == "masks":
+            told = "they have no mask; -format csv says why"
+        raise RunError(f"{failed} of {len(images)} images can't be read; {told}", shared=True)
+
+
+def check_format(arguments: argparse.Namespace, predictor: Any) -> None:
+    """Raises InputError if the model has no answers of the format, or a flag is for other models."""
+    if not predictor.gives_maps:
+        predictor.check_classifier()
+        if arguments.format in _OF_MAPS:
+            predictor.check_maps()
+    elif arguments.format == "pictures":
+        raise InputError(
+            "-format pictures is for classes of whole images; take -format overlays or masks for"
+            f" those of pixels (TASK {predictor.task})"
+        )
+    elif arguments.tta not in ("", "flip"):
+        raise InputError(
+            f"-tta {arguments.tta} crops images, but each pixel needs a class; take -tta flip"
+        )
+    if arguments.threshold is not None and not predictor.has_several:
+        raise InputError(
+            "-threshold is for models of several labels per image; -top says how many classes"
         )
 
 
@@ -275,27 +308,52 @@ def writing(
             total=len(images), unit=" images", disable=on_terminal or None, dynamic_ncols=True
         )
         stack.enter_context(contextlib.closing(bar))
-        if arguments.format != "pictures":
+        if arguments.format not in _FOLDERS:
             if arguments.output:
                 opened = prediction_writers.text_file(path, temporary)
             else:
                 opened = prediction_writers.standard_output(utils.world_size() > 1)
             out = stack.enter_context(opened)
             writer = prediction_writers.text_writer(
-                arguments.format, out, images, predictor.classes
+                arguments.format, out, images, predictor.classes, predictor.gives_maps
             )
-            yield writer.write, bar
+            write: Any = writer.write
+            if predictor.gives_maps:
+                write = areas_writer(writer, predictor.classes, top)
+            yield write, bar
             out.flush()
             return
-        from inference import captions
+        from inference import captions, map_pictures
 
-        if arguments.sheet:
+        if arguments.format in _OF_MAPS:
+            kind = arguments.format
+            folder = map_pictures.Folder(kind, config, images, temporary, path, predictor.classes)
+            yield folder.write, bar
+        elif arguments.sheet:
             sheet = captions.Sheet(config, images, top)
             yield sheet.write, bar
             sheet.save(temporary, path)
         else:
             yield captions.Folder(config, images, temporary, path, top).write, bar
         prediction_writers.move_into_place(temporary, path)
+
+
+def areas_writer(writer: Any, classes: list[str], top: int) -> Any:
+    """Returns a function that writes the areas of a map's ``top`` largest classes."""
+    from inference import Failure
+    from inference.maps import areas
+
+    def write(outcome: Any) -> None:
+        if not isinstance(outcome, Failure):
+            found = areas(outcome, classes)
+            outcome = found._replace(
+                outputs=found.outputs[:top],
+                classes=found.classes[:top],
+                percents=found.percents[:top],
+            )
+        writer.write(outcome)
+
+    return write
 
 
 def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None:

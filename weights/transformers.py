@@ -67,6 +67,7 @@ HEADS: dict[str, dict[str, str]] = {
         "Dinov2WithRegistersModel": ENCODER,
     },
     "dinov3_vit": {"DINOv3ViTModel": ENCODER},
+    "eomt": {"EomtForUniversalSegmentation": MAPS},
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
@@ -127,7 +128,7 @@ _DEFAULT_LABELS = 2
 _DEFAULT_PROJECTION = 512
 # The side of images where a configuration has none, by model_type: transformers' default. UPerNet's
 # is that of its published models.
-_SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512}
+_SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512, "eomt": 640}
 _DEFAULT_SIDE = 224
 
 _EDGES = ("height", "width", "shortest_edge")
@@ -362,7 +363,7 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
             f"pixels are multiplied by {value_text(factor)} (rescale_factor), expected 1/255"
         )
     if makes_maps:
-        images |= {"crop_pct": 1.0, "crop_mode": "squash"}
+        images |= _whole(preprocessor)
     else:
         images |= _crop(preprocessor)
     return {key: value for key, value in images.items() if value is not None}
@@ -376,6 +377,14 @@ def _resized_to(preprocessor: dict[str, Any]) -> Any:
     if isinstance(size, dict) and size.get("height") and size.get("width"):
         return [size["height"], size["width"]]
     return size if is_whole(size) else None
+
+
+def _whole(preprocessor: dict[str, Any]) -> dict[str, Any]:
+    """Returns timm's keys for a preprocessor that crops nothing, for a class of each pixel."""
+    size = preprocessor.get("size")
+    if isinstance(size, dict) and size.get("shortest_edge"):
+        return {"crop_mode": "short"}
+    return {"crop_pct": 1.0, "crop_mode": "squash"}
 
 
 def _crop(preprocessor: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
 from models.base import ImageModel
+from models.heads.graph_resize import resized_in_graph
 from models.layers.init import init_convolution
 from weights.layout import sublayer
 
@@ -147,6 +148,8 @@ def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> padd
         size: rows and columns.
         align_corners: whether the middles of the corners' places coincide, instead of their corners.
     """
+    if not paddle.in_dynamic_mode():
+        return resized_in_graph(maps, size, align_corners)
     if list(maps.shape[2:]) == list(size):
         return maps
     return F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)

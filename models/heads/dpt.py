@@ -53,17 +53,20 @@ class Reassemble(nn.Layer):
             self.resize = Conv2D(dim, dim, 3, stride=int(1 / scale), padding=1)
 
     def forward(self, x: paddle.Tensor, prefix: paddle.Tensor | None) -> paddle.Tensor:
-        if self.readout != "ignore":
+        if self.readout != "ignore" and prefix is not None:
             # A distilled model has two tokens, whose sum is read.
             token = prefix.sum(axis=1)
-            x = self._project(x, token) if self.token else x + token.unsqueeze([-1, -2])
+            if self.token is None:
+                x = x + token.unsqueeze([-1, -2])
+            else:
+                x = channels_first(gelu(self.token(_beside(channels_last(x), token))))
         return self.resize(self.project(x))
 
-    def _project(self, x: paddle.Tensor, token: paddle.Tensor) -> paddle.Tensor:
-        batch, channels, height, width = x.shape
-        token = token.unsqueeze([1, 2]).expand([batch, height, width, channels])
-        tokens = paddle.concat([channels_last(x), token], axis=-1)
-        return channels_first(gelu(self.token(tokens)))
+
+def _beside(x: paddle.Tensor, token: paddle.Tensor) -> paddle.Tensor:
+    """Returns a token [B, C] beside each place of maps [B, H, W, C]: [B, H, W, 2 C]."""
+    height, width = x.shape[1:3]
+    return paddle.concat([x, token.unsqueeze([1, 2]).expand([-1, height, width, -1])], axis=-1)
 
 
 class Residual(nn.Layer):

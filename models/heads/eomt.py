@@ -16,7 +16,7 @@ from paddle.nn.initializer import Normal
 from errors import InputError
 from models.base import ImageModel
 from models.heads.base import Head, Maps, resized
-from models.heads.matching import Answers, matching_loss
+from models.heads.matching import POINTS, Answers, matching_loss
 from models.layers import LayerNorm, Linear
 from models.layers.activations import GELU
 from models.layers.conv import Conv2D
@@ -70,8 +70,11 @@ class EomtHead(Head):
         num_blocks: how many of the encoder's last blocks the queries pass.
     """
 
+    indices = (-1,)
     runs_encoder = True
     has_loss = True
+    # Of the loss.
+    num_points = POINTS
 
     def __init__(
         self, maps: Maps, num_classes: int, *, num_queries: Size = 100, num_blocks: Depth = 4
@@ -149,7 +152,7 @@ class EomtHead(Head):
         return log_scores(features.answers[-1], features.size)
 
     def loss(self, outputs: list[Answers], mask: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        return matching_loss(outputs, mask, ignored)
+        return matching_loss(outputs, mask, ignored, self.num_points)
 
     @paddle.no_grad()
     def after_update(self, share: float) -> None:
@@ -240,8 +243,8 @@ class ScaleBlock(nn.Layer):
 class DoublingConv2D(nn.Layer):
     """A transposed convolution of kernel 2 and stride 2, channels last.
 
-    Its output is a Linear's, whose channels become 2 x 2 places. Weights are PyTorch's: [in, out, 2,
-    2]. Shape: [B, H, W, in] -> [B, 2 H, 2 W, out].
+    Each of two Linears makes every other row: its channels are two neighbouring places. Weights are
+    PyTorch's: [in, out, 2, 2]. Shape: [B, H, W, in] -> [B, 2 H, 2 W, out].
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -254,10 +257,13 @@ class DoublingConv2D(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         rows, columns, channels = x.shape[1:]
-        weight = self.weight.transpose([0, 2, 3, 1]).reshape([channels, -1])
-        x = linear(x, weight, self.bias.tile([4]))
-        x = x.reshape([-1, rows, columns, 2, 2, self.bias.shape[0]]).transpose([0, 1, 3, 2, 4, 5])
-        return x.reshape([-1, 2 * rows, 2 * columns, x.shape[-1]])
+        width = self.bias.shape[0]
+        bias = self.bias.tile([2])
+        outputs = []
+        for weight in self.weight.transpose([2, 0, 3, 1]).unbind(0):
+            row = linear(x, weight.reshape([channels, 2 * width]), bias)
+            outputs.append(row.reshape([-1, rows, 1, 2 * columns, width]))
+        return paddle.concat(outputs, axis=2).reshape([-1, 2 * rows, 2 * columns, width])
 
 
 def log_scores(answers: Answers, size: tuple[int, int]) -> paddle.Tensor:

@@ -294,7 +294,9 @@ def kinds() -> dict[str, object]:
     """
     found = {}
     common = set(hf.PreTrainedConfig().to_dict())
-    for config, model in (*CASES.values(), *WITH_HEADS):
+    # EoMT's case is golden/make_eomt.py.
+    eomt = (hf.EomtConfig(), hf.EomtForUniversalSegmentation)
+    for config, model in (*CASES.values(), *WITH_HEADS, eomt):
         module = importlib.import_module(model.__module__)
         classes = [
             name

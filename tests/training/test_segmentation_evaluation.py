@@ -10,7 +10,7 @@ from paddle.nn import functional as F
 from PIL import Image
 from scipy.ndimage import binary_erosion
 from sklearn.metrics import confusion_matrix
-from support.mask_data import CLASSES, evaluation, random_model, write_masks
+from support.mask_models import CLASSES, evaluation, random_model, write_data
 from support.ranks import run_ranks
 
 import utils
@@ -27,7 +27,7 @@ from utils import rank, world_size
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_masks(tmp_path_factory.mktemp("masks"))
+    return write_data(tmp_path_factory.mktemp("masks"))
 
 
 def evaluated(root, *options):

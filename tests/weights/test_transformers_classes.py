@@ -80,6 +80,8 @@ NO_EFFECT = {
     *("stage_names", "out_features", "out_indices", "reshape_hidden_states", "apply_layernorm"),
     *("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"),
     *("text_config", "logit_scale_init_value"),
+    *("no_object_weight", "class_weight", "mask_weight", "dice_weight"),
+    *("train_num_points", "oversample_ratio", "importance_sample_ratio"),
 }
 # Keys that repeat others, or that the tensors' shapes tell.
 TOLD = {
@@ -107,7 +109,7 @@ def written(folder, config):
 
 
 def told(path):
-    """All that config.json tells: the architecture, its keys, the outputs, the images."""
+    """All that config.json tells: the architecture, its keys, the head, the outputs, the images."""
     config = read_transformers(path)
     # BEiT's configuration has no four maps by default (tests/models/test_heads_transformers.py).
     head = {} if config["model_type"] == "beit" else described_head(path)
@@ -137,6 +139,7 @@ def test_each_class_that_is_read_has_its_answers_in_the_golden_file():
         (entry["config"]["model_type"], *entry["config"]["architectures"])
         for entry in GOLDEN.values()
     }
+    tested |= {("eomt", "EomtForUniversalSegmentation")}  # tests/models/test_eomt.py
     tested |= {("hiera", "HieraForPreTraining")}  # tests/weights/test_names_transformers.py
     # ViTMAEForPreTraining without its decoder
     tested |= {("vit_mae", "ViTMAEModel")}

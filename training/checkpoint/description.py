@@ -117,6 +117,7 @@ class Description:
             # Its keys are refused under other tasks.
             words += ["TASK", self.task]
             keys += ["HEAD.NAME", "DATA.CROP_MODE"]
+            # Otherwise it does nothing, and is refused itself.
             if self.values.get("DATA.CROP_MODE") == "squash":
                 keys.append("DATA.CROP_PCT")
         for key in keys:
@@ -312,7 +313,10 @@ def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | 
         words += [f"MODEL.{key}", value]
     if head := described_head(path):
         # The default crop isn't one of the task's.
-        words += ["TASK", "segmentation", "DATA.CROP_MODE", "squash", "DATA.CROP_PCT", 1.0]
+        images = stored["images"]
+        crops = [name for name in ("crop_mode", "crop_pct") if name in images]
+        words += ["TASK", "segmentation"]
+        words += [word for name in crops for word in (f"DATA.{name.upper()}", images[name])]
     for key, value in head.items():
         words += [f"HEAD.{key}", value]
     config = with_preprocessing(get_config(None, [*words, *options]), alone=True)

@@ -1,14 +1,18 @@
-"""A small dataset of images with masks, and the options of a small model for it."""
+"""A small model of masks with random weights, and the options of its evaluation."""
 
 import numpy as np
 import paddle
-from PIL import Image
+from safetensors.numpy import save_file
 
 from config import get_config
 from datasets import get_datasets
 from models import build_model
+from support import mask_files
+from training.checkpoint import describe
+from weights import file_arrays
+from weights.formats import METADATA
 
-CLASSES = ["wall", "sky", "tree", "nobody"]
+CLASSES = [*mask_files.CLASSES, "nobody"]
 # A model of 8 x 8 pixels a patch, for images of any size.
 OPTIONS = [
     "TASK", "segmentation", "HEAD.NAME", "linear", "MODEL.NAME", "small", "MODEL.TYPE", "ViT",
@@ -16,31 +20,11 @@ OPTIONS = [
     "MODEL.NUM_CLASSES", "auto", "DATA.DATASET", "masks", "DATA.IMAGE_SIZE", "32",
     "DATA.CROP_MODE", "short", "DATA.NUM_WORKERS", "0",
 ]  # fmt: skip
-TRAINING = [
-    *OPTIONS, "DATA.BATCH_SIZE", "4", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
-]  # fmt: skip
 
 
-def write_masks(root, train=8, val=7, seed=0):
-    """Writes noisy pictures of two shapes on a wall, of odd sizes, in the layout of DATASET masks.
-
-    A tenth of each mask's pixels is ignored, and no mask has the last class.
-    """
-    rng = np.random.default_rng(seed)
-    for mode, count in (("train", train), ("val", val)):
-        for folder in ("images", "masks"):
-            (root / folder / mode).mkdir(parents=True)
-        for index in range(count):
-            height, width = map(int, rng.integers(9, 60, 2))
-            mask = np.zeros((height, width), np.uint8)
-            for shape in (1, 2):
-                top, left = rng.integers(0, [height, width])
-                mask[top : top + height // 2, left : left + width // 2] = shape
-            pixels = rng.integers(0, 30, (height, width, 3)) + 100 * mask[:, :, None]
-            mask[rng.random(mask.shape) < 0.1] = 255
-            for folder, values in (("images", pixels), ("masks", mask)):
-                file = root / folder / mode / f"{index}.png"
-                Image.fromarray(values.astype(np.uint8)).save(file)
+def write_data(root):
+    """Writes images with masks (``mask_files``), and names a class that none of them has."""
+    mask_files.write_masks(root, val=7)
     (root / "classes.txt").write_text("\n".join(CLASSES) + "\n")
     return root
 
@@ -54,7 +38,7 @@ def evaluation(root, *options):
     return config, val
 
 
-def random_model(config, seed=3):
+def random_model(config, seed=11):
     """Returns the model of a configuration with random weights, whose answers depend on the image.
 
     The logits of each class have mean 0 and deviation 1 over images of patches of any brightness.
@@ -76,3 +60,13 @@ def random_model(config, seed=3):
         classifier.bias.set_value((classifier.bias - logits.mean([0, 2, 3])) / deviation)
         classifier.weight.set_value(classifier.weight / deviation.reshape([-1, 1, 1, 1]))
     return model
+
+
+def save_model(root, file, *options):
+    """Saves a model for the data in ``root``, with random weights and its description; returns the
+    file.
+    """
+    config, val = evaluation(root, *options)
+    described = describe(config, val.classes, config.TASK).to_json()
+    save_file(file_arrays(random_model(config)), file, {METADATA: described})
+    return file
