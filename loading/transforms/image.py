@@ -284,7 +284,8 @@ class EvalTransform:
     (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
     (the evaluation of Swin and ConvNeXt at 384). "short" resizes as "center" does at CROP_PCT 1.0
     and crops nothing, and "own" keeps the image's size: the pixels of two images may then differ
-    in size. With DATA.EVAL_SIZE, nothing is cropped either. Only DATA.CORRUPTION draws from the generator. It changes the image alone.
+    in size. With DATA.EVAL_SIZE, nothing is cropped either. Only DATA.CORRUPTION draws from the
+    generator. It changes the image alone.
 
     Attributes:
         size: IMAGE_SIZE.
