@@ -54,7 +54,7 @@ def test_a_graph_of_one_size_gives_the_maps_of_its_weights(data, tmp_path, kind,
 
 
 CONVOLUTIONS = [
-    "MODEL.TYPE", "ConvNeXt", "MODEL.DEPTHS", "[1, 1]", "MODEL.DIMS", "[8, 16]",
+    "MODEL.TYPE", "ConvNeXt", "MODEL.STAGE_DEPTHS", "[1, 1]", "MODEL.EMBED_DIMS", "[8, 16]",
 ]  # fmt: skip
 
 
