@@ -589,7 +589,7 @@ class TRAIN(Section):
     # scale_jitter: draw the place again, up to ten times, where one class has more than this share of
     # the crop's labelled pixels. 0.75 is usual. 1.0: never.
     CROP_MAX_CLASS: Annotated[float, between(0.01, 1)] = key(
-        1.0, TRAINING, ONE_VIEW, is_("TRAIN.CROP", "scale_jitter")
+        1.0, TRAINING, MAPS, is_("TRAIN.CROP", "scale_jitter")
     )
 
     # None: use DATA.INTERPOLATION. "random": draw bilinear or bicubic for each image.

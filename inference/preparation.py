@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 
 from loading.transforms import Normalize, pixel_dtype
-from loading.transforms.image import before_crop
+from loading.transforms.image import evaluation_size
 from settings.configuration import Configuration, pair
 
 
@@ -22,15 +22,16 @@ class Preparation(nn.Layer):
     levels, the last bits of a float decide. With "nearest", they differ at a few edges, because
     Pillow adds up its step from pixel to pixel.
 
-    Shape: [B, H, W, C] uint8 or float32 -> [B, C, h, w] float32.
+    Shape: [B, H, W, C] uint8 or float32 -> [B, C, h, w] float32. With DATA.CROP_MODE "short" and
+    "own", h and w follow from H and W.
     """
 
     def __init__(self, config: Configuration) -> None:
         super().__init__()
         data = config.DATA
         self.size = pair(data.IMAGE_SIZE)
-        self.resized_to = before_crop(self.size, data.CROP_PCT)
-        self.squash = data.CROP_MODE == "squash"
+        self.resized_to = evaluation_size(config)
+        self.mode = data.CROP_MODE
         self.kernel = data.INTERPOLATION
         normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
         self.has_grey_levels = pixel_dtype(config) is np.uint8
@@ -46,12 +47,17 @@ class Preparation(nn.Layer):
         whole numbers.
         """
         x = pixels.astype("float32")
+        if self.mode == "own":
+            return x.transpose([0, 3, 1, 2])
         # paddle.shape of Paddle 2.6 doesn't take uint8.
         sides = paddle.shape(x).astype("int64")
         height = sides[1:2]
         width = sides[2:3]
         resized_height, resized_width = self._resized_size(height, width)
         rows, columns = self.size
+        if self.mode == "short":
+            rows = resized_height
+            columns = resized_width
         x = x.transpose([0, 3, 1, 2])
         # Like Pillow, it resizes the width first.
         x = paddle.matmul(x, self._weights(width, resized_width, columns), transpose_y=True)
@@ -67,7 +73,7 @@ class Preparation(nn.Layer):
     def _resized_size(self, height: paddle.Tensor, width: paddle.Tensor) -> list[paddle.Tensor]:
         """Returns the height and the width of the resized image, as ``covering`` does."""
         rows, columns = self.resized_to
-        if self.squash:
+        if self.mode == "squash":
             return [paddle.full([1], side, "int64") for side in self.resized_to]
         if rows == columns:
             shorter = paddle.minimum(height, width)
@@ -77,7 +83,9 @@ class Preparation(nn.Layer):
         ratio = paddle.minimum(height / rows, width / columns)
         return [_rounded(side / ratio) for side in (height, width)]
 
-    def _weights(self, side: paddle.Tensor, to: paddle.Tensor, size: int) -> paddle.Tensor:
+    def _weights(
+        self, side: paddle.Tensor, to: paddle.Tensor, size: int | paddle.Tensor
+    ) -> paddle.Tensor:
         """Returns the weight of each of the image's pixels for each pixel of the crop, along one
         axis: [size, side].
 

@@ -27,8 +27,8 @@ _IMAGES = ("images", "img_dir")
 _MASKS = ("masks", "annotations", "labels", "ann_dir")
 _PARTS = {"train": ("train", "training"), "val": ("val", "validation")}
 _BYTES_PER_COLOUR = 300
-# The end of the path of a line's mask.
-_BYTES_PER_MASK = 8
+# What the path of a line's mask takes besides its own bytes.
+_BYTES_PER_MASK = 64
 
 # Paths of an image and of its mask, relative to the dataset's folder.
 Pair = tuple[str, str]
@@ -257,9 +257,9 @@ def colors_text(names: Sequence[str], table: MaskTable) -> str:
 
 @datasets.register(
     "masks",
-    holds="`images/train/**` and masks of the same names in `masks/train/**`, and both in `val`;"
-    " `train/images` and `train/masks` as well; without parts to evaluate, or with `DATA.VAL_SPLIT`;"
-    " `classes.txt`: a name a line, or for masks of colours `colors.txt`: `R G B NAME` a line",
+    holds="`images/train/**` and masks of the same names in `masks/train/**`, and both in `val`"
+    " (or `train/images`, `train/masks`); without parts, to evaluate, or with `DATA.VAL_SPLIT`."
+    " `classes.txt`: a name a line; for masks of colours `colors.txt`: `R G B NAME`",
     task="segmentation",
     columns="mask",
     val="images/val images/validation img_dir/val img_dir/validation val/images validation/images",
@@ -385,6 +385,5 @@ def _list_pairs(lines: TextList, split: Split, masks_of_images: list[bytes]) -> 
         except InputError as error:
             split.refuse(str(error))
             continue
-        lines.allowance.take(len(words[1]) + 64)
         masks_of_images.append(words[1])
         yield path

@@ -13,6 +13,7 @@ from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import from_timm_names, with_timm_arguments
 from models.transformers_arguments import with_transformers_arguments
+from models.transformers_heads import with_head_arguments
 from settings.configuration import Configuration, add_note, explicit_sources
 from settings.names import hub_weights, instead, matches, matching_file
 from utils import within_memory
@@ -83,7 +84,8 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
 
     These are keys that change what a model computes, but no shape of its tensors
     (``weights.names.switches``). Some are in the config.json beside the weights
-    (``with_timm_arguments``, ``with_transformers_arguments``). Others follow from the names of the
+    (``with_timm_arguments``, ``with_transformers_arguments``,
+    ``with_head_arguments``). Others follow from the names of the
     tensors. A note tells of each. If somebody set another value, ``load_weights`` refuses the
     weights or reports the difference.
 
@@ -96,6 +98,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     """
     config = with_timm_arguments(config, path)
     config = with_transformers_arguments(config, path)
+    config = with_head_arguments(config, path)
     names = architecture(config).weight_names
     if not has_switches(names):
         return config

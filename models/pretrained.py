@@ -19,6 +19,7 @@ from models import build_model, with_switches
 from models.base import ImageModel
 from settings.configuration import Configuration, is_given, is_users, pair, size_text
 from settings.plain import parsed_json
+from settings.tasks import answers_of
 from weights import find_weights
 from weights.adapters import find_adapter
 from weights.formats import METADATA, files_of, read_metadata
@@ -100,7 +101,7 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
             images = _images(stored)
             values = {key: images[key] for key in images if not is_users(config, key)}
         channels = values.get("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS)
-        values |= preprocessing(stored, channels)
+        values |= preprocessing(stored, channels, config.TASK)
         size = values.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
         built_size = (stored.get("model_args") or {}).get("img_size") or size
         takes_size = alone and "DATA.IMAGE_SIZE" in values
@@ -149,7 +150,8 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
     """Yields a warning for each setting in which ``config`` and the weights' config.json
     (``stored``) differ.
     """
-    for key, value in preprocessing(stored, config.DATA.IMAGE_CHANNELS).items():
+    settings = preprocessing(stored, config.DATA.IMAGE_CHANNELS, config.TASK)
+    for key, value in settings.items():
         section, _, name = key.partition(".")
         current = config[section][name]
         same = current == value if isinstance(current, str) else _is_close(current, value)
@@ -164,11 +166,12 @@ def _is_close(first: Any, second: Any) -> bool:
     return len({len(first), len(second), 1}) <= 2 and np.allclose(first, second, atol=1e-6)
 
 
-def preprocessing(stored: dict[str, Any], channels: int) -> dict[str, Any]:
+def preprocessing(stored: dict[str, Any], channels: int, task: str) -> dict[str, Any]:
     """Returns the preprocessing in the weights' config.json (``stored``), by dotted keys.
 
     Args:
         channels: channels of the images.
+        task: a task of masks evaluates whole images, so the weights' crop doesn't count.
     """
     # timm's defaults hold only for a config.json of timm.
     is_timm = "architecture" in stored
@@ -177,6 +180,9 @@ def preprocessing(stored: dict[str, Any], channels: int) -> dict[str, Any]:
         value = stored.get(name) or (default if is_timm else None)
         if value is not None:
             values[key] = value
+    if answers_of(task) == "pixels":
+        values.pop("DATA.CROP_PCT", None)
+        values.pop("DATA.CROP_MODE", None)
     if channels == 1:
         # A grey image is normalised by the average of the colours.
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):

@@ -53,6 +53,7 @@ class _Block(nn.Layer):
         stride: 1, or 2: the block halves maps.
         drop_path: rate of stochastic depth.
         options: those of all blocks.
+        dilations: of the block's first 3 x 3 convolution, and of the others of its stage.
 
     Attributes:
         expansion: channels of the output over dim.
@@ -65,12 +66,18 @@ class _Block(nn.Layer):
     last_norm: str
 
     def __init__(
-        self, in_dim: int, dim: int, stride: int, drop_path: float, options: BlockOptions
+        self,
+        in_dim: int,
+        dim: int,
+        stride: int,
+        drop_path: float,
+        options: BlockOptions,
+        dilations: tuple[int, int] = (1, 1),
     ) -> None:
         super().__init__()
         # With anti-aliasing, maps are halved by a layer after the convolution instead of by it.
         halved_after = stride == 2 and options.anti_alias is not None
-        self._add_branch(in_dim, dim, 1 if halved_after else stride, options)
+        self._add_branch(in_dim, dim, 1 if halved_after else stride, options, dilations)
         out_dim = dim * self.expansion
         width = self.conv2.weight.shape[1] * options.cardinality
         self.aa = halving(options.anti_alias, width) if halved_after else nn.Identity()
@@ -91,13 +98,21 @@ class BasicBlock(_Block):
     expansion = 1
     last_norm = "bn2"
 
-    def _add_branch(self, in_dim: int, dim: int, stride: int, options: BlockOptions) -> None:
+    def _add_branch(
+        self,
+        in_dim: int,
+        dim: int,
+        stride: int,
+        options: BlockOptions,
+        dilations: tuple[int, int],
+    ) -> None:
         if options.cardinality != 1 or options.base_width != 64:
             raise InputError(
                 "CARDINALITY and BASE_WIDTH are for blocks of three convolutions, as of DEPTH 50"
             )
-        self.conv1, self.bn1 = convolution(in_dim, dim, 3, stride)
-        self.conv2, self.bn2 = convolution(dim, dim, 3)
+        first, others = dilations
+        self.conv1, self.bn1 = convolution(in_dim, dim, 3, stride, dilation=first)
+        self.conv2, self.bn2 = convolution(dim, dim, 3, dilation=others)
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.bn2(self.conv2(self.aa(self.bn1(self.conv1(x), relu))))
@@ -111,11 +126,20 @@ class Bottleneck(_Block):
     expansion = 4
     last_norm = "bn3"
 
-    def _add_branch(self, in_dim: int, dim: int, stride: int, options: BlockOptions) -> None:
+    def _add_branch(
+        self,
+        in_dim: int,
+        dim: int,
+        stride: int,
+        options: BlockOptions,
+        dilations: tuple[int, int],
+    ) -> None:
         # BASE_WIDTH counts the channels of a group in the first stage, which has dim 64.
         width = dim * options.base_width // 64 * options.cardinality
         self.conv1, self.bn1 = convolution(in_dim, width, 1)
-        self.conv2, self.bn2 = convolution(width, width, 3, stride, options.cardinality)
+        self.conv2, self.bn2 = convolution(
+            width, width, 3, stride, options.cardinality, dilations[0]
+        )
         self.conv3, self.bn3 = convolution(width, dim * self.expansion, 1)
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -166,11 +190,12 @@ class EfficientChannelAttention(nn.Layer):
 
 
 def convolution(
-    in_dim: int, dim: int, kernel_size: int, stride: int = 1, groups: int = 1
+    in_dim: int, dim: int, kernel_size: int, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> tuple[nn.Layer, nn.Layer]:
     """Returns a convolution without a bias, and its batch norm."""
+    padding = dilation * (kernel_size // 2)
     conv = Conv2D(
-        in_dim, dim, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias_attr=False
+        in_dim, dim, kernel_size, stride, padding, dilation, groups=groups, bias_attr=False
     )
     return conv, BatchNorm2D(dim)
 
@@ -237,8 +262,8 @@ def stem_pooling(dim: int, stem_pool: str, anti_alias: str | None) -> nn.Layer:
 class ResNet(ImageModel):
     """ResNet. It takes images of any size, from 17 x 17 on with ``anti_alias`` "blur".
 
-    Its features are the last block's output: [B, num_features, H / 32, W / 32], rounded up; with
-    ``small_stem`` H / 8 and W / 8.
+    Its features are the last block's output: [B, num_features, H / output_stride, W /
+    output_stride], rounded up; with ``small_stem`` H / 8 and W / 8.
 
     Args:
         depth: number of layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420.
@@ -258,6 +283,9 @@ class ResNet(ImageModel):
             ResNet-2.
         anti_alias: the layer that halves maps, instead of strided convolutions. "avg": the mean of
             2 x 2 places; "blur": ``BlurPool``; None: there is none.
+        output_stride: how many pixels along a side make one place of the features: 32, 16 or 8.
+            Below 32 the last stages don't halve maps. Their convolutions are dilated instead, and
+            read as many pixels as before (Chen et al. 2017, arXiv:1706.05587).
         se_ratio: hidden channels of squeeze and excitation over the block's; 0: there is none.
         eca: whether blocks have efficient channel attention.
         droppath: rate of stochastic depth at the last block.
@@ -288,6 +316,7 @@ class ResNet(ImageModel):
         cardinality: Size = 1,
         base_width: Size = 64,
         anti_alias: Literal["avg", "blur"] | None = None,
+        output_stride: Size = 32,
         se_ratio: Factor = 0.0,
         eca: bool = False,
         head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
@@ -310,6 +339,13 @@ class ResNet(ImageModel):
             raise InputError(
                 "SMALL_STEM True has no pooling; leave STEM_TYPE, STEM_POOL and ANTI_ALIAS out"
             )
+        if output_stride not in (8, 16, 32):
+            raise InputError(f"OUTPUT_STRIDE is {output_stride}, expected 8, 16 or 32")
+        if output_stride < 32 and (small_stem or avg_down or anti_alias):
+            raise InputError(
+                f"OUTPUT_STRIDE {output_stride} is for maps that strided convolutions halve; leave"
+                " SMALL_STEM, AVG_DOWN and ANTI_ALIAS out"
+            )
         if se_ratio and eca:
             raise InputError(
                 f"SE_RATIO is {se_ratio} and ECA True, expected one of them: each scales the channels"
@@ -329,20 +365,35 @@ class ResNet(ImageModel):
         options = BlockOptions(cardinality, base_width, avg_down, anti_alias, se_ratio, eca)
         dims = [stem_dim]
         in_dim = stem_dim
+        # Pixels along a side that make a place of the present maps.
+        reduction = 4
+        dilation = 1
+        reductions = [2]
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
             dim = 64 * 2**i
             stage = nn.Sequential()
+            # Every stage but the first halves the maps, or its kernels become twice as wide.
+            halves = i > 0 and reduction < output_stride
+            previous = dilation
+            if halves:
+                reduction *= 2
+            elif i > 0:
+                dilation *= 2
             for j, rate in enumerate(rates):
-                # The first block of each stage but the first halves the maps.
-                stride = 2 if i > 0 and j == 0 else 1
-                stage.add_sublayer(str(j), block(in_dim, dim, stride, rate, options))
+                stride = 2 if halves and j == 0 else 1
+                # The first convolution reads maps that are as fine as the previous stage's.
+                dilations = (previous if j == 0 else dilation, dilation)
+                layer = block(in_dim, dim, stride, rate, options, dilations)
+                stage.add_sublayer(str(j), layer)
                 in_dim = dim * block.expansion
+            reductions.append(reduction)
             self.add_sublayer(f"layer{i + 1}", stage)
             dims.append(in_dim)
         self.num_features = in_dim
         modules = ["act1", "layer1", "layer2", "layer3", "layer4"]
-        reductions = (1, 1, 2, 4, 8) if small_stem else (2, 4, 8, 16, 32)
-        self.feature_info = feature_info(modules, dims, reductions)
+        self.feature_info = feature_info(
+            modules, dims, (1, 1, 2, 4, 8) if small_stem else reductions
+        )
         self.drop = nn.Dropout(dropout)
         self._finish()
 

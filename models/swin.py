@@ -87,6 +87,7 @@ class Block(nn.Layer):
     Windows are no larger than the feature map of image_size. They are shifted by half their side
     where it has more than one; both stay so for maps of other sizes. A map that isn't a multiple
     of them is padded by zeros. As in timm and the original, tokens attend to these, too.
+    timm shifts the windows before it pads.
 
     Args:
         dim: channels D of the tokens.
@@ -99,6 +100,7 @@ class Block(nn.Layer):
         drop_path: rate of stochastic depth.
         qkv_bias: whether the queries, keys and values have a bias.
         attn_drop: dropout of the attention weights.
+        pad_first: whether maps are padded before the windows are shifted.
 
     Attributes:
         attention: the class of the attention layer, which a subclass may replace.
@@ -120,8 +122,10 @@ class Block(nn.Layer):
         drop_path: float,
         qkv_bias: bool,
         attn_drop: float,
+        pad_first: bool = False,
     ) -> None:
         super().__init__()
+        self.pad_first = pad_first
         self.resolution = resolution
         self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
         self.shift_size = tuple(
@@ -147,7 +151,7 @@ class Block(nn.Layer):
 
     def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
         layer = partial(self.attn, mask=self._mask_of(x))
-        return in_windows(x, self.window_size, layer, self.shift_size)
+        return in_windows(x, self.window_size, layer, self.shift_size, self.pad_first)
 
     def _mask_of(self, x: paddle.Tensor) -> paddle.Tensor | None:
         """Returns the mask of shifted windows for maps x; None: windows aren't shifted."""
@@ -238,6 +242,9 @@ class SwinTransformer(ImageModel):
         window_size: patches along a window's side; one number, or one per stage.
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
+        pad_first: whether maps are padded to a multiple of the windows before these are shifted, as
+            in the authors' segmentation, transformers and PaddleViT. Otherwise it is done
+            afterwards, as in timm.
         dropout: rate after the attention's projection and in the MLP.
         attention_dropout: dropout of the attention weights.
         droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
@@ -269,6 +276,7 @@ class SwinTransformer(ImageModel):
         window_size: Size | Sequence[Size] = 7,
         mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,
+        pad_first: bool = False,
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
@@ -297,7 +305,13 @@ class SwinTransformer(ImageModel):
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.patch_embed.norm = LayerNorm(embed_dim)
-        block = partial(self.block, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
+        block = partial(
+            self.block,
+            qkv_bias=qkv_bias,
+            drop=dropout,
+            attn_drop=attention_dropout,
+            pad_first=pad_first,
+        )
         resolution = self.patch_embed.grid_size
         self.layers = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):

@@ -65,6 +65,7 @@ _FORM = {
     "down_ops": _LISTS,
     "num_register_tokens": optional(_COUNT),
     "num_query_pool": optional(_COUNT),
+    "num_upscale_blocks": _NUMBER,
     "pretrained_window_sizes": _COUNTS,
 }
 # The defaults of transformers' classes, for keys that a config.json leaves out.
@@ -102,6 +103,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 6,
         "patch_size": 16,
     },
+    "eomt": _DINOV2
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 640,
+        "num_register_tokens": 4,
+        "num_upscale_blocks": 2,
+    },
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
@@ -132,6 +142,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "convnext": _CONVNEXT,
     "convnextv2": _CONVNEXT,
+    "dpt": _VIT_MLP,
     "resnet": {"depths": [3, 4, 6, 3]},
     "regnet": {"depths": [2, 6, 12, 2], "hidden_sizes": [128, 192, 512, 1088], "groups_width": 64},
 }
@@ -172,10 +183,18 @@ def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _eomt(config: dict[str, Any]) -> dict[str, Any]:
+    patch_size = config["patch_size"]
+    if is_whole(patch_size):
+        # So many times, the head doubles the rows and columns of a map (models.heads.eomt).
+        expect(config, "num_upscale_blocks", max(1, patch_size.bit_length() - 3))
+    return _dinov2(config) | {"NO_EMBED_CLASS": True}
+
+
 def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
     gated = bool(config.get("use_gated_mlp"))
     qkv_bias = config.get("query_bias", True)
-    _expect_all(
+    expect_all(
         config,
         key_bias=False,
         proj_bias=True,
@@ -205,7 +224,7 @@ def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
 
 def _beit(config: dict[str, Any]) -> dict[str, Any]:
     values = {key: value for key, value in _vit(config).items() if key not in ("ACT", "QKV_BIAS")}
-    _expect(config, "hidden_act", "gelu")
+    expect(config, "hidden_act", "gelu")
     return values | {
         "INIT_VALUES": config.get("layer_scale_init_value", 0.1) or None,
         "USE_ABS_POS_EMB": config.get("use_absolute_position_embeddings", False),
@@ -237,7 +256,7 @@ def _classifies(config: dict[str, Any]) -> bool:
 
 
 def _swin(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(config, hidden_act="gelu", layer_norm_eps=1e-5, use_absolute_embeddings=False)
+    expect_all(config, hidden_act="gelu", layer_norm_eps=1e-5, use_absolute_embeddings=False)
     return {
         "PATCH_SIZE": config["patch_size"],
         "EMBED_DIM": config["embed_dim"],
@@ -258,7 +277,7 @@ def _swin_v2(config: dict[str, Any]) -> dict[str, Any]:
 def _hiera(config: dict[str, Any]) -> dict[str, Any]:
     stages = len(config["depths"])
     unit_side = 2 ** (stages - 1)
-    _expect_all(
+    expect_all(
         config,
         hidden_act="gelu",
         layer_norm_eps=1e-6,
@@ -311,7 +330,7 @@ def _levit(config: dict[str, Any]) -> dict[str, Any]:
         down_ops = down_ops[:-1]
     if down_ops != expected:
         raise InputError("down_ops tells another way from stage to stage than models here have")
-    _expect_all(
+    expect_all(
         config,
         kernel_size=3,
         stride=2,
@@ -333,7 +352,7 @@ def _levit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(
+    expect_all(
         config,
         hidden_act="gelu",
         num_encoder_blocks=4,
@@ -353,7 +372,7 @@ def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _segformer(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(
+    expect_all(
         config,
         hidden_act="gelu",
         num_encoder_blocks=4,
@@ -373,7 +392,7 @@ def _segformer(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(
+    expect_all(
         config,
         hidden_act="gelu",
         pool_size=3,
@@ -393,7 +412,7 @@ def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(
+    expect_all(
         config,
         hidden_act="silu",
         patch_size=2,
@@ -415,7 +434,7 @@ def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convnext(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(config, hidden_act="gelu", patch_size=4)
+    expect_all(config, hidden_act="gelu", patch_size=4)
     v2 = config["model_type"] == "convnextv2"
     return {
         "STAGE_DEPTHS": config["depths"],
@@ -427,7 +446,7 @@ def _convnext(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resnet(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(
+    expect_all(
         config,
         hidden_act="relu",
         embedding_size=64,
@@ -447,7 +466,7 @@ def _resnet(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _regnet(config: dict[str, Any]) -> dict[str, Any]:
-    _expect_all(config, hidden_act="relu", embedding_size=32, downsample_in_first_stage=True)
+    expect_all(config, hidden_act="relu", embedding_size=32, downsample_in_first_stage=True)
     values = {"STAGE_DEPTHS": config["depths"], "EMBED_DIMS": config["hidden_sizes"]}
     se_ratio = 0.25 if config.get("layer_type", "y") == "y" else 0.0
     return values | {"GROUP_WIDTH": config["groups_width"], "SE_RATIO": se_ratio}
@@ -462,7 +481,7 @@ def _activation(config: dict[str, Any]) -> str:
     return _ACTIVATIONS[name]
 
 
-def _expect(config: dict[str, Any], key: str, value: Any) -> None:
+def expect(config: dict[str, Any], key: str, value: Any) -> None:
     """Raises InputError unless a setting has this value, the only one of models here, or is left
     out.
     """
@@ -472,10 +491,10 @@ def _expect(config: dict[str, Any], key: str, value: Any) -> None:
         )
 
 
-def _expect_all(config: dict[str, Any], **settings: Any) -> None:
+def expect_all(config: dict[str, Any], **settings: Any) -> None:
     """Raises InputError unless each setting has this value or is left out."""
     for key, value in settings.items():
-        _expect(config, key, value)
+        expect(config, key, value)
 
 
 # By model_type: MODEL.TYPE, and the function that returns the keys of MODEL.
@@ -487,6 +506,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "dinov2": ("ViT", _dinov2),
     "dinov2_with_registers": ("ViT", _dinov2),
     "dinov3_vit": ("Eva", _dinov3),
+    "eomt": ("ViT", _eomt),
     "clip": ("ViT", _clip),
     "clip_vision_model": ("ViT", _clip),
     "siglip": ("ViT", _siglip),
@@ -501,6 +521,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "mobilevit": ("MobileViT", _mobilevit),
     "convnext": ("ConvNeXt", _convnext),
     "convnextv2": ("ConvNeXt", _convnext),
+    "dpt": ("ViT", _vit),
     "resnet": ("ResNet", _resnet),
     "regnet": ("RegNet", _regnet),
 }
@@ -521,6 +542,11 @@ _SHAPED = {
 }
 
 
+def encoder_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of a configuration that describes the encoder: all of it, or the backbone's."""
+    return config.get("backbone_config") or {} if config["model_type"] == "upernet" else config
+
+
 def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     """Returns MODEL.TYPE and the keys of MODEL from transformers' config.json beside weights; None:
     there is no such file.
@@ -534,18 +560,24 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     config = read_transformers(path)
     if not config:
         return None
-    kind = config["model_type"]
+    encoder = encoder_of(config)
+    kind = encoder.get("model_type")
     if kind not in _TYPES:
         raise InputError(
-            f"the config.json of {path}: it is of a {printable(kind, 60)}, which isn't here; take other weights"
+            f"the config.json of {path}: it is of a {printable(str(kind), 60)}, which isn't here;"
+            " take other weights"
         )
     with reading(f"the config.json of {path}", "a configuration of transformers'"):
         try:
             head_of(config)
-            _expect(config, "quantization_config", None)
-            check_form(config, _FORM)
+            expect(config, "quantization_config", None)
+            check_form(encoder, _FORM)
             type_, keys = _TYPES[kind]
-            return type_, keys(_DEFAULTS[kind] | config)
+            values = keys(_DEFAULTS[kind] | encoder)
+            # Its backbones pad maps before they shift windows. Classifiers have no map to pad.
+            if encoder is not config and type_ == "Swin":
+                values["PAD_FIRST"] = True
+            return type_, values
         except InputError as error:
             raise InputError(f"the config.json of {path}: {error}") from None
 
@@ -578,10 +610,20 @@ def with_transformers_arguments(config: Configuration, path: str | Path) -> Conf
         # An encoder doesn't say what a classifier on top of it would read.
         if is_encoder and key in ("GLOBAL_POOL", "FC_NORM"):
             continue
-        note = f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells"
-        if is_users(config, f"MODEL.{key}"):
-            add_note(config, f"{note}; yours is {config.MODEL[key]}")
-        else:
-            config = with_values(config, "the weights' config.json", **{f"MODEL__{key}": value})
-            add_note(config, note)
+        config = with_told(config, f"MODEL.{key}", value, path)
+    return config
+
+
+def with_told(config: Configuration, key: str, value: Any, path: str | Path) -> Configuration:
+    """Returns ``config`` with a key's value from the config.json beside weights, and a note of it.
+
+    If the user set another value, that stays, and the note tells of both.
+    """
+    note = f"{key} {value_text(value)}, as the config.json of {path} tells"
+    if is_users(config, key):
+        section, _, name = key.partition(".")
+        add_note(config, f"{note}; yours is {config[section][name]}")
+        return config
+    config = with_values(config, "the weights' config.json", **{key.replace(".", "__"): value})
+    add_note(config, note)
     return config

@@ -192,10 +192,10 @@ TRIED = [
         of_images,
         {
             "TRAIN.CROP_SCALE": [0.3, 0.4], "TRAIN.CROP_RATIO": [1.0, 1.0], "TRAIN.RANDOM_ERASE_MODE": "rand",
-            "TRAIN.RANDOM_ERASE_COUNT": 3, "TRAIN.CROP_PCT": 0.6,
+            "TRAIN.RANDOM_ERASE_COUNT": 3, "TRAIN.CROP_PCT": 0.6, "TRAIN.CROP_BASE": "own",
         },
         [
-            *([("TRAIN.CROP", crop)] for crop in ("simple", "random_resized_once", "short_side", "squash")),
+            *([("TRAIN.CROP", crop)] for crop in ("simple", "random_resized_once", "short_side", "squash", "scale_jitter")),
             [], [("TRAIN.RANDOM_ERASE_PROB", 1.0)],
         ],
     ),
@@ -295,6 +295,7 @@ EVERYWHERE = {
     "TRAIN.NUM_EPOCHS": (9, [of_schedules]),
     "TRAIN.OPTIMIZER.NAME": ("SGD", [of_updates]),
     "TRAIN.PATCH_EMBED_LR": (0.2, [of_updates]),
+    "TRAIN.PHOTOMETRIC": (True, [of_images]),
     "TRAIN.RANDOM_ERASE_PROB": (1.0, [of_images]),
     "TRAIN.REPEATED_AUGMENT": (2, [of_data]),
     # in the loss of classes, in the batch of several labels
@@ -317,6 +318,7 @@ NOT_TRIED = {
         "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "TRAIN.TOKEN_LABEL_WEIGHT", "TRAIN.TOKEN_LABEL_MIX",
     ],
     "a task's own: tests/training/test_<task>.py": [key for key in DEFAULTS if key.startswith("METHOD.")],
+    "of masks: tests/loading/test_scale_jitter.py": ["TRAIN.CROP_MAX_CLASS"],
     "a head's: tests/models/test_heads_<head>.py": [key for key in DEFAULTS if key.startswith("HEAD.")],
     "where data come from or what they cost, not what they are": [
         "DATA.CACHE", "DATA.LOADER", "DATA.SHUFFLE_MODE", "DATA.SHARD_SHUFFLE", "DATA.DROP_LAST",

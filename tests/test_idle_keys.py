@@ -131,13 +131,15 @@ WITHOUT_LABELS = [
     "TRAIN.LR_SCHEDULER.*",
     "TRAIN.OPTIMIZER.*",
     "TRAIN.MODEL_EMA*",
-    "TRAIN.CROP*",
+    "TRAIN.CROP",
+    "TRAIN.CROP_[BPRS]*",
     "TRAIN.INTERPOLATION",
     "TRAIN.HFLIP",
     "TRAIN.VFLIP",
     "TRAIN.AFFINE",
     "TRAIN.AUTO_AUGMENT",
     "TRAIN.COLOR_JITTER",
+    "TRAIN.PHOTOMETRIC",
     "TRAIN.REPEATED_AUGMENT",
 ]
 # What decides where an encoder's features are read, though no classifier is there.
@@ -203,8 +205,10 @@ def test_a_task_with_views_of_its_own_reads_no_keys_of_one_view(monkeypatch):
         "TRAIN.CROP",
         "TRAIN.CROP_PCT",
         "TRAIN.CROP_SCALE",
+        "TRAIN.CROP_BASE",
         "TRAIN.AUTO_AUGMENT",
         "TRAIN.COLOR_JITTER",
+        "TRAIN.PHOTOMETRIC",
     }
     for key in unread:
         needs = with_tasks(key, _KEYS.shared[key].needs)

@@ -23,9 +23,10 @@ from settings.plain import (
 )
 from weights.hub import CONFIG, LONGEST_CONFIG, beside
 
-# The outputs of a class of transformers: one for each entry of id2label; CLIP's projection of the
-# image; or none, for an encoder.
+# The outputs of a class of transformers: one for each entry of id2label; maps of these for each
+# pixel; CLIP's projection of the image; or none, for an encoder.
 LABELS = "labels"
+MAPS = "maps"
 PROJECTION = "projection"
 ENCODER = "encoder"
 _CLIP = {
@@ -57,6 +58,7 @@ HEADS: dict[str, dict[str, str]] = {
     "beit": {
         "BeitForImageClassification": LABELS,
         "BeitForMaskedImageModeling": ENCODER,
+        "BeitForSemanticSegmentation": MAPS,
         "BeitModel": ENCODER,
     },
     "dinov2": {"Dinov2ForImageClassification": LABELS, "Dinov2Model": ENCODER},
@@ -65,6 +67,7 @@ HEADS: dict[str, dict[str, str]] = {
         "Dinov2WithRegistersModel": ENCODER,
     },
     "dinov3_vit": {"DINOv3ViTModel": ENCODER},
+    "eomt": {"EomtForUniversalSegmentation": MAPS},
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
@@ -90,7 +93,13 @@ HEADS: dict[str, dict[str, str]] = {
         "LevitModel": ENCODER,
     },
     "pvt_v2": {"PvtV2ForImageClassification": LABELS, "PvtV2Model": ENCODER},
-    "segformer": {"SegformerForImageClassification": LABELS, "SegformerModel": ENCODER},
+    "segformer": {
+        "SegformerForImageClassification": LABELS,
+        "SegformerForSemanticSegmentation": MAPS,
+        "SegformerModel": ENCODER,
+    },
+    "upernet": {"UperNetForSemanticSegmentation": MAPS},
+    "dpt": {"DPTForSemanticSegmentation": MAPS},
     "poolformer": {"PoolFormerForImageClassification": LABELS},
     "mobilevit": {"MobileViTForImageClassification": LABELS, "MobileViTModel": ENCODER},
     "convnext": {"ConvNextForImageClassification": LABELS, "ConvNextModel": ENCODER},
@@ -117,6 +126,10 @@ _KEYS_OF_WHOLE = (
 )
 _DEFAULT_LABELS = 2
 _DEFAULT_PROJECTION = 512
+# The side of images where a configuration has none, by model_type: transformers' default. UPerNet's
+# is that of its published models.
+_SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512, "eomt": 640}
+_DEFAULT_SIDE = 224
 
 _EDGES = ("height", "width", "shortest_edge")
 
@@ -158,6 +171,7 @@ _MODEL = {
         Rule("a number of channels", lambda value: is_whole(value, 1, 1 << 20))
     ),
     "vision_config": optional(Rule("a dictionary", lambda value: type(value) is dict)),
+    "backbone_config": optional(Rule("a dictionary", lambda value: type(value) is dict)),
     "image_size": optional(_SIDE),
     "num_channels": optional(
         Rule("a number of channels", lambda value: is_whole(value, 1, 1 << 16))
@@ -222,7 +236,7 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
 
 def head_of(config: dict[str, Any]) -> str:
-    """Returns what the outputs of a configuration's class are: LABELS, PROJECTION or ENCODER.
+    """Returns what the outputs of a configuration's class are: LABELS, MAPS, PROJECTION or ENCODER.
 
     Raises:
         InputError: models here can't compute the outputs of this class, or problem_type is none of
@@ -259,9 +273,7 @@ def is_projection(path: str | Path) -> bool:
     Raises:
         InputError: as ``read_transformers``.
     """
-    config = read_transformers(path)
-    heads = HEADS.get(config.get("model_type", ""), {})
-    return PROJECTION in {heads.get(name) for name in config.get("architectures") or []}
+    return PROJECTION in _kinds(read_transformers(path))
 
 
 def task_of(path: str | Path) -> str | None:
@@ -273,16 +285,24 @@ def task_of(path: str | Path) -> str | None:
     Raises:
         InputError: as ``read_transformers``.
     """
-    return _TASKS.get(read_transformers(path).get("problem_type"))
+    config = read_transformers(path)
+    if MAPS in _kinds(config):
+        return "segmentation"
+    return _TASKS.get(config.get("problem_type"))
+
+
+def _kinds(config: dict[str, Any]) -> set[str | None]:
+    """Returns what the outputs of a configuration's classes are; None stands for an unknown class."""
+    heads = HEADS.get(config.get("model_type", ""), {})
+    return {heads.get(name) for name in config.get("architectures") or []}
 
 
 def _outputs(config: dict[str, Any]) -> int:
     """Returns the number of outputs of a configuration's class; 0 if it has none, or isn't known."""
-    heads = HEADS.get(config["model_type"], {})
-    kinds = {heads.get(name) for name in config.get("architectures") or []}
+    kinds = _kinds(config)
     if PROJECTION in kinds:
         return config.get("projection_dim") or _DEFAULT_PROJECTION
-    if LABELS not in kinds:
+    if not kinds & {LABELS, MAPS}:
         return 0
     return len(config.get("id2label") or {}) or config.get("num_labels") or _DEFAULT_LABELS
 
@@ -298,11 +318,9 @@ def _read(file: Path | None, form: dict[str, Rule]) -> dict[str, Any]:
         if type(content) is not dict or ("model_type" in form and "model_type" not in content):
             return {}
         check_form(content, form)
-        check_form(
-            content.get("vision_config") or {},
-            {key: form[key] for key in form if key != "model_type"},
-            where="vision_config.",
-        )
+        inner = {key: form[key] for key in form if key != "model_type"}
+        for part in ("vision_config", "backbone_config"):
+            check_form(content.get(part) or {}, inner, where=f"{part}.")
         return content
 
 
@@ -317,12 +335,14 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     """Returns how images are prepared, in timm's keys.
 
     The input size is that of the model's configuration. The preprocessor's sizes only decide which
-    share of an image is cropped.
+    share of an image is cropped, unless the model makes maps: it takes the preprocessor's size then.
     """
     # MobileViT's processor can't normalise.
     is_mobilevit = config.get("model_type") == "mobilevit"
-    default_side = 256 if is_mobilevit else 224
-    side = config.get("image_size") or default_side
+    side = config.get("image_size") or _SIDES.get(config.get("model_type", ""), _DEFAULT_SIDE)
+    makes_maps = MAPS in _kinds(config)
+    if makes_maps:
+        side = _resized_to(preprocessor) or side
     height, width = side if isinstance(side, list) else (side, side)
     images: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
     if is_mobilevit and preprocessor.get("do_flip_channel_order", True) is not True:
@@ -342,8 +362,29 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
         raise InputError(
             f"pixels are multiplied by {value_text(factor)} (rescale_factor), expected 1/255"
         )
-    images |= _crop(preprocessor)
+    if makes_maps:
+        images |= _whole(preprocessor)
+    else:
+        images |= _crop(preprocessor)
     return {key: value for key, value in images.items() if value is not None}
+
+
+def _resized_to(preprocessor: dict[str, Any]) -> Any:
+    """Returns the side, or [height, width], to which a preprocessor resizes images without keeping
+    their proportions; None: it doesn't say it.
+    """
+    size = preprocessor.get("size")
+    if isinstance(size, dict) and size.get("height") and size.get("width"):
+        return [size["height"], size["width"]]
+    return size if is_whole(size) else None
+
+
+def _whole(preprocessor: dict[str, Any]) -> dict[str, Any]:
+    """Returns timm's keys for a preprocessor that crops nothing, for a class of each pixel."""
+    size = preprocessor.get("size")
+    if isinstance(size, dict) and size.get("shortest_edge"):
+        return {"crop_mode": "short"}
+    return {"crop_pct": 1.0, "crop_mode": "squash"}
 
 
 def _crop(preprocessor: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from loading.transforms.decode import Box, EncodedImage, resized_crop
 from loading.transforms.masks import NEAREST, Mask
 from loading.transforms.ops import brightness, color, contrast
 from loading.transforms.photometric import distort
-from loading.transforms.scale_jitter import ScaleJitter, padded, padding_color
+from loading.transforms.scale_jitter import ScaleJitter, padded
 from ops import images
 from settings.configuration import Configuration, pair
 
@@ -104,8 +104,6 @@ class TrainTransform:
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
         self.jitter = ScaleJitter(config)
-        self.jitters_own_size = train.CROP_BASE == "own"
-        self.padding = padding_color(config)
         self.scale = train.CROP_SCALE
         self.ratio = train.CROP_RATIO
         self.hflip = train.HFLIP
@@ -146,7 +144,7 @@ class TrainTransform:
             for place, mask in enumerate(masks):
                 cropped = Mask(Image.fromarray(moved[place]), mask.ignored)
                 moved[place] = np.asarray(self.augment(cropped, copy.deepcopy(rng)).image)
-        pixels = padded(_pixels(self._recolor(pixels, rng)), self.size, self.padding)
+        pixels = padded(_pixels(self._recolor(pixels, rng)), self.size, self.jitter.padding)
         sized = zip(moved, masks, strict=True)
         return pixels, [padded(values, self.size, mask.ignored) for values, mask in sized]
 
@@ -185,10 +183,9 @@ class TrainTransform:
         size = self.size
         if self.crop == "scale_jitter":
             base = width, height
-            if not self.jitters_own_size:
+            if not self.jitter.own_size:
                 base = covering(width, height, self.size)
-            box, resized = self.jitter.draw((width, height), base, self.size[::-1], masks, rng)
-            size = resized[::-1]
+            box, size = self.jitter.draw((width, height), base, self.size, masks, rng)
         elif self.crop.startswith("random_resized"):
             box = self._crop_box(width, height, rng)
         else:

@@ -24,7 +24,7 @@ def distort(image: Picture, rng: np.random.Generator) -> np.ndarray:
     """Returns the pixels of an image, [H, W] or [H, W, 3] uint8, with their colours distorted.
 
     Each step rounds to whole levels, and cuts off at 0 and 255. Of grey images, brightness and
-    contrast change alone.
+    contrast alone change.
     """
     delta, factor, saturation, shift = rng.uniform(_LOW, _HIGH)
     is_brighter, has_contrast, is_saturated, has_hue, is_last = rng.random(5) < 0.5
@@ -54,9 +54,9 @@ def _mapped(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:
         return pixels
     levels = table.astype(np.uint8)
     if images.load():
-        return images.apply_tables(np.ascontiguousarray(pixels), levels)
+        return images.apply_tables(pixels, levels)
     image = Image.fromarray(pixels)
-    return np.asarray(image.point(levels.tolist() * len(image.getbands())))
+    return np.asarray(image.point([int(level) for level in levels] * len(image.getbands())))
 
 
 def _saturated(pixels: np.ndarray, factor: float) -> np.ndarray:

@@ -26,39 +26,44 @@ class ScaleJitter:
     class has more than CROP_MAX_CLASS of the crop's labelled pixels, or where none is labelled.
 
     Only the box is resized, and not the whole image. Its edges are whole pixels of the image.
+
+    Attributes:
+        own_size: the factor multiplies the image's own size (TRAIN.CROP_BASE).
+        padding: the colour of padding, a pixel [C].
     """
 
     def __init__(self, config: Configuration) -> None:
         self.scale = config.TRAIN.CROP_SCALE
+        self.own_size = config.TRAIN.CROP_BASE == "own"
         self.largest_share = config.TRAIN.CROP_MAX_CLASS
+        self.padding = _mean_color(config)
 
     def draw(
         self,
         image: tuple[int, int],
         base: tuple[int, int],
-        crop: tuple[int, int],
+        size: tuple[int, int],
         masks: Sequence[Mask],
         rng: np.random.Generator,
     ) -> tuple[Box, tuple[int, int]]:
-        """Returns the box, and the (width, height) that it is resized to.
+        """Returns the box, and the (height, width) that it is resized to.
 
         Args:
             image: its (width, height).
             base: the (width, height) that the factor multiplies.
-            crop: (width, height); the result is this large, or smaller where padding follows.
+            size: (height, width) of the crop. A side of the result is smaller where padding follows.
             masks: of the image. Each of them has to keep to CROP_MAX_CLASS.
         """
         factor = rng.uniform(*self.scale)
-        sides = zip(image, base, crop, strict=True)
-        spans = [_span(side, max(1, round(to * factor)), most) for side, to, most in sides]
-        (box_width, width), (box_height, height) = spans
+        box_width, width = _span(image[0], base[0] * factor, size[1])
+        box_height, height = _span(image[1], base[1] * factor, size[0])
         for _ in range(1 + _REDRAWN):
             top = int(rng.integers(image[1] - box_height + 1))
             left = int(rng.integers(image[0] - box_width + 1))
             box = left, top, left + box_width, top + box_height
             if all(self._is_mixed(mask, box, (width, height)) for mask in masks):
                 break
-        return box, (width, height)
+        return box, (height, width)
 
     def _is_mixed(self, mask: Mask, box: Box, size: tuple[int, int]) -> bool:
         """Returns whether no class has more than its share of a mask's crop."""
@@ -68,14 +73,6 @@ class ScaleJitter:
         counts[mask.ignored : mask.ignored + 1] = 0
         labelled = counts.sum()
         return labelled > 0 and counts.max() / labelled <= self.largest_share
-
-
-def padding_color(config: Configuration) -> np.ndarray:
-    """Returns the colour of padding, IMAGENET_MEAN as a pixel [C], of the pixels' type."""
-    mean = np.broadcast_to(config.DATA.IMAGENET_MEAN, [config.DATA.IMAGE_CHANNELS])
-    if pixel_dtype(config) is np.uint8:
-        return np.rint(255 * mean).clip(0, 255).astype(np.uint8)
-    return mean.astype(np.float32)
 
 
 def padded(pixels: np.ndarray, size: tuple[int, int], value: np.ndarray | int) -> np.ndarray:
@@ -94,15 +91,23 @@ def padded(pixels: np.ndarray, size: tuple[int, int], value: np.ndarray | int) -
     return result
 
 
-def _span(side: int, resized: int, crop: int) -> tuple[int, int]:
-    """Returns how many of an image's pixels a crop shows along one axis, and how many it makes of
-    them.
+def _span(side: int, scaled: float, crop: int) -> tuple[int, int]:
+    """Returns how many of an image's pixels a crop shows along one axis, and as how many.
 
     Args:
         side: the image's pixels.
-        resized: its pixels after it is resized.
+        scaled: its pixels after it is resized, not rounded.
         crop: the crop's pixels.
     """
+    resized = max(1, round(scaled))
     if resized <= crop:
         return side, resized
     return max(1, round(side * crop / resized)), crop
+
+
+def _mean_color(config: Configuration) -> np.ndarray:
+    """Returns IMAGENET_MEAN as a pixel [C], of the pixels' type."""
+    mean = np.broadcast_to(config.DATA.IMAGENET_MEAN, [config.DATA.IMAGE_CHANNELS])
+    if pixel_dtype(config) is np.uint8:
+        return np.rint(255 * mean).clip(0, 255).astype(np.uint8)
+    return mean.astype(np.float32)

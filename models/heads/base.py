@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
+from paddle.nn.initializer import Normal
 
 from models.base import ImageModel
 from models.heads.graph_resize import resized_in_graph
+from models.layers.init import init_convolution
+from weights.layout import sublayer
 
 
 class Maps(NamedTuple):
@@ -127,6 +130,15 @@ def quarters(count: int) -> list[int]:
     if count < 8:
         return list(range(max(0, count - 4), count))
     return [count * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+
+
+def initialise(head: Head) -> None:
+    """Draws the weights of a head's convolutions as mmsegmentation does: those of its classifiers
+    from N(0, 0.01), all others for a ReLU (``init_convolution``).
+    """
+    head.apply(init_convolution)
+    for name in head.classifier_names():
+        Normal(std=0.01)(sublayer(head, name).weight)
 
 
 def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> paddle.Tensor:

@@ -8,12 +8,11 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from models.heads.base import Head, Maps, resized
+from models.heads.base import Head, Maps, initialise, resized
 from models.layers.activations import gelu, relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
-from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last
 from models.layers.linear import Linear
 from settings.keys import Rate, Size
@@ -54,17 +53,20 @@ class Reassemble(nn.Layer):
             self.resize = Conv2D(dim, dim, 3, stride=int(1 / scale), padding=1)
 
     def forward(self, x: paddle.Tensor, prefix: paddle.Tensor | None) -> paddle.Tensor:
-        if self.readout != "ignore":
+        if self.readout != "ignore" and prefix is not None:
             # A distilled model has two tokens, whose sum is read.
             token = prefix.sum(axis=1)
-            x = self._project(x, token) if self.token else x + token.unsqueeze([-1, -2])
+            if self.token is None:
+                x = x + token.unsqueeze([-1, -2])
+            else:
+                x = channels_first(gelu(self.token(_beside(channels_last(x), token))))
         return self.resize(self.project(x))
 
-    def _project(self, x: paddle.Tensor, token: paddle.Tensor) -> paddle.Tensor:
-        batch, channels, height, width = x.shape
-        token = token.unsqueeze([1, 2]).expand([batch, height, width, channels])
-        tokens = paddle.concat([channels_last(x), token], axis=-1)
-        return channels_first(gelu(self.token(tokens)))
+
+def _beside(x: paddle.Tensor, token: paddle.Tensor) -> paddle.Tensor:
+    """Returns a token [B, C] beside each place of maps [B, H, W, C]: [B, H, W, 2 C]."""
+    height, width = x.shape[1:3]
+    return paddle.concat([x, token.unsqueeze([1, 2]).expand([-1, height, width, -1])], axis=-1)
 
 
 class Residual(nn.Layer):
@@ -177,7 +179,7 @@ class DPT(Head):
         self.fusion = nn.LayerList(Fusion(dim, fusion_batch_norm, i == 3) for i in range(4))
         self.main = Classifier(dim, num_classes, dropout)
         self.auxiliary = Classifier(dim, num_classes, dropout) if auxiliary else None
-        self.apply(init_convolution)
+        initialise(self)
 
     def forward(self, features: list[Any]) -> paddle.Tensor | list[paddle.Tensor]:
         fused = None

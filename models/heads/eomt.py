@@ -16,7 +16,7 @@ from paddle.nn.initializer import Normal
 from errors import InputError
 from models.base import ImageModel
 from models.heads.base import Head, Maps, resized
-from models.heads.matching import Answers, matching_loss
+from models.heads.matching import POINTS, Answers, matching_loss
 from models.layers import LayerNorm, Linear
 from models.layers.activations import GELU
 from models.layers.conv import Conv2D
@@ -70,8 +70,11 @@ class EomtHead(Head):
         num_blocks: how many of the encoder's last blocks the queries pass.
     """
 
+    indices = (-1,)
     runs_encoder = True
     has_loss = True
+    # Of the loss.
+    num_points = POINTS
 
     def __init__(
         self, maps: Maps, num_classes: int, *, num_queries: Size = 100, num_blocks: Depth = 4
@@ -92,6 +95,8 @@ class EomtHead(Head):
         self.upscale = nn.Sequential(*[ScaleBlock(dim) for _ in range(steps)])
         # The probability that a query is masked in each of the last blocks.
         self.register_buffer("attn_mask_probs", paddle.ones([num_blocks]))
+        # Paddle's trace replaces buffers by variables without values, but doesn't see this one.
+        self.untraced = (self.attn_mask_probs,)
         # The queries' places in the order in which an evaluation stops masking them: multiples of
         # the golden ratio, which are spread evenly.
         order = np.arange(num_queries) * (math.sqrt(5) / 2 - 0.5) % 1
@@ -136,12 +141,13 @@ class EomtHead(Head):
         for block, stage in enumerate(stages[first:]):
             mask = None
             if self.training or self._masks(block):
-                answers.append(self._answers(encoder, x))
-                mask = self._attention_mask(encoder, x, answers[-1].masks, block)
+                before = self._answers(encoder, x)
+                mask = self._attention_mask(encoder, x, before.masks, block)
+                # Not append, of which Paddle's trace makes an array of tensors.
+                answers = [*answers, before]
             x = takes_masks._stage(stage, x, shared, mask=mask)
-        answers.append(self._answers(encoder, x))
         height, width = images.shape[2:]
-        return Features(answers, (height, width))
+        return Features([*answers, self._answers(encoder, x)], (height, width))
 
     def forward(self, features: Features) -> Any:
         if self.training:
@@ -149,7 +155,7 @@ class EomtHead(Head):
         return log_scores(features.answers[-1], features.size)
 
     def loss(self, outputs: list[Answers], mask: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        return matching_loss(outputs, mask, ignored)
+        return matching_loss(outputs, mask, ignored, self.num_points)
 
     @paddle.no_grad()
     def after_update(self, share: float) -> None:
@@ -167,10 +173,9 @@ class EomtHead(Head):
     def _masks(self, block: int) -> bool:
         """Returns whether an evaluation masks queries in this one of the last blocks.
 
-        The numbers of a static graph aren't known.
+        A model that is built in a static graph has no numbers, and masks none.
         """
-        probabilities: Any = self.attn_mask_probs
-        return hasattr(probabilities, "numpy") and bool(probabilities.numpy()[block] > 0)
+        return _numbers(self)[block] > 0
 
     def _answers(self, encoder: Any, x: paddle.Tensor) -> Answers:
         """Returns the answers of the queries, the last ones of the tokens x [B, N, D]."""
@@ -220,6 +225,18 @@ class EomtHead(Head):
         return paddle.concat([of_others, of_queries], axis=1) * -_NEVER
 
 
+@paddle.jit.not_to_static
+def _numbers(head: EomtHead) -> list[float]:
+    """Returns the probabilities of masks in the last blocks; zeros where they have no values.
+
+    A trace doesn't read this function, so it replaces no tensor in it.
+    """
+    tensor: Any = head.untraced[0]
+    if not hasattr(tensor, "_is_initialized"):
+        return [0.0] * head.num_blocks
+    return tensor.numpy().tolist()
+
+
 class ScaleBlock(nn.Layer):
     """Doubles rows and columns: a transposed convolution, GELU, a depthwise one and a norm.
 
@@ -240,8 +257,8 @@ class ScaleBlock(nn.Layer):
 class DoublingConv2D(nn.Layer):
     """A transposed convolution of kernel 2 and stride 2, channels last.
 
-    Its output is a Linear's, whose channels become 2 x 2 places. Weights are PyTorch's: [in, out, 2,
-    2]. Shape: [B, H, W, in] -> [B, 2 H, 2 W, out].
+    Each of two Linears makes every other row: its channels are two neighbouring places. Weights are
+    PyTorch's: [in, out, 2, 2]. Shape: [B, H, W, in] -> [B, 2 H, 2 W, out].
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -254,10 +271,13 @@ class DoublingConv2D(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         rows, columns, channels = x.shape[1:]
-        weight = self.weight.transpose([0, 2, 3, 1]).reshape([channels, -1])
-        x = linear(x, weight, self.bias.tile([4]))
-        x = x.reshape([-1, rows, columns, 2, 2, self.bias.shape[0]]).transpose([0, 1, 3, 2, 4, 5])
-        return x.reshape([-1, 2 * rows, 2 * columns, x.shape[-1]])
+        width = self.bias.shape[0]
+        bias = self.bias.tile([2])
+        outputs = []
+        for weight in self.weight.transpose([2, 0, 3, 1]).unbind(0):
+            row = linear(x, weight.reshape([channels, 2 * width]), bias)
+            outputs.append(row.reshape([-1, rows, 1, 2 * columns, width]))
+        return paddle.concat(outputs, axis=2).reshape([-1, 2 * rows, 2 * columns, width])
 
 
 def log_scores(answers: Answers, size: tuple[int, int]) -> paddle.Tensor:

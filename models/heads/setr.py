@@ -5,17 +5,14 @@ Their layers follow PaddleViT, which has the sizes of mmsegmentation's.
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Normal
 
-from models.heads.base import Head, Maps, resized
+from models.heads.base import Head, Maps, initialise, resized
 from models.layers.activations import relu
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
-from models.layers.init import init_convolution
 from models.layers.linear import ChannelNorm
 from settings.keys import Size
 from settings.registry import heads
-from weights.layout import sublayer
 
 
 class UpHead(nn.Layer):
@@ -83,7 +80,7 @@ class _Up(Head):
             UpHead(in_dim, dim, num_classes, kernel_size, auxiliary_factors)
             for in_dim in maps.channels[:auxiliary_maps]
         )
-        _initialise(self)
+        initialise(self)
 
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor | list[paddle.Tensor]:
         logits = self.main(features[-1])
@@ -181,7 +178,7 @@ class SETRMLA(Head):
         self.auxiliary = nn.LayerList(
             Conv2D(dim, num_classes, 1, bias_attr=False) for _ in range(count if auxiliary else 0)
         )
-        _initialise(self)
+        initialise(self)
 
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor | list[paddle.Tensor]:
         sums = self._sums(features)
@@ -207,10 +204,3 @@ class SETRMLA(Head):
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("classifier", *(f"auxiliary.{i}" for i in range(len(self.auxiliary))))
-
-
-def _initialise(head: Head) -> None:
-    """Draws a head's weights as mmsegmentation does."""
-    head.apply(init_convolution)
-    for name in head.classifier_names():
-        Normal(std=0.01)(sublayer(head, name).weight)

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
-from paddle.nn.initializer import Normal
 
 from errors import InputError
-from models.heads.base import Head, Maps, resized
+from models.heads.base import Head, Maps, initialise, resized
 from models.layers.activations import gelu, relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.conv_norm import ConvNorm
-from models.layers.init import init_convolution
 from models.layers.linear import ChannelNorm
 from settings.keys import Epsilon, Rate, Size
 from settings.registry import heads
@@ -146,10 +144,7 @@ class UPerNet(Head):
         if auxiliary:
             in_dim = maps.channels[-2:][0]
             self.auxiliary = FCNHead(in_dim, auxiliary_channels, num_classes, dropout)
-        self.apply(init_convolution)
-        for layer in self.sublayers():
-            if isinstance(layer, Conv2D) and layer.bias is not None:
-                Normal(std=0.01)(layer.weight)
+        initialise(self)
 
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor | list[paddle.Tensor]:
         maps = [norm(feature) for norm, feature in zip(self.norms, features, strict=True)]

@@ -13,6 +13,7 @@ def in_windows(
     window_size: Sequence[int],
     layer: Callable[[paddle.Tensor], paddle.Tensor],
     shift: Sequence[int] = (0, 0),
+    pad_first: bool = False,
 ) -> paddle.Tensor:
     """Applies a layer within each window of maps.
 
@@ -22,6 +23,7 @@ def in_windows(
             layer.
         layer: takes and returns [B * windows, height * width, D].
         shift: rows and columns by which maps are rolled up and to the left for the layer.
+        pad_first: whether maps are padded before they are rolled, rather than after.
 
     Returns:
         [B, H, W, D].
@@ -30,6 +32,9 @@ def in_windows(
     window_height, window_width = window_size
     below = -height % window_height
     right = -width % window_width
+    if pad_first and (below or right):
+        padded = in_windows(pad_maps(x, below, right), window_size, layer, shift)
+        return padded[:, :height, :width]
     if ops.usable(x) and not (below or right):
         windows = layer(ops.into_windows(x, window_size, shift))
         return ops.from_windows(windows, x.shape, window_size, shift)

@@ -1,5 +1,9 @@
 """Reduced segmentation models of transformers; ``make_heads.py`` records them."""
 
+import numpy as np
+
+from golden.formula import array
+
 CLASSES = 5
 # (height, width) of the images. Swin's and ConvNeXt's maps have odd sides.
 SIZES = {
@@ -40,3 +44,18 @@ DPT = {
     "neck_hidden_sizes": [6, 8, 10, 12],
     "fusion_hidden_size": 10,
 }
+
+
+def images(name: str) -> np.ndarray:
+    """Returns a case's two images [2, 3, height, width], which differ much."""
+    values = array("images", (2, 3, *SIZES[name]))
+    values[1] = 3 * np.abs(values[1, ::-1])
+    return values
+
+
+def loss_weights(name: str, output: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the factors on an output whose sum is the loss.
+
+    DPT's outputs are large, and factors of mean 0 would cancel out in its gradients.
+    """
+    return array(output, shape) + np.float32(0.05 if name.startswith("dpt") else 0)

@@ -1,13 +1,14 @@
 """Writes heads_*.npz and heads.json beside this file: what reduced segmentation models of
-transformers give with the formula's weights (transformers 5.24.0, torch 2.13.0).
+transformers give with the formula's weights, in float64 (transformers 5.24.0, torch 2.13.0).
 
 PYTHONPATH=tests python tests/golden/make_heads.py
 
 An .npz holds 512 ``places`` each of the ``logits`` of evaluation at the images' size, and in
-training of ``train`` and ``auxiliary`` at their own sizes. It also holds grad/NAME of sum(train *
-array("loss")) + sum(auxiliary * array("auxiliary")), by transformers' names: of all of the head,
-and of the encoder's embedding. heads.json holds config.json and the tensors' names and
-shapes, as ``save_pretrained`` writes them.
+training of ``train`` and ``auxiliary`` at their own sizes. Then the batch norms go
+on with their running statistics, and grad/NAME are gradients of the sum of both times
+``loss_weights``, by the names in files.
+
+heads.json holds config.json and the tensors' names and shapes, as ``save_pretrained`` writes them.
 """
 
 import json
@@ -35,6 +36,8 @@ from golden.heads import (  # noqa: E402
     STAGES,
     SWIN,
     UPERNET,
+    images,
+    loss_weights,
 )
 
 FOLDER = Path(__file__).parent
@@ -94,14 +97,31 @@ def with_formula(model, folder):
     return model, {name: list(shape) for name, shape in shapes.items()}
 
 
+@torch.no_grad()
+def gradients(model):
+    """Returns the gradients by the names that the parameters have in files."""
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.fill_(torch.nan)
+        else:
+            parameter.copy_(parameter.grad)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.fill_(torch.nan)
+    with tempfile.TemporaryDirectory() as folder:
+        model.float().save_pretrained(folder)
+        arrays = load_file(Path(folder) / "model.safetensors")
+    return {name: values for name, values in arrays.items() if not np.isnan(values).any()}
+
+
 def record(name):
     with tempfile.TemporaryDirectory() as folder:
         model, shapes = with_formula(MODELS[name](), Path(folder))
         config = json.loads((Path(folder) / "config.json").read_text())
-    images = torch.from_numpy(array("images", (2, 3, *SIZES[name])))
-    model.eval()
+    inputs = torch.from_numpy(images(name)).double()
+    model.double().eval()
     with torch.no_grad():
-        logits = model(images).logits
+        logits = model(inputs).logits
         logits = torch.nn.functional.interpolate(logits, SIZES[name], mode="bilinear")
     for layer in model.modules():
         if isinstance(layer, torch.nn.Dropout):
@@ -113,19 +133,21 @@ def record(name):
         lambda layer, inputs, output: outputs.update(auxiliary=output)
     )
     model.train()
-    model(images)
+    with torch.no_grad():
+        model(inputs)
+    arrays = {key: places(tensor.float().numpy(), 512) for key, tensor in outputs.items()}
+    arrays["logits"] = places(logits.float().numpy(), 512)
+    # The first pass has changed the running statistics.
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.eval()
+    model(inputs)
     loss = sum(
-        (outputs[key] * torch.from_numpy(array(seed, tuple(outputs[key].shape)))).sum()
-        for key, seed in (("train", "loss"), ("auxiliary", "auxiliary"))
+        (output * torch.from_numpy(loss_weights(name, key, tuple(output.shape)))).sum()
+        for key, output in outputs.items()
     )
     loss.backward()
-    arrays = {key: places(tensor.detach().numpy(), 512) for key, tensor in outputs.items()}
-    arrays["logits"] = places(logits.numpy(), 512)
-    for key, parameter in model.named_parameters():
-        of_encoder = key.startswith(("backbone.", "beit.", "dpt."))
-        kept = "hidden_states_norms" in key or "patch_embeddings" in key or not of_encoder
-        if kept and parameter.grad is not None:
-            arrays[f"grad/{key}"] = parameter.grad.numpy()
+    arrays |= {f"grad/{key}": values for key, values in gradients(model).items()}
     np.savez_compressed(FOLDER / f"heads_{name}.npz", **arrays)
     return {"config": config, "tensors": shapes}
 

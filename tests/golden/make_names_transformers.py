@@ -276,13 +276,27 @@ def case(config: object, model: type) -> dict[str, object]:
     return {"config": kept, "size": size, "of": of, "outputs": outputs.tolist(), "shapes": shapes}
 
 
+# Models with heads for segmentation, which golden/make_heads.py records.
+WITH_HEADS = (
+    (
+        hf.UperNetConfig(
+            backbone_config=hf.SwinConfig(out_features=["stage1", "stage2", "stage3", "stage4"])
+        ),
+        hf.UperNetForSemanticSegmentation,
+    ),
+    (hf.DPTConfig(), hf.DPTForSemanticSegmentation),
+)
+
+
 def kinds() -> dict[str, object]:
     """Returns, by model_type, its public classes and the keys of its configuration with their
     defaults.
     """
     found = {}
     common = set(hf.PreTrainedConfig().to_dict())
-    for config, model in CASES.values():
+    # EoMT's case is golden/make_eomt.py.
+    eomt = (hf.EomtConfig(), hf.EomtForUniversalSegmentation)
+    for config, model in (*CASES.values(), *WITH_HEADS, eomt):
         module = importlib.import_module(model.__module__)
         classes = [
             name
@@ -291,7 +305,9 @@ def kinds() -> dict[str, object]:
         ]
         towers = [config, getattr(config, "vision_config", config)]
         for kind in {tower.model_type: type(tower) for tower in towers}.values():
-            defaults = {key: value for key, value in kind().to_dict().items() if key not in common}
+            # No model here has UPerNet's default backbone.
+            default = config if kind is hf.UperNetConfig else kind()
+            defaults = {key: value for key, value in default.to_dict().items() if key not in common}
             found[kind.model_type] = {"classes": sorted(classes), "keys": defaults}
     return found
 

@@ -4,6 +4,7 @@ CASES = {"resnet18": {"num_classes": 5}, "resnet50": {"num_classes": 5}}
 SIZES = {"resnet18": (64, 64), "resnet50": (33, 40)}
 # timm averages even sides alone
 SIZES |= {"resnet_d": (75, 90), "resnet_blur": (75, 90), "resnet_rs": (64, 96)}
+SIZES |= {"resnet_dilated": (33, 50), "resnet_dilated_basic": (40, 41)}
 # Reduced models of the variants, by arguments of timm's ResNet.
 VARIANTS = {
     "resnet_d": {"block": "Bottleneck", "stem_type": "deep_tiered", "stem_width": 16, "avg_down": True,
@@ -11,6 +12,9 @@ VARIANTS = {
     "resnet_blur": {"block": "BasicBlock", "aa_layer": "BlurPool2d", "block_args": {"attn_layer": "eca"}},
     "resnet_rs": {"block": "Bottleneck", "stem_type": "deep", "stem_width": 32, "avg_down": True, "base_width": 16,
         "replace_stem_pool": True, "aa_layer": "AvgPool2d"},
+    "resnet_dilated": {"block": "Bottleneck", "stem_type": "deep", "stem_width": 64, "output_stride": 16,
+        "base_width": 16, "layers": [2] * 4},
+    "resnet_dilated_basic": {"block": "BasicBlock", "output_stride": 8, "layers": [2] * 4},
 }  # fmt: skip
 # Of resnet18: too many to keep all; the first depend on all that comes after them.
 GRADIENTS = (
@@ -44,7 +48,7 @@ if __name__ == "__main__":
             layers["aa_layer"] = getattr(timm.layers, sizes["aa_layer"], torch.nn.AvgPool2d)
         record(
             name,
-            timm.models.resnet.ResNet(**sizes | layers, layers=[1] * 4, num_classes=5),
+            timm.models.resnet.ResNet(**{"layers": [1] * 4} | sizes | layers, num_classes=5),
             SIZES[name],
             array=array,
         )

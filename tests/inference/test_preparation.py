@@ -32,10 +32,21 @@ def prepared_by(*words):
     return get_config(None, ["DATA.IMAGE_SIZE", "64", *words])
 
 
+WHOLE = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE"]
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("kernel", ["bicubic", "bilinear"])
 @pytest.mark.parametrize(
-    "mode", [["DATA.CROP_MODE", "squash"], ["DATA.CROP_PCT", "0.9"], ["DATA.CROP_PCT", "0.72"]]
+    "mode",
+    [
+        ["DATA.CROP_MODE", "squash"],
+        ["DATA.CROP_PCT", "0.9"],
+        ["DATA.CROP_PCT", "0.72"],
+        [*WHOLE, "short"],
+        [*WHOLE, "short", "DATA.IMAGE_SIZE", "50x90"],
+        [*WHOLE, "own"],
+    ],
 )
 def test_the_graphs_pixels_are_pillows(kernel, mode):
     config = prepared_by("DATA.INTERPOLATION", kernel, *mode)

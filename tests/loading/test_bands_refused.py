@@ -159,6 +159,10 @@ def test_a_cache_that_holds_no_colours_is_refused():
             "TRAIN.COLOR_JITTER is 0.4, expected 0.0 with IMAGE_CHANNELS 5 of float32",
         ),
         (
+            ["TRAIN.PHOTOMETRIC", "True"],
+            "TRAIN.PHOTOMETRIC is True, expected False with IMAGE_CHANNELS 5 of float32: it is for co",
+        ),
+        (
             ["DATA.LOADER", "dali"],
             "DATA.LOADER is 'dali', expected paddle with IMAGE_CHANNELS 5 of float32",
         ),

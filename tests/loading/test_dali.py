@@ -161,6 +161,8 @@ def test_it_names_a_broken_file(photographs, tmp_path):
         ("TRAIN.AFFINE", "[10.0,0.1,0.1]"),
         ("TRAIN.AUTO_AUGMENT", "3a"),
         ("TRAIN.COLOR_JITTER", "0.4"),
+        ("TRAIN.PHOTOMETRIC", "True"),
+        ("TRAIN.CROP", "scale_jitter"),
         ("TRAIN.INTERPOLATION", "random"),
         ("DATA.SKIP_BROKEN", "True"),
     ],

@@ -58,7 +58,7 @@ def read(root, mode="train", reader=masks, num_classes="auto", problems=None, **
 def configured(root, *options):
     words = ["TASK", "segmentation", "DATA.DATASET", "masks", "DATA.DATA_PATH", str(root)]
     words += ["DATA.IMAGE_SIZE", "[16,24]", "DATA.NUM_WORKERS", "0", "MODEL.NUM_CLASSES", "auto"]
-    words += ["HEAD.NAME", "linear"]
+    words += ["HEAD.NAME", "linear", "DATA.CROP_MODE", "own"]
     return get_config(None, [*words, *map(str, options)])
 
 
@@ -336,7 +336,7 @@ def test_a_mask_of_a_list_that_is_missing_is_named(root):
     (root / "train_list.txt").write_text("images/train/deep/0.jpg masks/none.png\n")
     config = configured(root, "DATA.DATASET", "masks_list")
     with pytest.raises(
-        InputError, match=r"^1 of 1 files of the column 'mask' are missing, the firs"
+        InputError, match=r"^1 of 1 files of the column 'mask' are missing, the first"
     ):
         get_dataset(config, "train")
     (root / "train_list.txt").write_text("\n")

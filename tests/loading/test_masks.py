@@ -375,26 +375,79 @@ def test_a_task_without_masks_reads_none(tmp_path):
 SIZES = [(96, 64), (50, 70), (33, 40), (96, 64), (40, 120)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_evaluation_may_keep_each_images_size(tmp_path, workers, ranks):
+# The (width, height) that an image of SIZES is resized to, of IMAGE_SIZE 48 x 64.
+WHOLE = {
+    "short": [(72, 48), (64, 90), (64, 78), (72, 48), (64, 192)],
+    "squash": [(64, 48)] * 5,
+    "own": SIZES,
+}
+
+
+@pytest.mark.parametrize("mode", WHOLE)
+@pytest.mark.parametrize(("workers", "ranks"), [(0, 1), (2, 1), (0, 2)])
+def test_an_evaluation_may_have_whole_images_and_stored_masks(tmp_path, workers, ranks, mode):
     files = write_pairs(tmp_path, SIZES)
-    files = files._replace(labels=np.arange(5), classes=list("abcde"))
-    config = configured("DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", 3)
-    dataset = with_masks(config, "val", files)
+    options = ["DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", 3]
+    options += ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", mode]
+    if mode == "squash":
+        options += ["DATA.CROP_PCT", "1.0"]
+    config = configured(*options)
+    dataset = FileDataset(config, "val", *files[:4])
+    dataset.add_columns(files.columns | {"number": np.arange(5)})
+    dataset.own_columns.append("number")
     dataset.keep_sizes()
     seen = []
     for rank in range(ranks):
         for batch in get_dataloader(config, dataset, "val", rank=rank, ranks=ranks):
-            (label,) = batch["labels"].tolist()
-            indices = blocks(*SIZES[label], 32, label)
+            (number,) = batch["number"].tolist()
+            indices = blocks(*SIZES[number], 32, number)
             np.testing.assert_array_equal(batch["mask"].numpy(), indices[None])
-            pixels = np.stack([indices * STEP] * 3, 2)
-            np.testing.assert_array_equal(batch["pixels"].numpy(), pixels[None])
-            seen.append(label)
+            image = Image.fromarray(np.stack([indices * STEP] * 3, 2))
+            resized = image.resize(WHOLE[mode][number], Image.Resampling.BICUBIC)
+            np.testing.assert_array_equal(batch["pixels"].numpy(), np.asarray(resized)[None])
+            seen.append(number)
     assert sorted(seen) == [0, 1, 2, 3, 4]
     with pytest.raises(TypeError):
         with_masks(config, "train", files).keep_sizes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["DATA.CROP_MODE", "own"],
+            "DATA.CROP_MODE is 'own', expected center or squash with TASK c",
+        ),
+        (
+            ["DATA.CROP_MODE", "short", "TASK", "mae"],
+            "DATA.CROP_MODE is 'short', expected center or",
+        ),
+        (
+            ["TASK", "segmentation", "HEAD.NAME", "linear"],
+            "DATA.CROP_MODE is 'center', expected short, squash or own with",
+        ),
+        (
+            ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "squash"],
+            "DATA.CROP_PCT is 0.875, expected 1.0 with TASK segmentation, which crops nothing",
+        ),
+        (
+            [
+                "TASK",
+                "segmentation",
+                "HEAD.NAME",
+                "linear",
+                "DATA.CROP_MODE",
+                "own",
+                "DATA.CROP_PCT",
+                "1.0",
+            ],
+            "command line: DATA.CROP_PCT does nothing with DATA.CROP_MODE short or own; leave it out",
+        ),
+    ],
+)
+def test_a_task_has_whole_images_or_images_of_one_size(options, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        configured(*options)
 
 
 # ----------------------------------------------------------------- wrong masks
@@ -662,6 +715,19 @@ def test_shards_hold_the_masks(folder, pack, mode):
     for index in range(len(halves)):
         sample = halves.sample((0, index, 0))
         assert_follows(sample["pixels"], sample["mask"])
+
+
+def test_jittered_crops_of_shards_and_a_cache_are_those_of_files(folder, pack):
+    pack("-output=out", "-shard_size=5", "-workers=1")
+    options = ["TRAIN.CROP", "scale_jitter", "TRAIN.CROP_SCALE", "[0.5,2.0]"]
+    files = from_folder("folder", folder, "train", *options)
+    for kind, path, *more in (("shards", "out"), ("folder", folder, "DATA.CACHE", "cache")):
+        dataset = from_folder(kind, path, "train", *options, *more)
+        for index in range(len(files)):
+            found = dataset.sample((2, index, 0))
+            wanted = files.sample((2, index, 0))
+            for name in ("pixels", "mask"):
+                np.testing.assert_array_equal(found[name], wanted[name])
 
 
 def numbers_of(files):

@@ -14,6 +14,7 @@ from support.small_models import small_beit, small_eva, small_swin, small_vit
 
 from config import get_config
 from datasets import get_dataloader, get_dataset
+from errors import Unreadable
 from inference.preparation import Preparation, _rounded
 from inference.tta import FiveCrops
 from loading.check.findings import too_narrow
@@ -111,16 +112,32 @@ def test_the_graph_rounds_as_python():
     ]
 
 
-def test_too_narrow_is_what_evaluation_refuses():
-    config = configured((96, 64), "DATA.MAX_PIXELS", 20_000)
-    sizes = [(600, 400), (400, 600), (2000, 400), (10, 100), (64, 96), (1000, 1)]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], [False, False, True, True, False, True, True]),
+        (
+            ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "short"],
+            [False, False, True, True, False, True, False],
+        ),
+        (["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "own"], [False] * 7),
+    ],
+)
+def test_too_narrow_is_what_evaluation_refuses(options, expected):
+    config = configured((96, 64), "DATA.MAX_PIXELS", 20_000, *options)
+    sizes = [(600, 400), (400, 600), (2000, 400), (10, 100), (64, 96), (1000, 1), (200, 100)]
     records = np.array(
         [(*size, True) for size in sizes], [("width", int), ("height", int), ("readable", bool)]
     )
-    expected = [np.prod(covering(*size, (109, 73))) > 20_000 for size in sizes]
-    assert (
-        too_narrow(config, records).tolist() == expected == [False, False, True, True, False, True]
-    )
+    transform = EvalTransform(config)
+    refused = []
+    for size in sizes:
+        try:
+            transform(Image.new("RGB", size))
+            refused.append(False)
+        except Unreadable:
+            refused.append(True)
+    assert too_narrow(config, records).tolist() == refused == expected
 
 
 # ---------------------------------------------------------------- training

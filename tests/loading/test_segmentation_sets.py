@@ -149,6 +149,7 @@ SETS = {
 def configured(root, dataset, *options):
     words = ["TASK", "segmentation", "DATA.DATASET", dataset, "DATA.DATA_PATH", str(root)]
     words += ["DATA.IMAGE_SIZE", "[12,20]", "DATA.NUM_WORKERS", "0", "HEAD.NAME", "linear"]
+    words += ["DATA.CROP_MODE", "own"]
     return get_config(None, [*words, "MODEL.NUM_CLASSES", "auto", *map(str, options)])
 
 

@@ -16,6 +16,7 @@ from models import build_model
 from models.heads import matching
 from models.heads.eomt import DoublingConv2D
 from models.heads.matching import Answers, matching_loss
+from training.checkpoint import description_of
 from weights import load_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
@@ -251,13 +252,15 @@ def test_points_are_a_function_of_the_seed(model):
 
 
 def test_equal_costs_and_costs_that_are_not_finite():
-    costs = np.zeros((1, 3, 2), np.float32)
-    pairs = matching._assigned(costs, np.array([[True, True]]))
+    costs = np.zeros((1, 3, 3), np.float32)
+    classes = np.array([[2, 4, -1]])
+    pairs = matching._assigned(costs, classes)
     assert pairs.queries.tolist() == [0, 1]
-    costs[0, 0] = np.nan
+    assert pairs.classes.tolist() == [2, 4]
+    costs[0, :, 0] = np.nan
     costs[0, 1, 1] = np.inf
-    pairs = matching._assigned(costs, np.array([[True, True]]))
-    assert sorted(zip(pairs.queries, pairs.classes, strict=True)) == [(1, 0), (2, 1)]
+    pairs = matching._assigned(costs, classes)
+    assert sorted(zip(pairs.queries, pairs.classes, strict=True)) == [(1, 2), (2, 4)]
 
 
 def test_masks_vanish_block_by_block(model):
@@ -354,3 +357,32 @@ def test_a_rotary_encoder(tmp_path):
     within(model(images()).numpy(), before)
     places = answers_of(model, images())
     assert len(places) == 3
+
+
+def test_weights_of_transformers_describe_themselves(model, tmp_path):
+    """As tue-mps/ade20k_semantic_eomt_large_512, with its preprocessor's settings."""
+    preprocessor = {
+        "do_normalize": True, "do_pad": False, "do_rescale": True, "do_resize": True, "do_split_image": True,
+        "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+        "image_processor_type": "EomtImageProcessor", "resample": 2, "rescale_factor": 1 / 255,
+        "size": {"longest_edge": None, "shortest_edge": SIDE},
+    }  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    description = description_of(tmp_path)
+    assert description.task == "segmentation"
+    config = description.to_config()
+    assert config.DATA.CROP_MODE == "short"
+    assert config.DATA.INTERPOLATION == "bilinear"
+    assert config.DATA.IMAGENET_MEAN == [0.485, 0.456, 0.406]
+    assert config.DATA.IMAGE_SIZE == SIDE
+    assert config.HEAD.STRIDE == [SIDE, SIDE]
+    again = build_model(config)
+    load_weights(again, tmp_path)
+    again.eval()
+    np.testing.assert_array_equal(again(images()).numpy(), model(images()).numpy())
+
+    (tmp_path / "config.json").write_text(
+        json.dumps(DESCRIPTION["config"] | {"num_upscale_blocks": 3})
+    )
+    with pytest.raises(InputError, match="num_upscale_blocks is 3, models here have 1 alone"):
+        description_of(tmp_path)

@@ -89,6 +89,14 @@ def test_the_crop_mode_is_the_weights(configured):
     assert with_preprocessing(configured(crop_mode=None)).DATA.CROP_MODE == "center"
 
 
+def test_a_task_of_masks_takes_no_crop_of_its_weights(configured):
+    options = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "short"]
+    config = with_preprocessing(configured(options))
+    assert (config.DATA.CROP_PCT, config.DATA.CROP_MODE) == (0.875, "short")
+    assert config.DATA.INTERPOLATION == "bilinear"
+    assert list(disagreements(config, STORED["pretrained_cfg"])) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -96,7 +104,7 @@ def test_the_crop_mode_is_the_weights(configured):
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
         (
             {"crop_mode": "border"},
-            "DATA.CROP_MODE is 'border', expected one of center, squash; with -o KEY VALUE yours is taken",
+            "DATA.CROP_MODE is 'border', expected one of center, squash, short, own; with -o KEY VALUE yours is taken",
         ),
         ({"mean": [1, 2]}, "DATA.IMAGENET_MEAN is"),
     ],

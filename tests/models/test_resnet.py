@@ -33,6 +33,8 @@ def test_logits_and_features_are_timms(tmp_path, name):
         ("resnet_blur", {"depth": 10, "anti_alias": "blur", "eca": True}),
         ("resnet_rs", {"depth": 14, "stem_type": "deep", "avg_down": True, "base_width": 16, "stem_pool": "conv",
             "anti_alias": "avg"}),
+        ("resnet_dilated", {"depth": 26, "stem_type": "deep", "stem_width": 64, "output_stride": 16, "base_width": 16}),
+        ("resnet_dilated_basic", {"depth": 18, "output_stride": 8}),
     ],
 )  # fmt: skip
 def test_variants_are_timms(tmp_path, name, options):
@@ -51,6 +53,8 @@ def test_variants_are_timms(tmp_path, name, options):
         ),
         ({"small_stem": True, "stem_type": "deep"}, "SMALL_STEM True has no pooling"),
         ({"small_stem": True, "anti_alias": "avg"}, "SMALL_STEM True has no pooling"),
+        ({"output_stride": 4}, "OUTPUT_STRIDE is 4, expected 8, 16 or 32"),
+        ({"output_stride": 16, "avg_down": True}, "OUTPUT_STRIDE 16 is for maps that strided"),
         ({"se_ratio": 0.25, "eca": True}, "SE_RATIO is 0.25 and ECA True, expected one of them"),
     ],
 )

@@ -336,7 +336,11 @@ def test_another_preparation_is_refused_and_options_come_first(tmp_path):
     )
     options: list[str] = []
     for key, value, message in (
-        ("DATA.CROP_MODE", "center", "DATA.CROP_MODE is 'border', expected one of center, squash"),
+        (
+            "DATA.CROP_MODE",
+            "center",
+            "DATA.CROP_MODE is 'border', expected one of center, squash, short, own",
+        ),
         (
             "DATA.INTERPOLATION",
             "bicubic",

@@ -27,6 +27,7 @@ from golden import (
     swin,
     swinv2,
     tinyvit,
+    topformer,
     vit,
     volo,
     xcit,
@@ -57,6 +58,7 @@ from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.tinyvit import TinyViT
+from models.topformer import TopFormer
 from models.vit import VisionTransformer
 from models.volo import VOLO
 from models.xcit import XCiT
@@ -245,6 +247,11 @@ def small_swinv2(case="swinv2", **changes):
 def small_tinyvit(case="tinyvit", **changes):
     options = _renamed(tinyvit.CASES[case], depths="stage_depths")
     return TinyViT(tinyvit.SIZES[case], **options | changes)
+
+
+def small_topformer(case="topformer", **changes):
+    sizes = {"image_size": topformer.SIZES[case]} | topformer.CASES[case]
+    return TopFormer(**sizes | changes)
 
 
 def small_vit(case="vit", **changes):

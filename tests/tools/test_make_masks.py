@@ -47,7 +47,8 @@ def read(path):
 def datasets_of(folder):
     words = ["TASK", "segmentation", "DATA.DATASET", "masks", "DATA.DATA_PATH", str(folder)]
     words += ["MODEL.NUM_CLASSES", "auto", "DATA.IMAGE_SIZE", "32", "HEAD.NAME", "linear"]
-    return get_datasets(get_config(None, [*words, "DATA.NUM_WORKERS", "0"]))
+    words += ["DATA.CROP_MODE", "own", "DATA.NUM_WORKERS", "0"]
+    return get_datasets(get_config(None, words))
 
 
 # --------------------------------------------------------------------- LabelMe
@@ -338,7 +339,7 @@ def test_runs_are_painted(convert, tmp_path):
         ({"size": [60, 40], "counts": [2400]}, "runs of an image of another size than 60 x 40"),
         ({"size": [40, 60], "counts": [2399]}, "runs of 2399 pixels, expected 2400"),
         ({"size": [40, 60], "counts": [-1, 2401]}, "runs whose counts are neither numbers nor a t"),
-        ({"size": [40, 60], "counts": [1 << 80]}, "runs whose counts are neither numbers nor a te"),
+        ({"size": [40, 60], "counts": [1 << 80]}, "runs whose counts are neither numbers nor a t"),
         ({"size": [40, 60], "counts": "\u00ff" * 60}, "runs whose text isn't COCO's"),
         ({"size": [40, 60], "counts": "o" * 60}, "runs whose text isn't COCO's"),
         ({"size": [40, 60], "counts": "oooooooo0"}, "runs whose text isn't COCO's"),

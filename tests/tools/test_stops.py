@@ -2,6 +2,7 @@
 work.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -48,6 +49,7 @@ TOOLS = {
     "find_lr": (["-cfg=small.yaml", "-updates=20", "-output=out"], WRITES),
     "list_models": (["vit_digits"], None),
     "merge_checkpoint": (["epoch_0001", "out"], WRITES),
+    "make_masks": (["-format=labelme", "-data_path=annotated", "-output=out"], WRITES),
     "make_photographs": (["-output=out", "-count=16"], WRITES),
     "make_shards": ([*IMAGES, "-output=out", "--workers=2"], WRITES),
     "model_info": (["vit_base_patch16_224"], STARTS),  # it measures for some seconds
@@ -104,6 +106,12 @@ def place(tmp_path_factory):
     Image.effect_noise((64, 48), 99).save(folder / "images" / "train" / "a" / "0.jpg")
     for severity in range(1, 6):
         shutil.copytree(folder / "images" / "val", folder / "published" / "fog" / str(severity))
+    (folder / "annotated").mkdir()
+    for number in range(4):
+        Image.effect_noise((64, 48), number).save(folder / "annotated" / f"{number}.jpg")
+        shape = {"label": "a", "shape_type": "rectangle", "points": [[1, 1], [9, 9]]}
+        annotation = {"imageWidth": 64, "imageHeight": 48, "shapes": [shape]}
+        (folder / "annotated" / f"{number}.json").write_text(json.dumps(annotation))
     make_run(folder / "run", 0.8)
     make_run(folder / "other", 0.6)
     (folder / "small.yaml").write_text(

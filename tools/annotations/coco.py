@@ -1,6 +1,5 @@
 """COCO's annotations: one JSON file of images, categories, and outlines or runs of pixels."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, install, printable, reading
+from settings.plain import is_real
 from tools.annotations.pictures import (
     Indices,
     Picture,
@@ -210,5 +210,5 @@ def _id(row: dict[str, Any], name: str) -> int:
 
 
 def _area(annotation: dict[str, Any]) -> float:
-    area = annotation.get("area")
-    return float(area) if type(area) in (int, float) and math.isfinite(area) else 0.0
+    area: Any = annotation.get("area")
+    return float(area) if is_real(area) else 0.0

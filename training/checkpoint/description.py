@@ -23,6 +23,7 @@ from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
 from models.transformers_arguments import described_model
+from models.transformers_heads import described_head
 from settings.configuration import Configuration, leaves
 from settings.names import instead
 from settings.parser import pairs
@@ -310,6 +311,14 @@ def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | 
     words += ["MODEL.NUM_CLASSES", stored["outputs"]]
     for key, value in values.items():
         words += [f"MODEL.{key}", value]
+    if head := described_head(path):
+        # The default crop isn't one of the task's.
+        images = stored["images"]
+        crops = [name for name in ("crop_mode", "crop_pct") if name in images]
+        words += ["TASK", "segmentation"]
+        words += [word for name in crops for word in (f"DATA.{name.upper()}", images[name])]
+    for key, value in head.items():
+        words += [f"HEAD.{key}", value]
     config = with_preprocessing(get_config(None, [*words, *options]), alone=True)
     classes = _printable(stored["label_names"], f"the config.json of {path}")
     return describe(config, classes, transformers_task(path) or config.TASK)

@@ -2,7 +2,19 @@
 
 from collections.abc import Collection
 
-from weights.names import beit, cait, convnext, eva, mixer, pvtv2, swin, swinv2, vit, xcit
+from weights.names import (
+    beit,
+    cait,
+    convnext,
+    eva,
+    mixer,
+    pvtv2,
+    swin,
+    swinv2,
+    topformer,
+    vit,
+    xcit,
+)
 from weights.names.guess import guess_type
 from weights.names.rules import Arrays
 
@@ -18,6 +30,7 @@ _FAMILIES = {
     "resmlp": mixer,
     "swin": swin,
     "swinv2": swinv2,
+    "topformer": topformer,
     "vit": vit,
     "xcit": xcit,
 }

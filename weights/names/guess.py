@@ -31,6 +31,7 @@ _NAMES = {
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
+    "topformer": r"stages\.\d+\.\d+\.conv2_kxk\.conv\.weight",
     "volo": r"network\.\d+\.\d+\.norm1\.weight",
     "xcit": r"cls_attn_blocks\.\d+\.norm1\.weight",
     # DINOv2 has its blocks in chunks.

@@ -43,8 +43,9 @@ def encoder_arrays(arrays: Arrays, wanted: Collection[str] = ()) -> tuple[Arrays
         wanted: the names of the tensors to be loaded. They are never left out. If they have a
             decoder or the like, they are a network's, and nothing is left out.
     """
-    # A network for pre-training reads such layers itself, under the names of several toolkits.
-    if any(_REST.search(name) for name in wanted):
+    # A network for pre-training reads such layers itself, under the names of several toolkits. So
+    # does one for segmentation, whose head others call a decoder.
+    if any(_REST.search(name) or name.startswith("decode_head.") for name in wanted):
         return arrays, ""
     kept = {
         name: array for name, array in arrays.items() if name in wanted or not _REST.search(name)

@@ -2,9 +2,12 @@
 
 from collections.abc import Collection
 
-from weights.names import segformer
+from weights.names import segformer, topformer, trans2seg
 from weights.names.encoders import split, with_timm_names
+from weights.names.heads_transformers import network_names, unstored_arrays
 from weights.names.rules import ENCODER_PREFIX, Arrays, rename
+
+__all__ = ["timm_names", "unstored_arrays"]
 
 _HEAD = "decode_head."
 # The program of EoMT's authors (tue-mps/eomt), which names heads as here.
@@ -19,7 +22,10 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns the arrays under this toolkit's names (``weights.names.timm_names``)."""
     if "network.q.weight" in arrays:
         arrays = rename(arrays, _EOMT)
-    arrays = segformer.head_names(_with_prefixes(arrays), layout, wanted)
+    arrays = trans2seg.head_names(arrays, wanted)
+    arrays = _with_prefixes(network_names(arrays))
+    arrays = segformer.head_names(arrays, layout, wanted)
+    arrays = topformer.head_names(arrays, wanted)
     encoder, others = split(arrays, ENCODER_PREFIX)
     return with_timm_names(encoder, ENCODER_PREFIX, layout, wanted) | others
 
