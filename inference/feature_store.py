@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from errors import InputError, Unreadable, open_file, reading
+from errors import InputError, Unreadable, open_file, printable, reading
 from inference.export_manifest import refuse_export
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
@@ -117,6 +117,11 @@ class FeatureExtractor(Predictor):
     ) -> None:
         refuse_export(path, ", which gives logits alone; give the checkpoint")
         super().__init__(path, cfg, options, batch_size=batch_size)
+        if self.config.HEAD.NAME is not None:
+            raise InputError(
+                f"{printable(str(path))} is of a model with a head for pixels, which gives an image no"
+                " features; give its encoder's YAML file (-cfg)"
+            )
         # A search may run in another folder, so the paths are absolute.
         if not str(path).startswith(HUB_PREFIXES):
             path = os.path.abspath(path)

@@ -88,7 +88,7 @@ def _images(config: Configuration) -> Iterator[np.ndarray]:
     for size in sizes:
         pictures = []
         for crop in crops(2):
-            pixels = np.asarray(crop.resize(size[::-1], Image.Resampling.BICUBIC))
+            pixels = np.asarray(crop.resize((size[1], size[0]), Image.Resampling.BICUBIC))
             if isinstance(mode, int):
                 # Of images with more bands, they are red, green and blue in turn.
                 pixels = pixels[:, :, np.arange(mode) % 3]

@@ -147,7 +147,7 @@ class Predictor:
                 f" give -o TASK {self.task}"
             )
         outputs = self.config.MODEL.NUM_CLASSES
-        if self.classes and len(self.classes) != outputs:
+        if self.reads_classifier and self.classes and len(self.classes) != outputs:
             raise InputError(
                 f"found {len(self.classes)} names of classes, the model has {outputs} outputs;"
                 " give one for each"

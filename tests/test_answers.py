@@ -15,6 +15,8 @@ import warm
 from conftest import ROOT, TINY, without
 from PIL import Image
 from safetensors.numpy import load_file
+from support.mask_files import write_masks
+from support.mask_models import OPTIONS
 
 from settings.registry import Component, tasks
 from settings.tasks import answers_of
@@ -56,6 +58,38 @@ ROTATION = [
     ("main_single_gpu.py -eval -pretrained={best} -output={out}/x", 0, r"summary: loss: 1\.\d+;"),
     ("tools/show_batch.py -cfg={run}/config.yaml -output={out}/x.png", 0, "x.png is written"),
 ]
+NO_IMAGE = "TASK segmentation, which gives a class for each pixel, and none for an image; tools/pre"
+SEGMENTATION = [
+    ("tools/predict.py {run} {images} -format csv", 0, r'/0\.png",1,\d,"[a-z]+",\d+\.\d+,\n'),
+    (
+        "tools/predict.py {run} {images} -format pictures -output {out}/p",
+        2,
+        "take -format overlays",
+    ),
+    ("tools/serve.py {run} -port 0", 2, NO_IMAGE),
+    ("tools/visualize.py predictions {run} {images} -output {out}/v", 2, NO_IMAGE),
+    ("tools/visualize.py cam {run} {images} -output {out}/v", 2, NO_IMAGE),
+    ("tools/visualize.py attention {run} {images} -output {out}/v", 2, NO_IMAGE),
+    ("tools/features.py {run} {images} -output {out}/f.npy", 2, "give its encoder's YAML file"),
+    (
+        "tools/export_model.py -pretrained {run} -output {out}/x",
+        2,
+        "give -o HEAD.STRIDE for windows",
+    ),
+    ("tools/export_model.py -pretrained {run} -output {out}/x -format paddlex", 2, NO_IMAGE),
+    (
+        "tools/robustness.py -output={out} -pretrained={best}",
+        2,
+        "TASK is segmentation, expected cl",
+    ),
+    ("examples/gather_predictions.py -output {out}/x.csv -pretrained {best}", 2, "TASK is segment"),
+    ("main_single_gpu.py -eval -pretrained={best} -output={out}/x", 0, r"summary: mIoU: \d+\."),
+    (
+        "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
+        2,
+        "EVAL_ENGINE does nothing without TASK classification or multilabel",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +111,13 @@ def copy(tmp_path_factory):
         )
         assert done.returncode == 0, done.stderr
     shutil.copytree(folder / "masked", folder / "masked-2")
+    write_masks(folder / "shapes", train=4, val=3)
+    done = run(
+        folder, "main_single_gpu.py", f"-output={folder / 'segmentation'}",
+        f"-data_path={folder / 'shapes'}", "-o", *OPTIONS, "DATA.BATCH_SIZE", "4",
+        "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1", "TRAIN.ACCUM_ITER", "1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -102,6 +143,7 @@ def features(copy, weights, out, *words):
     [
         *(("masked", *row) for row in MASKED),
         *(("rotation", *row) for row in ROTATION),
+        *(("segmentation", *row) for row in SEGMENTATION),
     ],
 )
 def test_each_command_takes_a_checkpoint_or_says_why_not(

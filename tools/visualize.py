@@ -335,6 +335,9 @@ def main() -> None:
         ", which has no layers to look into; give the checkpoint that it was made from",
     )
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
+    if predictor.gives_maps:
+        # What is drawn is about a whole image's class or features.
+        predictor.check_classifier()
     if arguments.kind in TOGETHER:
         classes = set(predictor.classes)
         truth = [true_class(folders, classes) for folders in between]

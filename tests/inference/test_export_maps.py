@@ -54,7 +54,8 @@ def test_a_graph_of_one_size_gives_the_maps_of_its_weights(data, tmp_path, kind,
 
 
 CONVOLUTIONS = [
-    "MODEL.TYPE", "ConvNeXt", "MODEL.DEPTHS", "[1, 1]", "MODEL.DIMS", "[8, 16]",
+    "MODEL.TYPE", "ConvNeXt", "MODEL.STAGE_DEPTHS", "[1, 1, 1, 1]",
+    "MODEL.EMBED_DIMS", "[8, 8, 8, 8]", "HEAD.INDICES", "[1]",
 ]  # fmt: skip
 
 
