@@ -60,9 +60,8 @@ class Pyramid(nn.Layer):
         self.reduce = MaxPool2D(2, stride=2)
 
     def forward(self, maps: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
-        first, second, third, last = maps
-        first = self.enlarge2(self.norm(self.enlarge4(first), gelu))
-        return [first, self.enlarge(second), third, self.reduce(last)]
+        first = self.enlarge2(self.norm(self.enlarge4(maps[0]), gelu))
+        return [first, self.enlarge(maps[1]), maps[2], self.reduce(maps[3])]
 
 
 class FCNHead(nn.Layer):
@@ -147,7 +146,7 @@ class UPerNet(Head):
         initialise(self)
 
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor | list[paddle.Tensor]:
-        maps = [norm(feature) for norm, feature in zip(self.norms, features, strict=True)]
+        maps = self._normed(features)
         if self.pyramid is not None:
             maps = self.pyramid(maps)
         logits = self.classifier(self.dropout(self._fused(maps)))
@@ -155,20 +154,28 @@ class UPerNet(Head):
             return [logits, self.auxiliary(maps[-2:][0])]
         return logits
 
+    def _normed(self, features: list[paddle.Tensor]) -> list[paddle.Tensor]:
+        # Paddle can't trace this as a comprehension.
+        maps = []
+        for i in range(len(features)):
+            maps.append(self.norms[i](features[i]))
+        return maps
+
     def _fused(self, maps: list[paddle.Tensor]) -> paddle.Tensor:
         """Returns the pyramid's maps, joined: [B, pyramid_channels, H, W] of the first map."""
         *others, last = maps
-        pooled = [last, *(layer(last) for layer in self.pooled)]
+        pooled = [last]
+        for layer in self.pooled:
+            pooled.append(layer(last))
         x = self.bottleneck(paddle.concat(pooled, axis=1))
         # From the last map upwards: each map is added to what the next one became.
         outputs = [x]
         for i in reversed(range(len(others))):
             x = self.lateral_convs[i](others[i]) + resized(x, others[i].shape[2:])
             outputs.append(self.fpn_convs[i](x))
-        outputs.reverse()
-        size = outputs[0].shape[2:]
-        joined = paddle.concat([resized(output, size) for output in outputs], axis=1)
-        return self.fpn_bottleneck(joined)
+        size = outputs[-1].shape[2:]
+        joined = [resized(output, size) for output in outputs[::-1]]
+        return self.fpn_bottleneck(paddle.concat(joined, axis=1))
 
     def classifier_names(self) -> tuple[str, ...]:
         if self.auxiliary is None:
