@@ -35,6 +35,7 @@ OWN_FOLDER = "in a folder that this process has just made"
 NO_FILE = "no file that has a name"
 DOORS = "a descriptor that the door gave"
 WRITTEN = {
+    "examples/scikit_image_masks.py: main": OWN_FOLDER,
     "inference/prediction_writers.py: standard_output": NO_FILE,
     "inference/captions.py: save": "opened with mode x",
     "inference/captions.py: write": OWN_FOLDER,
@@ -43,7 +44,9 @@ WRITTEN = {
     "inference/exporting.py: _write_for_client": OWN_FOLDER,
     "inference/exporting.py: _write_graphs": OWN_FOLDER,
     "inference/exporting.py: write_export": OWN_FOLDER,
+    "inference/exporting.py: _write_graph_of_maps": OWN_FOLDER,
     "inference/formats.py: openvino_of": OWN_FOLDER,
+    "inference/map_pictures.py: _save": OWN_FOLDER,
     "inference/paddlex.py: write_settings": OWN_FOLDER,
     "launch/signals.py: die_with_parent": "this process's own entry of /proc",
     "launch/spawned.py: __init__": NO_FILE,
@@ -53,6 +56,7 @@ WRITTEN = {
     "models/paddle_inference.py: quiet": "/dev/null",
     "models/paddle_inference.py: save_program": OWN_FOLDER,
     "ops/build.py: compile_in": OWN_FOLDER,
+    "tools/make_shapes.py: write": OWN_FOLDER,
     "tools/make_shards.py: make_shards": OWN_FOLDER,
     "tools/make_shards.py: pack": OWN_FOLDER,
     "tools/package/build_command.py: run": OWN_FOLDER,

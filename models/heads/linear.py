@@ -6,6 +6,7 @@ import paddle
 from paddle import nn
 
 from models.heads.base import Head, Maps, resized
+from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from settings.keys import Rate
 from settings.registry import heads
@@ -29,7 +30,7 @@ class LinearHead(Head):
     ) -> None:
         super().__init__()
         channels = sum(maps.channels)
-        self.norm = nn.BatchNorm2D(channels) if batch_norm else nn.Identity()
+        self.norm = BatchNorm2D(channels) if batch_norm else nn.Identity()
         self.dropout = nn.Dropout2D(dropout)
         self.classifier = Conv2D(channels, num_classes, 1)
 
