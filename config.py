@@ -220,6 +220,12 @@ class DATA(Section):
     # keeps its size.
     CROP_MODE: Literal["center", "squash", "short", "own"] = "center"
 
+    # Segmentation, short and squash: resize images to this instead of IMAGE_SIZE, which is then the
+    # size of HEAD.STRIDE's windows alone. None: to IMAGE_SIZE.
+    EVAL_SIZE: Side | Sequence[Side] | None = key(
+        None, MAPS, is_("DATA.CROP_MODE", "short", "squash")
+    )
+
     # How images are resized: bicubic, bilinear or nearest.
     INTERPOLATION: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
 

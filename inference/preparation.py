@@ -29,7 +29,7 @@ class Preparation(nn.Layer):
     def __init__(self, config: Configuration) -> None:
         super().__init__()
         data = config.DATA
-        self.size = pair(data.IMAGE_SIZE)
+        self.size = pair(data.EVAL_SIZE or data.IMAGE_SIZE)
         self.resized_to = evaluation_size(config)
         self.mode = data.CROP_MODE
         self.kernel = data.INTERPOLATION

@@ -253,7 +253,9 @@ class TopFormer(ImageModel):
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups: the stem, each inverted residual, each block, the classifier."""
         residuals = [
-            (f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j in range(len(stage))
+            (f"stages.{i}.{j}",)
+            for i, stage in enumerate(self.stages)
+            for j, _ in enumerate(stage.children())
         ]
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [("stem",), *residuals, *blocks, ("head",)]

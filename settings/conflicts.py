@@ -128,8 +128,9 @@ def _of_data(config: Configuration) -> Iterator[Conflict]:
         if len(data[key]) not in (1, channels):
             expected = f"1 or {channels} values" if channels > 1 else "1 value"
             yield f"DATA.{key}", f"{expected}, as IMAGE_CHANNELS"
-    if isinstance(data.IMAGE_SIZE, list) and len(data.IMAGE_SIZE) != 2:
-        yield "DATA.IMAGE_SIZE", "a number of pixels, or two: [height, width]"
+    for key in ("IMAGE_SIZE", "EVAL_SIZE"):
+        if isinstance(data[key], list) and len(data[key]) != 2:
+            yield f"DATA.{key}", "a number of pixels, or two: [height, width]"
     repeats = config.TRAIN.REPEATED_AUGMENT > 1
     mixed = data.SAMPLER != "shuffle" or data.SHARD_SHUFFLE is not None or repeats
     if data.SHUFFLE_MODE == "shard" and mixed:

@@ -30,7 +30,7 @@ from settings.idle import all_needs, with_tasks
 from settings.keys import Key, Section, declared
 from settings.names import TOOLKITS, images_of, instead, matching_file, tags
 from settings.needs import Need
-from settings.paddlevit import programs, reading
+from settings.paddlevit import programs, reading, segmentation
 from settings.paddlevit.absent import absent_task
 from settings.suggestions import nearest_key
 from settings.tasks import check_tasks
@@ -477,7 +477,8 @@ def _check_type(content: dict[str, Any], path: Path) -> None:
         InputError: one isn't here.
     """
     keys = dict(leaves(content))
-    if "BASE" not in content and (line := absent_task(keys)):
+    may_be_absent = "BASE" not in content and not segmentation.is_segmentation(keys)
+    if may_be_absent and (line := absent_task(keys)):
         raise InputError(f"{path}: {line}")
     kind = keys.get("MODEL.TYPE")
     if not isinstance(kind, str) or kind.lower() in architectures():

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 # What timm, PaddleClas, PaddleViT and others call a key, as a flag or as a key's last part: by our
 # key, or by the words to write. A key's own last part (--num-classes, Global.seed) needs no line.
 _FOREIGN = {
+    # PaddleViT's segmentation
+    "-eval -pretrained={}": "model_path",
+    "python tools/predict.py CHECKPOINT {} -format masks -output DIR": "img_dir",
     "-cfg={}": "arch arch.name c config m model",
     "AMP": "use_amp",
     "BEST_METRIC": "eval_metric",
@@ -24,14 +27,15 @@ _FOREIGN = {
     "DATA.NUM_WORKERS": "j workers",
     "DIST.STRATEGY.fuse_grad_size_in_MB": "last_comm_group_size_mb",
     "KEEP_LAST": "checkpoint_hist",
+    "METHOD.SCALES '[0.5,0.75,1.0,1.25,1.5,1.75]' METHOD.FLIP True": "multi_scales",
     "MODEL.DROPOUT": "drop",
     "MODEL.DROPPATH": "drop_path drop_path_rate",
     "MODEL.NUM_CLASSES": "class_num nb_classes",
-    "MODEL.PRETRAINED": "finetune initial_checkpoint pretrained_model",
+    "MODEL.PRETRAINED": "finetune initial_checkpoint pretrained_backbone pretrained_model",
     "MODEL.RECOMPUTE True": "grad_checkpointing",
     "MODEL.RESUME": "checkpoints",
     "NGPUS": "nproc_per_node",
-    "OUTPUT": "output_dir",
+    "OUTPUT": "output_dir results_dir",
     "REPORT_FREQ": "log_interval print_batch_step print_freq",
     "SAVE_FREQ": "save_interval",
     "TO_STATIC True": "torchcompile",

@@ -36,7 +36,6 @@ ABSENT = [
         "TRAIN: {NUM_EPOCHS: 300}",
     ),
     ("T2T-ViT", "T2T-ViT", "t2t_vit_7", "DATA: {CROP_PCT: 0.9}"),
-    ("TopFormer", "TopFormer", "topformer_base", ""),
     ("ViP", "ViP", "vip_s7", "EVAL: maybe"),
 ]
 
@@ -80,7 +79,6 @@ TASKS = {
     "MODEL: {BACKBONE: resnet50, NUM_QUERIES: 100}": "object detection",
     "MODEL: {TYPE: PVTv2, NAME: pvtv2_b0}\nFPN: {OUT_CHANNELS: 256}": "object detection",
     "MODEL: {DROPOUT: 0.1, TRANS: {WINDOW_SIZE: 7, NUM_HEADS: [3, 6]}}": "object detection",
-    "DATA: {BATCH_SIZE_VAL: 1}\nMODEL: {NAME: SETR_Naive}\nVAL: {MULTI_SCALES_VAL: False}": "semantic segmentation",
 }
 
 

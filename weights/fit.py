@@ -83,8 +83,10 @@ def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
 
     A file may have layers of another kind in the place of a classifier, which count, too.
     """
-    prefixes = tuple(f"{name}." for name in model.classifier_names())
-    return [name for name in names if name.startswith(prefixes)]
+    # Most are layers. A head for maps may have parameters among them, such as a class's embedding.
+    classifiers = model.classifier_names()
+    prefixes = tuple(f"{name}." for name in classifiers)
+    return [name for name in names if name in classifiers or name.startswith(prefixes)]
 
 
 def blind_classifiers(model: Target, file: Path) -> str:
@@ -97,6 +99,7 @@ def blind_classifiers(model: Target, file: Path) -> str:
         the warning, or "".
     """
     layers = [sublayer(model, name) for name in model.classifier_names()]
+    layers = [layer for layer in layers if isinstance(layer, nn.Layer)]
     sublayers = [sub for layer in layers for sub in layer.sublayers(include_self=True)]
     linears = [layer for layer in sublayers if isinstance(layer, nn.Linear)]
     weights = [linear.weight.numpy() for linear in linears]

@@ -284,7 +284,8 @@ class EvalTransform:
     (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
     (the evaluation of Swin and ConvNeXt at 384). "short" resizes as "center" does at CROP_PCT 1.0
     and crops nothing, and "own" keeps the image's size: the pixels of two images may then differ
-    in size. Only DATA.CORRUPTION draws from the generator. It changes the image alone.
+    in size. With DATA.EVAL_SIZE, nothing is cropped either. Only DATA.CORRUPTION draws from the
+    generator. It changes the image alone.
 
     Attributes:
         size: IMAGE_SIZE.
@@ -299,7 +300,8 @@ class EvalTransform:
         self.keeps_masks = False
         mode = config.DATA.CROP_MODE
         self.size = pair(config.DATA.IMAGE_SIZE)
-        self.cropped_to = None if mode in WHOLE else self.size
+        crops = mode not in WHOLE and config.DATA.EVAL_SIZE is None
+        self.cropped_to = self.size if crops else None
         self.most = most_resized(config)
         self.resize_to = evaluation_size(config)
         self.resized = _RESIZES[mode]
@@ -328,6 +330,8 @@ class EvalTransform:
 def evaluation_size(config: Configuration) -> Size:
     """Returns the (height, width) that an evaluation resizes images to, or until they cover it."""
     data = config.DATA
+    if data.EVAL_SIZE is not None:
+        return pair(data.EVAL_SIZE)
     if data.CROP_MODE in WHOLE:
         return pair(data.IMAGE_SIZE)
     return before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)

@@ -95,6 +95,8 @@ class EomtHead(Head):
         self.upscale = nn.Sequential(*[ScaleBlock(dim) for _ in range(steps)])
         # The probability that a query is masked in each of the last blocks.
         self.register_buffer("attn_mask_probs", paddle.ones([num_blocks]))
+        # Paddle's trace replaces buffers by variables without values, but doesn't see this one.
+        self.untraced = (self.attn_mask_probs,)
         # The queries' places in the order in which an evaluation stops masking them: multiples of
         # the golden ratio, which are spread evenly.
         order = np.arange(num_queries) * (math.sqrt(5) / 2 - 0.5) % 1
@@ -139,12 +141,13 @@ class EomtHead(Head):
         for block, stage in enumerate(stages[first:]):
             mask = None
             if self.training or self._masks(block):
-                answers.append(self._answers(encoder, x))
-                mask = self._attention_mask(encoder, x, answers[-1].masks, block)
+                before = self._answers(encoder, x)
+                mask = self._attention_mask(encoder, x, before.masks, block)
+                # Not append, of which Paddle's trace makes an array of tensors.
+                answers = [*answers, before]
             x = takes_masks._stage(stage, x, shared, mask=mask)
-        answers.append(self._answers(encoder, x))
         height, width = images.shape[2:]
-        return Features(answers, (height, width))
+        return Features([*answers, self._answers(encoder, x)], (height, width))
 
     def forward(self, features: Features) -> Any:
         if self.training:
@@ -170,10 +173,9 @@ class EomtHead(Head):
     def _masks(self, block: int) -> bool:
         """Returns whether an evaluation masks queries in this one of the last blocks.
 
-        The numbers of a static graph aren't known.
+        A model that is built in a static graph has no numbers, and masks none.
         """
-        probabilities: Any = self.attn_mask_probs
-        return hasattr(probabilities, "numpy") and bool(probabilities.numpy()[block] > 0)
+        return _numbers(self)[block] > 0
 
     def _answers(self, encoder: Any, x: paddle.Tensor) -> Answers:
         """Returns the answers of the queries, the last ones of the tokens x [B, N, D]."""
@@ -221,6 +223,18 @@ class EomtHead(Head):
         )
         of_others = paddle.zeros([batch, tokens - self.num_queries, tokens])
         return paddle.concat([of_others, of_queries], axis=1) * -_NEVER
+
+
+@paddle.jit.not_to_static
+def _numbers(head: EomtHead) -> list[float]:
+    """Returns the probabilities of masks in the last blocks; zeros where they have no values.
+
+    A trace doesn't read this function, so it replaces no tensor in it.
+    """
+    tensor: Any = head.untraced[0]
+    if not hasattr(tensor, "_is_initialized"):
+        return [0.0] * head.num_blocks
+    return tensor.numpy().tolist()
 
 
 class ScaleBlock(nn.Layer):

@@ -55,14 +55,12 @@ _FAMILIES = (
     _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
     _Family("T2T-ViT", types="t2t-vit|t2t_vit", models="t2t[-_]vit[-_]"),
-    _Family("TopFormer", types="topformer", models="topformer_"),
     _Family("ViP", types="vip", models="vip_"),
 )
 _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")
 _TASKS = (
     _Task("GANs", keys=("DATA.MAX_GEN_NUM",), types="transgan|styleformer"),
     _DETECTION,
-    _Task("semantic segmentation", keys=("VAL.MULTI_SCALES_VAL",)),
 )
 FAMILIES = tuple(family.name for family in _FAMILIES)
 _ADVICE = "; docs/paddlevit.md lists what is"

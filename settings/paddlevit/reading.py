@@ -15,7 +15,8 @@ what else the family's code decides, are in the YAML files of configs/paddlevit.
 - DIFFERS: in what PaddleViT's training differs from this toolkit's (``difference_lines``).
 
 ``NAME_2021.yaml`` has the keys by their names of 2021. A model's file belongs to the newest of its
-family's files that has all of its keys.
+family's files that has all of its keys. ``segmentation.yaml`` has the keys of all models for
+segmentation, whose files have no MODEL.TYPE (``settings.paddlevit.segmentation``).
 """
 
 import functools
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 from errors import InputError
 from settings.configuration import CONFIG_DIR, Configuration, leaves
 from settings.documents import read_yaml
+from settings.paddlevit import segmentation
 from settings.paddlevit.models import of_models
 from settings.values import parse_value, quoted
 
@@ -183,8 +185,15 @@ def read(
     """
     if is_family(path, content):
         family = _read_family(path.stem)
+        if family.name == segmentation.NAME:
+            raise InputError(
+                f"{path}: it has PaddleViT's defaults, which name no model; give PaddleViT's file of"
+                " a model, without BASE"
+            )
         values, _ = _translate(family, {}, path)
         return Reading(family.name, values), ""
+    if "BASE" not in content and segmentation.is_segmentation(own):
+        return _read_segmentation(path, own)
     family, foreign = _family_of(content, own)
     if family is None:
         # If a key is neither toolkit's, the caller reports it as unknown.
@@ -201,12 +210,29 @@ def read(
         for key, value in values.items()
         if key not in own_keys and family_values.get(key) == value
     )
+    return Reading(family.name, values, defaults), _note(path, family, ignored)
+
+
+def _read_segmentation(path: Path, own: dict[str, Any]) -> tuple[Reading, str]:
+    """Returns what ``read`` does of a file for segmentation."""
+    family = _read_family(segmentation.NAME)
+    segmentation.check_keys(path, own, family.defaults)
+    values, keys_read = segmentation.translate(_settings_of(family, own, path), path)
+    return Reading(family.name, values), _note(path, family, sorted(own.keys() - keys_read))
+
+
+def _note(path: Path, family: Family, ignored: list[str]) -> str:
+    """Returns the line for the log about a file.
+
+    Args:
+        ignored: the file's keys that have no effect.
+    """
     note = (
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{family.name}.yaml"
     )
     if ignored:
         note += f"; of no effect there, and ignored: {', '.join(ignored)}"
-    return Reading(family.name, values, defaults), note
+    return note
 
 
 def _check_unambiguous(
@@ -278,12 +304,7 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
     Raises:
         InputError: PaddleViT takes a value that this toolkit doesn't have.
     """
-    settings = {
-        key: parse_value(value) if isinstance(value, str) else value
-        for key, value in (family.defaults | own).items()
-    }
-    for key in own:
-        _check_kind(key, settings[key], family.defaults[key], path)
+    settings = _settings_of(family, own, path)
     of_task: dict[str, Any] = {}
     # It is True in PaddleViT's defaults, which hold for files of fine-tunings, too.
     if "MODEL.MAE_PRETRAIN" in own and settings["MODEL.MAE_PRETRAIN"]:
@@ -309,6 +330,21 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
     if of_task:
         idle -= _MAE_KEYS.keys()
     return values | family.here | of_task, sorted((idle | unused) & own.keys())
+
+
+def _settings_of(family: Family, own: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the values of all keys of a file, its family's where it has none of its own.
+
+    Raises:
+        InputError: one is of another kind than the family's.
+    """
+    settings = {
+        key: parse_value(value) if isinstance(value, str) else value
+        for key, value in (family.defaults | own).items()
+    }
+    for key in own:
+        _check_kind(key, settings[key], family.defaults[key], path)
+    return settings
 
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
@@ -379,6 +415,13 @@ def difference_lines(name: str, config: Configuration) -> list[str]:
         )
     if "decay" in differs and not train.DECAY_ALL:
         differences.append("decays biases, norms and tokens too (TRAIN.DECAY_ALL True)")
+    if "iterations" in differs:
+        differences.append(
+            "counts steps instead of epochs, so n processes train n times as long"
+            " (TRAIN.NUM_EPOCHS is for one)"
+        )
+    if "exchanged" in differs and train.CROP == "scale_jitter":
+        differences.append("exchanges both sides as it resizes training images (no key)")
     if train.MODEL_EMA and train.MODEL_EMA_WARMUP:
         differences.append("has no warm-up of the average (TRAIN.MODEL_EMA_WARMUP False)")
     if (train.AUTO_AUGMENT or "").startswith("rand"):

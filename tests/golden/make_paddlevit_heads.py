@@ -123,7 +123,58 @@ def topformer(folder: Path) -> tuple[nn.Layer, tuple[int, int]]:
     return TopFormer(encoder, decoder), (50, 70)
 
 
-MODELS = {"segformer": segformer, "topformer": topformer}
+class Trans2Seg(nn.Layer):
+    """What PaddleViT's ``Trans2Seg`` computes of its encoder's maps, likewise.
+
+    It takes images, of which it makes such maps.
+    """
+
+    def __init__(self, folder: Path, places: int) -> None:
+        super().__init__()
+        transformers = import_from(folder, "backbones.trans2seg_transformer")
+        # The decoder's file reads this from a package that gathers others.
+        sys.modules["src.models.backbones"].expand = transformers.expand
+        decoders = import_from(folder, "decoders.trans2seg_head")
+        sizes = {"embed_dim": 16, "depth": 3, "num_heads": 4, "mlp_ratio": 3.0}
+        self.hybrid_embed = decoders.HybridEmbed(24, 16)
+        self.transformer_encoder = transformers.TransformerEncoder(num_patches=places, **sizes)
+        self.transformer_decoder = transformers.TransformerDecoder(
+            nclass=5, decoder_feat_HxW=places, **sizes
+        )
+        for block in self.transformer_decoder.blocks_decoder:
+            # It has 1,024 places there, whatever the images' size.
+            block.norm4 = nn.LayerNorm(places)
+        options = {"EMBED_DIM": 16, "NUM_HEADS": 4}
+        self.cnn_head = decoders.CNNHEAD(options, c1_channels=12, hid_dim=8)
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Returns the logits before they are resized to the images' size."""
+        fine, coarse = trans2seg_maps(images)
+        batch, _, height, width = coarse.shape
+        _, places = self.transformer_encoder.forward_encoder(self.hybrid_embed(coarse))
+        scores = self.transformer_decoder.forward_decoder(places)[-1]
+        maps = places.reshape([batch, height, width, -1]).transpose([0, 3, 1, 2])
+        expand = sys.modules["src.models.backbones"].expand
+        scores = scores.reshape([batch * 5, 4, height, width])
+        x = paddle.concat([expand(maps, 5), scores], 1)
+        return self.cnn_head(x, fine, 5, batch)
+
+
+def trans2seg_maps(images: paddle.Tensor) -> list[paddle.Tensor]:
+    """Returns maps [B, 12, 18, 18] and [B, 24, 5, 5] that depend on the images."""
+    factor = 1 + images.mean([1, 2, 3], keepdim=True)
+    batch = images.shape[0]
+    return [
+        paddle.to_tensor(values(name, (batch, *shape))) * factor
+        for name, shape in (("fine", (12, 18, 18)), ("coarse", (24, 5, 5)))
+    ]
+
+
+def trans2seg(folder: Path) -> tuple[nn.Layer, tuple[int, int]]:
+    return Trans2Seg(folder, 25), (72, 72)
+
+
+MODELS = {"segformer": segformer, "topformer": topformer, "trans2seg": trans2seg}
 
 
 def write(name: str, folder: Path) -> None:

@@ -114,6 +114,8 @@ def graph(variant, flash=True):
         small |= {"parallel_depth": 2, "embed_dims": [16, 32, 32, 32]}
     if config.MODEL.TYPE.lower() == "volo":  # all but the first stage have one width
         small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
+    if config.MODEL.TYPE.lower() == "topformer":  # a number for each of its five blocks
+        small |= {"kernel_size": [3, 3, 3, 5, 3], "expand_ratio": [1, 4, 3, 3, 6]}
     # a graph can't change parameters in place
     small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}

@@ -125,6 +125,15 @@ def test_a_wrong_option_is_one_line_that_names_the_word(words, message):
             "-teacher_model_path=r.pdparams",
             "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH r.pdparams",
         ),
+        ("--config setr.yaml", "-cfg=setr.yaml"),
+        ("--model_path s.pdparams", "-eval -pretrained=s.pdparams"),
+        (
+            "--multi_scales True",
+            "-o METHOD.SCALES '[0.5,0.75,1.0,1.25,1.5,1.75]' METHOD.FLIP True",
+        ),
+        ("--pretrained_backbone b.pdparams", "-pretrained=b.pdparams"),
+        ("--img_dir ./img", "python tools/predict.py CHECKPOINT ./img -format masks -output DIR"),
+        ("--results_dir ./out", "-output=./out"),
         # others'
         ("--TRAIN.NUM_EPOCHS 3", "-o TRAIN.NUM_EPOCHS 3"),
         ("--gpus 0,1", "CUDA_VISIBLE_DEVICES=0,1 before the command"),
@@ -223,8 +232,9 @@ def test_mae_pretrain_of_another_task_is_one_line(tmp_path, monkeypatch, words, 
 def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
     for target in suggestions._FOREIGN:
         key, *value = target.split()
-        assert key in KEYS or target.startswith(("-cfg=", "CUDA_VISIBLE_DEVICES="))
-        if len(value) == 1:
+        words = ("-cfg=", "-eval", "CUDA_VISIBLE_DEVICES=", "python tools/predict.py ")
+        assert key in KEYS or target.startswith(words)
+        if key in KEYS and len(value) == 1:
             get_config(None, [key, *value])
     names = [name for listed in suggestions._FOREIGN.values() for name in listed.split()]
     assert len(names) == len(set(names))

@@ -108,10 +108,23 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         token, position = same_shape(arrays["cls_token"], position, "cls_token and its position")
         arrays["cls_token"] = np.add(token, position)
         arrays["reg_token"] = arrays.pop("register_tokens")
+    if "cls_token" in arrays and "pos_embed" in wanted and "cls_token" not in wanted:
+        arrays = _without_tokens_position(arrays)
     kernel = arrays.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
         arrays["patch_embed.proj.weight"] = _convolution(kernel.T if layout == "paddle" else kernel)
     return arrays
+
+
+def _without_tokens_position(arrays: Arrays) -> Arrays:
+    """Returns the arrays without the position of a class token that the model doesn't have.
+
+    The token itself stays, for the model to refuse it, or MODEL.PRETRAINED_ALLOW to leave it out.
+    """
+    positions = arrays.get("pos_embed")
+    if positions is None or positions.ndim != 3 or not _is_square(positions.shape[1] - 1):
+        return arrays
+    return arrays | {"pos_embed": np.split(positions, [1], axis=1)[1]}
 
 
 def _reads_two_tokens(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> bool:
