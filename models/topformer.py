@@ -156,7 +156,7 @@ class TopFormer(ImageModel):
         mlp_ratio: hidden width of the blocks' MLPs over their input's.
         pool_stride: how many places of the last stage along a side make one place for the
             attention, over all stages' maps averaged; 1 for small images, as in the paper's
-            classifier.
+            pre-training.
         dropout: rate in the blocks' MLPs.
         droppath: rate of stochastic depth of the last block of attention; rates grow linearly from
             0 at the first.

@@ -483,3 +483,41 @@ def from_windows(
 ) -> paddle.Tensor:
     """The inverse of ``into_windows``, for maps of ``shape``."""
     return _run("vit_blocks", x, shape, window, shift, True)[0]
+
+
+def resize(x: paddle.Tensor, size: Sequence[int], align_corners: bool) -> paddle.Tensor:
+    """Maps x [B, C, h, w] resized bilinearly: [B, C, *size].
+
+    With ``align_corners``, the middles of the corners' places coincide, instead of their corners.
+    """
+    height, width = size
+    return _run("vit_resize", x, x.shape[2:], int(height), int(width), align_corners)[0]
+
+
+def pixel_loss(
+    logits: paddle.Tensor,
+    mask: paddle.Tensor,
+    ignored: int,
+    weight: paddle.Tensor | None = None,
+    align_corners: bool = False,
+) -> paddle.Tensor:
+    """The cross-entropy of each image, [B], of logits [B, K, h, w] that are resized bilinearly to
+    the size of a mask [B, H, W], which is uint8 or int32.
+
+    It is the mean over the pixels whose class isn't ``ignored``, weighted by their classes' ``weight``
+    [K]. The resized logits are never stored. The gradient is computed together with the loss.
+    """
+    with_gradient = paddle.is_grad_enabled() and not logits.stop_gradient
+    weight = _absent(2) if weight is None else weight
+    options = [ignored, align_corners, with_gradient]
+    return _run("vit_pixel_loss", logits, mask, weight, *options)[0]
+
+
+def pixel_answers(
+    logits: paddle.Tensor, mask: paddle.Tensor, ignored: int, align_corners: bool = False
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """``pixel_loss``, without weights and a gradient, and the classes of the largest resized logits:
+    [B], [B, H, W] int32. Of equal logits, the lowest class is chosen.
+    """
+    loss, answers = _run("vit_pixel_answers", logits.detach(), mask, ignored, align_corners)
+    return loss, answers

@@ -4,6 +4,7 @@
     python tools/benchmark.py train [--against default|timm] [--processes 1] [-amp]
     python tools/benchmark.py eval [--against timm] [-amp]
     python tools/benchmark.py dino --dino FOLDER --python PATH
+    python tools/benchmark.py segmentation -cfg NAME [--against transformers]
     python tools/benchmark.py zoo [-cfg NAME ...]
     python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
     python tools/benchmark.py scale [--processes 1 2]
@@ -43,6 +44,7 @@ from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
 from tools.benchmarks.loading import loader  # noqa: E402
 from tools.benchmarks.saving import checkpoint  # noqa: E402
+from tools.benchmarks.segmentation import segmentation  # noqa: E402
 from tools.benchmarks.serving import serving  # noqa: E402
 from tools.benchmarks.startup import startup  # noqa: E402
 from tools.benchmarks.training import scale, train  # noqa: E402
@@ -58,6 +60,10 @@ _SUBJECTS = {
     ),
     "dino": (dino, {"cfg": _VIT, "batch_size": 4, "repeats": 5}),
     "eval": (evaluation, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "against": []}),
+    "segmentation": (
+        segmentation,
+        {"cfg": "segformer_b0", "batch_size": 2, "repeats": 3, "against": []},
+    ),
     "zoo": (
         zoo,
         {
@@ -88,6 +94,7 @@ _PEERS = {
     "train": ("default", "timm"),
     "eval": ("timm",),
     "infer": ("timm",),
+    "segmentation": ("transformers",),
     "zoo": ("timm",),
 }
 
@@ -139,7 +146,7 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
             sys.executable,
             str,
             metavar="PATH",
-            help="an interpreter with torch and timm",
+            help="an interpreter with torch and timm, or transformers",
         )
     if "processes" in defaults:
         several: dict[str, Any] = {"nargs": "+"} if isinstance(defaults["processes"], list) else {}
@@ -191,7 +198,7 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
             metavar="PATH",
             help="an interpreter with torch and torchvision",
         )
-    if what in ("dino", "train", "zoo"):
+    if what in ("dino", "segmentation", "train", "zoo"):
         flag("reports", 3, help="of two steps each, after the warm-up")
     if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")

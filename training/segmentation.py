@@ -12,11 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import paddle
 from paddle import nn
 
+import ops
 from datasets import ImageDataset
 from errors import InputError, reporting_memory
 from loading.transforms import Normalize
-from models.heads.base import Head, resized
-from models.heads.windows import Way, pixel_logits
+from models.heads.base import Head
+from models.heads.windows import Way, maps, pixel_logits
 from settings.configuration import Configuration, pair
 from settings.keys import Factor, InTraining, Share, between
 from settings.needs import is_, is_not
@@ -150,7 +151,7 @@ class Segmentation(Task):
 
     def _loss(self, logits: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each image, [B], of logits of any size."""
-        return self.loss(resized(logits, mask.shape[1:]), mask, self.ignored)
+        return self.loss(logits, mask, self.ignored)
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``mIoU``, ``mean_acc``, ``pixel_acc`` (percent), ``num_samples``, and
@@ -176,8 +177,7 @@ class Segmentation(Task):
                 reporting_memory(functools.partial(_memory_advice, mask, self.way)),
             ):
                 images = self.normalize(batch["pixels"])
-                strips = pixel_logits(forward, images, tuple(mask.shape[1:]), self.way)
-                answers, of_images = answers_of_strips(strips, mask, self.ignored)
+                answers, of_images = self._answers(forward, images, mask)
                 losses.append(of_images)
                 for predicted, classes in zip(answers, mask, strict=True):
                     pairs = count_pairs(predicted, classes, outputs, self.ignored)
@@ -200,6 +200,17 @@ class Segmentation(Task):
             metrics |= boundary_metrics(sums[outputs * outputs :].reshape(3, outputs), names)
         loss = math.fsum(everyones) / len(everyones)
         return {"loss": loss, **metrics, "num_samples": len(everyones)}
+
+    def _answers(
+        self, forward: Callable[..., Any], images: paddle.Tensor, mask: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns the answers [B, H, W] int64, and the cross-entropy of each image, [B]."""
+        if self.way.has_one_view and ops.usable(images):
+            logits = maps(forward, images, self.way.window, self.way.stride).astype("float32")
+            losses, answers = ops.pixel_answers(logits, mask, self.ignored)
+            return answers.astype("int64"), losses
+        strips = pixel_logits(forward, images, tuple(mask.shape[1:]), self.way)
+        return answers_of_strips(strips, mask, self.ignored)
 
 
 def _memory_advice(mask: paddle.Tensor, way: Way) -> str:

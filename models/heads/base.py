@@ -16,6 +16,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
+import ops
 from models.base import ImageModel
 from models.heads.graph_resize import resized_in_graph
 from models.layers.init import init_convolution
@@ -152,4 +153,6 @@ def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> padd
         return resized_in_graph(maps, size, align_corners)
     if list(maps.shape[2:]) == list(size):
         return maps
+    if ops.usable(maps):
+        return ops.resize(maps, size, align_corners)
     return F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)

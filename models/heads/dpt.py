@@ -13,6 +13,7 @@ from models.layers.activations import gelu, relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
+from models.layers.drop import ChannelDropout
 from models.layers.layout import channels_first, channels_last
 from models.layers.linear import Linear
 from settings.keys import Rate, Size
@@ -125,7 +126,7 @@ class Classifier(nn.Layer):
     def __init__(self, dim: int, num_classes: int, dropout: float) -> None:
         super().__init__()
         self.conv = ConvNorm(dim, dim, 3, relu)
-        self.dropout = nn.Dropout2D(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.classifier = Conv2D(dim, num_classes, 1)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

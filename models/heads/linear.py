@@ -8,6 +8,7 @@ from paddle import nn
 from models.heads.base import Head, Maps, resized
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
+from models.layers.drop import ChannelDropout
 from settings.keys import Rate
 from settings.registry import heads
 
@@ -31,7 +32,7 @@ class LinearHead(Head):
         super().__init__()
         channels = sum(maps.channels)
         self.norm = BatchNorm2D(channels) if batch_norm else nn.Identity()
-        self.dropout = nn.Dropout2D(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.classifier = Conv2D(channels, num_classes, 1)
 
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor:

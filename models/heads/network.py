@@ -78,7 +78,8 @@ class SegmentationModel(EncoderNetwork):
         logits = resized(
             self.decode_head(features), images.shape[2:], self.decode_head.align_corners
         )
-        return logits[:, :, :height, :width]
+        # A slice of all of them would be a copy.
+        return logits if self.multiple == 1 else logits[:, :, :height, :width]
 
     def classifier_names(self) -> tuple[str, ...]:
         return tuple(_HEAD + name for name in self.decode_head.classifier_names())

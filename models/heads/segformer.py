@@ -9,7 +9,9 @@ from models.layers.activations import relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
+from models.layers.drop import ChannelDropout
 from models.layers.init import init_as_torch, init_convolution
+from models.layers.scale import add_branch
 from settings.keys import Rate, Size
 from settings.registry import heads
 
@@ -51,7 +53,7 @@ class SegFormerHead(Head):
             self.projections.append(projection)
             self.fuse.append(Conv2D(fused_channels, fused_channels, 1, bias_attr=False))
         self.norm = BatchNorm2D(fused_channels)
-        self.dropout = nn.Dropout2D(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.classifier = Conv2D(fused_channels, num_classes, 1)
         self.projections.apply(init_convolution if map_batch_norms else init_as_torch)
         self.fuse.apply(init_convolution)
@@ -62,5 +64,5 @@ class SegFormerHead(Head):
         fused = [fuse(project(x)) for x, (project, fuse) in zip(features, layers, strict=True)]
         x = fused[0]
         for each in fused[1:]:
-            x = x + resized(each, x.shape[2:])
+            x = add_branch(x, resized(each, x.shape[2:]))
         return self.classifier(self.dropout(self.norm(x, relu)))

@@ -14,7 +14,9 @@ from models.layers.activations import gelu, relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.conv_norm import ConvNorm
+from models.layers.drop import ChannelDropout
 from models.layers.linear import ChannelNorm
+from models.layers.scale import add_branch
 from settings.keys import Epsilon, Rate, Size
 from settings.registry import heads
 
@@ -80,7 +82,7 @@ class FCNHead(nn.Layer):
     def __init__(self, in_dim: int, dim: int, num_classes: int, dropout: float) -> None:
         super().__init__()
         self.conv = ConvNorm(in_dim, dim, 3, relu)
-        self.dropout = nn.Dropout2D(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.classifier = Conv2D(dim, num_classes, 1)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -137,7 +139,7 @@ class UPerNet(Head):
         self.lateral_convs = nn.LayerList(ConvNorm(channels, dim, 1, relu) for channels in others)
         self.fpn_convs = nn.LayerList(ConvNorm(dim, dim, 3, relu) for _ in others)
         self.fpn_bottleneck = ConvNorm(len(maps.channels) * dim, dim, 3, relu)
-        self.dropout = nn.Dropout2D(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.classifier = Conv2D(dim, num_classes, 1)
         self.auxiliary = None
         if auxiliary:
@@ -171,7 +173,7 @@ class UPerNet(Head):
         # From the last map upwards: each map is added to what the next one became.
         outputs = [x]
         for i in reversed(range(len(others))):
-            x = self.lateral_convs[i](others[i]) + resized(x, others[i].shape[2:])
+            x = add_branch(self.lateral_convs[i](others[i]), resized(x, others[i].shape[2:]))
             outputs.append(self.fpn_convs[i](x))
         size = outputs[-1].shape[2:]
         joined = [resized(output, size) for output in outputs[::-1]]

@@ -39,6 +39,11 @@ class Way(NamedTuple):
     scales: Sequence[float] = (1.0,)
     flip: bool = False
 
+    @property
+    def has_one_view(self) -> bool:
+        """Whether an image is computed once, at its own size."""
+        return not self.flip and list(self.scales) == [1.0]
+
 
 def pixel_logits(
     forward: Forward, images: paddle.Tensor, size: tuple[int, int], way: Way

@@ -1,9 +1,9 @@
-"""Stochastic depth and patch dropout."""
+"""Stochastic depth, and dropout of channels and patches."""
 
 import paddle
 from paddle import nn
 
-from models.layers.scale import add_branch, times_samples
+from models.layers.scale import add_branch, scale_planes, times_samples
 
 
 class DropPath(nn.Layer):
@@ -35,6 +35,27 @@ class DropPath(nn.Layer):
             return None
         keep = 1.0 - self.drop_prob
         return paddle.bernoulli(paddle.full([x.shape[0]], keep, dtype="float32")) / keep
+
+
+class ChannelDropout(nn.Layer):
+    """Dropout of whole channels, as torch's ``Dropout2d``, in one pass on a CPU.
+
+    In training each channel of each image becomes 0 with probability ``drop_prob``. The channels
+    that stay are divided by 1 - drop_prob.
+
+    Shape: [B, C, H, W] -> the same.
+    """
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.drop_prob == 0.0 or not self.training:
+            return x
+        keep = 1.0 - self.drop_prob
+        factors = paddle.bernoulli(paddle.full([*x.shape[:2], 1, 1], keep, dtype="float32")) / keep
+        return scale_planes(x, factors.astype(x.dtype))
 
 
 class PatchDropout(nn.Layer):

@@ -12,6 +12,7 @@ import ops
 from models import create_model
 from models.layers import Attention, DropPath, LayerNorm, PatchDropout, linear
 from models.layers.conv import Conv2D, MaxPool2D
+from models.layers.drop import ChannelDropout
 from models.layers.relative import RelativePositionBias
 
 
@@ -241,3 +242,18 @@ def test_max_pooling_is_in_float32_and_gives_its_inputs_type():
     with mock.patch.object(nn.MaxPool2D, "forward", side_effect=lambda layer, x: x) as called:
         assert pool(images.astype("bfloat16")).dtype == paddle.bfloat16
     assert called.call_args.args[1].dtype == paddle.float32
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_channel_dropout_drops_whole_channels(compiled, compiled_operators):
+    ops.enable(compiled)
+    paddle.seed(0)
+    layer = ChannelDropout(0.25)
+    x = paddle.full([4, 500, 2, 3], 3.0)
+    out = layer(x).numpy().reshape(2000, 6)
+    assert (out == out[:, :1]).all()
+    assert {round(float(value), 5) for value in out[:, 0]} == {0.0, 4.0}
+    # 2,000 draws: four deviations of the share are 0.04.
+    assert abs((out[:, 0] == 0).mean() - 0.25) < 0.04
+    layer.eval()
+    assert layer(x) is x

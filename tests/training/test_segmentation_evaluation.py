@@ -19,9 +19,10 @@ from errors import RunError
 from loading.transforms import Normalize
 from models.heads import windows
 from settings.registry import tasks
-from training import engine, segmentation
+from training import engine
 from training.pixel_metrics import count_boundaries, count_pairs, image_outcome, metrics_of
 from training.predictions import write, write_confusion
+from training.segmentation import Segmentation
 from utils import rank, world_size
 
 
@@ -304,7 +305,7 @@ def test_tables_have_a_row_for_each_image_and_class(data, tmp_path):
 
 def test_an_image_that_is_too_large_is_an_error_of_one_line(data, monkeypatch):
     monkeypatch.setattr(utils, "free_memory", lambda: 0)
-    monkeypatch.setattr(segmentation, "pixel_logits", lambda *_: [paddle.zeros([1 << 31])])
+    monkeypatch.setattr(Segmentation, "_answers", lambda *_: paddle.zeros([1 << 31]))
     with pytest.raises(RunError) as caught:
         evaluated(data)
     assert "HEAD.STRIDE computes it in windows, or lower DATA.IMAGE_SIZE" in str(caught.value)

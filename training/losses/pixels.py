@@ -9,6 +9,8 @@ from typing import Literal
 
 import paddle
 
+import ops
+from models.heads.base import resized
 from training.losses.softmax import log_softmax
 
 # Added to both sums of the Dice coefficient (``_dice_losses``).
@@ -54,10 +56,13 @@ class PixelLoss:
         """Returns the loss of each image: [B] float32.
 
         Args:
-            logits: [B, K, H, W].
+            logits: [B, K, rows, columns], which are resized bilinearly to the mask's size.
             mask: [B, H, W], the pixels' classes.
             ignored: the index of pixels without a class.
         """
+        if self.kind == "cross_entropy" and not self.dice and ops.usable(logits):
+            return ops.pixel_loss(logits, mask, ignored, self.weight)
+        logits = resized(logits, mask.shape[1:])
         labels = mask.astype("int64")
         known = labels != ignored
         labels = paddle.where(known, labels, paddle.zeros_like(labels))
