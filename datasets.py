@@ -326,6 +326,11 @@ def _datasets_of_masks(
     outputs = config.MODEL.NUM_CLASSES
     if outputs == "auto":
         count = len(trained or classes)
+        if not count:
+            raise InputError(
+                "MODEL.NUM_CLASSES is 'auto', and neither the masks nor the weights name their"
+                " classes; give their number"
+            )
         config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=count)
     elif classes and len(classes) != outputs:
         if is_users(config, "MODEL.NUM_CLASSES"):

@@ -49,12 +49,14 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     from inference.visualization.draw import sheet
     from models.pretrained import with_preprocessing
     from settings.registry import tasks
-    from settings.tasks import view_columns
+    from settings.tasks import answers_of, view_columns
 
     config, train, val = get_datasets(with_preprocessing(config))
     if train is None:
         raise InputError("an evaluation has no training images; leave out -eval (EVAL)")
     columns = _COLUMNS
+    if answers_of(config.TASK) == "pixels":
+        tasks.choose(config)(config, val.classes).prepare_data(val, "val")
     if view_columns(config.TASK):
         train.views = tasks.choose(config)(config, train.classes).views
         training = view_panels(config, train, epoch, count)

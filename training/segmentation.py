@@ -15,6 +15,7 @@ from paddle import nn
 import ops
 from datasets import ImageDataset
 from errors import InputError, reporting_memory
+from loading.mask_tables import plain_table
 from loading.transforms import Normalize
 from models.heads.base import Head
 from models.heads.windows import Way, maps, pixel_logits
@@ -118,7 +119,12 @@ class Segmentation(Task):
 
     def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
         super().prepare_data(dataset, mode)
-        self.ignored = dataset.masks[MASK].ignored
+        masks = dataset.masks[MASK]
+        self.ignored = masks.ignored
+        if masks.table is None:
+            # Shards that another program packed: a value that is no class has to be an error.
+            table = plain_table(self.config.MODEL.NUM_CLASSES, masks.ignored)
+            dataset.masks[MASK] = masks._replace(table=table)
         if mode == "val":
             dataset.keep_sizes()
 

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import paddle
+from PIL import Image
 
 from config import with_values
 from datasets import ImageDataset, get_dataloader
+from inference.map_pictures import overlay
 from inference.visualization.draw import Panel, enlarge
-from loading.transforms import BatchTransform, Normalize
+from loading.transforms import BatchTransform, Normalize, visible
 from settings.configuration import Configuration
 from settings.needs import float_pixels
 from settings.tasks import answers_of
@@ -33,6 +35,8 @@ def training_panels(
         count: the number of images.
     """
     batch = _first_batch(config, dataset, epoch)
+    if answers_of(config.TASK) == "pixels":
+        return _mask_panels(config, batch, count)
     if "labels" not in batch:
         normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         return _panels(config, normalize(batch["pixels"][:count]))
@@ -90,6 +94,9 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     panels = []
     for batch in loader:
+        if answers_of(config.TASK) == "pixels":
+            panels += _mask_panels(config, batch, 1)
+            continue
         titles = ()
         if "labels" in batch:
             labels = batch["labels"].numpy()
@@ -98,6 +105,20 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
             titles = _titles(labels.astype(np.float32), dataset.classes)
         panels += _panels(config, normalize(batch["pixels"]), titles)
     loader.close()
+    return panels
+
+
+def _mask_panels(config: Configuration, batch: dict[str, paddle.Tensor], count: int) -> list[Panel]:
+    """Returns the first images of a batch under the colours of their masks."""
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    pixels = unnormalize(config, normalize(batch["pixels"][:count]))
+    panels = []
+    for image, mask in zip(pixels, batch["mask"][:count].numpy(), strict=True):
+        shown = image if image.dtype == np.uint8 and image.shape[2] in (1, 3) else visible(image)
+        picture = Image.fromarray(shown if shown.shape[2] == 3 else shown[:, :, 0])
+        # An evaluation resizes images, and not their masks.
+        picture = picture.resize(mask.shape[::-1])
+        panels.append(Panel("", enlarge(np.asarray(overlay(picture, mask)))))
     return panels
 
 
