@@ -1,12 +1,12 @@
-"""Makes a small dataset for segmentation: shapes drawn over photographs, with their masks.
+"""Makes a small dataset for segmentation: patterned shapes over photographs, with their masks.
 
-    python tools/make_shapes.py -output DIR [--count 320] [--seed 0]
+    python tools/make_shapes.py -output DIR [--count 1000] [--seed 0]
 
 The images are crops of the photographs that scikit-learn bundles (and scikit-image, if it is
-installed), with sides of 80 to 160 pixels, as PNG. Up to three circles, triangles and squares of
-random colours, sizes and angles lie on each; later ones cover earlier ones. The layout is that of
--dataset=masks, and every fifth image is for validation. The same sources, count, seed and Pillow
-make the same bytes.
+installed), with sides of 80 to 160 pixels, as PNG. Up to three shapes of random colours, sizes and
+angles lie on each: circles, triangles and squares; later ones cover earlier ones. Their class is
+their pattern: stripes, checks or dots. The layout is that of -dataset=masks, and every fifth image
+is for validation. The same sources, count, seed and Pillow make the same bytes.
 """
 
 import sys
@@ -26,7 +26,9 @@ from launch.files import making_folder  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 from tools.make_photographs import photographs  # noqa: E402
 
-CLASSES = ("background", "circle", "triangle", "square")
+CLASSES = ("background", "stripes", "checks", "dots")
+# The corners of a triangle, a square, and of what looks like a circle.
+_CORNERS = (3, 4, 64)
 _LEAST_SIDE = 80
 _MOST_SIDE = 160
 _MOST_SHAPES = 3
@@ -44,21 +46,43 @@ def draw(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Image, Ima
     top = rng.uniform(0, max(0, image.height - share * height))
     right = min(image.width, left + share * width)
     bottom = min(image.height, top + share * height)
-    box = (left, top, right, bottom)
-    picture = image.resize((width, height), Image.Resampling.LANCZOS, box)
+    picture = image.resize((width, height), Image.Resampling.LANCZOS, (left, top, right, bottom))
     mask = Image.new("L", picture.size)
     for _ in range(rng.integers(1, _MOST_SHAPES + 1)):
         label = int(rng.integers(1, len(CLASSES)))
-        radius = rng.uniform(0.12, 0.3) * min(width, height)
-        centre = rng.uniform(radius / 2, [width - radius / 2, height - radius / 2])
-        corners = {"circle": 64, "triangle": 3, "square": 4}[CLASSES[label]]
-        angles = rng.uniform(0, 2 * np.pi) + np.arange(corners) * 2 * np.pi / corners
-        outline = centre + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
-        points = [tuple(point) for point in outline]
-        color = tuple(rng.integers(0, 256, 3).tolist())
-        ImageDraw.Draw(picture).polygon(points, fill=color)
-        ImageDraw.Draw(mask).polygon(points, fill=label)
+        shape = Image.new("1", picture.size)
+        ImageDraw.Draw(shape).polygon(outline(width, height, rng), fill=1)
+        picture.paste(pattern(CLASSES[label], width, height, rng), mask=shape)
+        mask.paste(label, mask=shape)
     return picture, mask
+
+
+def outline(width: int, height: int, rng: np.random.Generator) -> list[tuple[float, float]]:
+    """Returns the corners of a random shape in an image of ``width`` x ``height``."""
+    radius = rng.uniform(0.15, 0.35) * min(width, height)
+    centre = rng.uniform(radius / 2, [width - radius / 2, height - radius / 2])
+    corners = rng.choice(_CORNERS)
+    angles = rng.uniform(0, 2 * np.pi) + np.arange(corners) * 2 * np.pi / corners
+    points = centre + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
+    return [(float(x), float(y)) for x, y in points]
+
+
+def pattern(name: str, width: int, height: int, rng: np.random.Generator) -> Image.Image:
+    """Returns an image of a pattern in two random colours, at a random angle."""
+    angle = rng.uniform(0, 2 * np.pi)
+    period = rng.uniform(6, 9)
+    y, x = np.mgrid[:height, :width] / period
+    along = x * np.cos(angle) + y * np.sin(angle)
+    across = y * np.cos(angle) - x * np.sin(angle)
+    if name == "stripes":
+        is_dark = along % 1 < 0.5
+    elif name == "checks":
+        is_dark = (along % 1 < 0.5) != (across % 1 < 0.5)
+    else:
+        is_dark = (along % 1 - 0.5) ** 2 + (across % 1 - 0.5) ** 2 < 0.3**2
+    dark = rng.integers(0, 128, 3)
+    light = rng.integers(128, 256, 3)
+    return Image.fromarray(np.where(is_dark[:, :, None], dark, light).astype(np.uint8))
 
 
 def write(output: Path, count: int, seed: int) -> str:
@@ -91,7 +115,7 @@ def write(output: Path, count: int, seed: int) -> str:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("-output", "--output", required=True, type=Path, help="the folder to make")
-    parser.add_argument("-count", "--count", type=int, default=320, help="images")
+    parser.add_argument("-count", "--count", type=int, default=1000, help="images")
     parser.add_argument("-seed", "--seed", type=int, default=0)
     arguments = parser.parse_args()
     print(write(arguments.output, arguments.count, arguments.seed))
