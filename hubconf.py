@@ -18,7 +18,7 @@ import sys
 import types
 import typing
 
-dependencies = ["paddle", "numpy", "yaml", "yacs", "tqdm"]
+dependencies = ["paddle", "numpy", "yaml", "yacs", "tqdm", "scipy"]
 _ROOT = pathlib.Path(__file__).resolve().parent
 _NAME = "paddle_vit_toolkit"
 

@@ -10,16 +10,20 @@ from the left two thirds of each picture are for training, those of the right th
 import sys
 from pathlib import Path
 
+# Python only looks in examples/, the folder of this program.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# First: it reports packages that aren't installed.
+from errors import reporting
+
+# isort: split
 import numpy as np
+from PIL import Image
 from scipy import ndimage
 from skimage import color, data, filters, morphology
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from PIL import Image  # noqa: E402
-
-from launch.files import making_folder  # noqa: E402
+from launch.files import making_folder
+from settings.parser import Parser
 
 CLASSES = ("background", "coin", "nucleus", "stain", "ink")
 TILE = 96
@@ -51,7 +55,10 @@ def page() -> tuple[np.ndarray, np.ndarray]:
     return picture, 4 * (picture < filters.threshold_sauvola(picture, 25))
 
 
-def main(target: Path) -> None:
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("target", metavar="DIR", type=Path, help="the folder to make")
+    target = parser.parse_args().target
     count = 0
     with making_folder(target) as folder:
         for part in ("train", "val"):
@@ -73,4 +80,5 @@ def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with reporting():
+        main()

@@ -62,7 +62,7 @@ _SUBJECTS = {
     "eval": (evaluation, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "against": []}),
     "segmentation": (
         segmentation,
-        {"cfg": "segformer_b0", "batch_size": 2, "repeats": 3, "against": []},
+        {"cfg": "segformer_b0_ade20k", "batch_size": 2, "repeats": 3, "against": []},
     ),
     "zoo": (
         zoo,

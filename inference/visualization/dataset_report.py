@@ -11,8 +11,11 @@ from errors import RunError
 from inference.visualization.draw import png
 from loading.check.findings import Finding, ReadableImages, have_labels, image_name, table
 from loading.check.images import SIDE, CheckedImages, picture
+from loading.check.mask_findings import usable_masks
+from loading.check.masks import read_mask
 from loading.class_names import class_name
 from loading.label_sets import every_label
+from loading.mask_tables import class_colors
 from loading.transforms.orientation import TURNS
 from training.pages import page
 from training.pages.page import text
@@ -26,6 +29,11 @@ _BARS = 40
 _GRID = 24
 _ACROSS = 6
 _TILE = 112
+# The images that are shown under their masks, the pixels along a side of each, and the classes whose
+# colours are named.
+_MASKED = 8
+_MASKED_SIDE = 256
+_LEGEND = 24
 # The most rows of the table of classes.
 _ROWS = 500
 _COLOURS = {"train": "#3465a4", "val": "#d9822b"}
@@ -72,6 +80,8 @@ def write_report(file: Path, checked: DatasetReport) -> Path:
         "Some of the images": lambda axis: _show(axis, _tiles(checked)),
     }
     pages = [(title, _figure({title: draw})) for title, draw in drawings.items()]
+    for column in next(iter(checked.parts.values())).masks:
+        pages.append((f"Some of the images under their masks ({column})", _masks(checked, column)))
     if checked.alike:
         pages.append(("Images that look alike, side by side", png(_twins(checked))))
     picture_file = file.with_suffix(".png")
@@ -227,6 +237,64 @@ def _tiles(checked: DatasetReport) -> np.ndarray:
     return np.concatenate([np.concatenate(row, 1) for row in rows])
 
 
+def _masks(checked: DatasetReport, column: str) -> bytes:
+    """Returns a PNG of some images, each beside the same under its mask, with the classes' colours."""
+    part = next(iter(checked.parts.values()))
+    masks = part.masks[column]
+    usable = np.flatnonzero(part.records["readable"] & usable_masks(masks))
+    chosen = np.sort(np.random.default_rng(0).permutation(usable)[:_MASKED])
+    colors = class_colors(len(masks.pixels))
+    colors[masks.kind.ignored] = 255
+    pairs = [_masked(checked, part, column, place, colors) for place in chosen.tolist()]
+    if len(pairs) % 2 or not pairs:
+        pairs.append(np.full((_MASKED_SIDE, 2 * _MASKED_SIDE, 3), 255, np.uint8))
+    rows = [np.concatenate(pairs[start : start + 2], 1) for start in range(0, len(pairs), 2)]
+    drawn = figure(10, 2.6 * len(rows) + 1)
+    axis = drawn.add_subplot(1, 1, 1)
+    _show(axis, np.concatenate(rows))
+    order = np.argsort(-masks.pixels, kind="stable")[:_LEGEND].tolist()
+    classes = part.source.classes if masks.kind.classes else ()
+    for index in order:
+        if not masks.pixels[index]:
+            continue
+        name = class_name(classes, index) if classes else str(index)
+        if index == masks.kind.ignored:
+            name = "ignored"
+        axis.plot([], [], "s", color=colors[index] / 255, label=shorten(name), mec="#888888")
+    if masks.pixels.any():
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=6, fontsize=8, frameon=False)
+    return figure_png(drawn)
+
+
+def _masked(
+    checked: DatasetReport, part: CheckedImages, column: str, place: int, colors: np.ndarray
+) -> np.ndarray:
+    """Returns two tiles beside each other: an image, and the same under its mask.
+
+    They are white if a file was changed or removed since it was checked.
+
+    Args:
+        colors: of the indices, [indices, 3] uint8. What is ignored is left as it is.
+    """
+    tile = np.full((_MASKED_SIDE, _MASKED_SIDE, 3), 255, np.uint8)
+    source = part.source.masks[column]
+    image = _upright(part, place, checked)
+    try:
+        mask = read_mask(source, place, checked.most, checked.oriented)
+    except RunError:
+        mask = None
+    if image is None or mask is None or mask.size != image.size:
+        return np.concatenate([tile, tile], 1)
+    image.thumbnail((_MASKED_SIDE - 4, _MASKED_SIDE - 4), Image.Resampling.BOX)
+    indices = np.asarray(mask.resize(image.size, Image.Resampling.NEAREST))
+    pixels = np.asarray(image)
+    # Over grey, so that no colour of the picture is taken for one of a class.
+    grey = np.asarray(image.convert("L"))[:, :, None]
+    blended = (0.4 * grey + 0.6 * colors[indices]).astype(np.uint8)
+    covered = np.where((indices == source.kind.ignored)[:, :, None], pixels, blended)
+    return np.concatenate([_on_tile(each, _MASKED_SIDE) for each in (pixels, covered)], 1)
+
+
 def _twins(checked: DatasetReport) -> np.ndarray:
     """Returns a picture of pairs of images that look alike, two pairs in a row."""
     gap = np.full((_TILE, _TILE // 4, 3), 255, np.uint8)
@@ -243,16 +311,28 @@ def _twins(checked: DatasetReport) -> np.ndarray:
 def _tile(checked: DatasetReport, index: int) -> np.ndarray:
     """Returns an image on a white tile; the tile alone if the image can't be read any more."""
     part = checked.parts[checked.images.modes[checked.images.mode[index]]]
-    place = int(checked.images.place[index])
-    tile = np.full((_TILE, _TILE, 3), 255, np.uint8)
+    image = _upright(part, int(checked.images.place[index]), checked)
+    if image is None:
+        return np.full((_TILE, _TILE, 3), 255, np.uint8)
+    image.thumbnail((_TILE - 4, _TILE - 4), Image.Resampling.BOX)
+    return _on_tile(np.asarray(image), _TILE)
+
+
+def _upright(part: CheckedImages, place: int, checked: DatasetReport) -> Image.Image | None:
+    """Returns an image as it is shown; None if its file was changed or removed since the check."""
     try:
         image = picture(part.source, place, checked.most)[0]
     except RunError:
-        # The file was changed or removed since it was checked.
-        return tile
+        return None
     turn = int(part.records[place]["turn"]) if checked.oriented else 1
-    image = TURNS[turn].image(image.convert("RGB"))
-    image.thumbnail((_TILE - 4, _TILE - 4), Image.Resampling.BOX)
-    left, top = ((_TILE - side) // 2 for side in image.size)
-    tile[top : top + image.height, left : left + image.width] = np.asarray(image)
+    return TURNS[turn].image(image.convert("RGB"))
+
+
+def _on_tile(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Returns pixels [h, w, 3] in the middle of a white tile [side, side, 3]."""
+    tile = np.full((side, side, 3), 255, np.uint8)
+    height, width = pixels.shape[:2]
+    top = (side - height) // 2
+    left = (side - width) // 2
+    tile[top : top + height, left : left + width] = pixels
     return tile

@@ -10,6 +10,7 @@ import pytest
 from conftest import TINY, without, write_images
 from hypothesis import settings
 from support import hostile_files
+from support.mask_files import write_masks
 from support.training_runs import work
 
 from config import get_config
@@ -17,7 +18,7 @@ from datasets import get_datasets
 from errors import InputError, reporting_memory
 from settings.architectures import all_keys, architectures
 from settings.configuration import leaves
-from settings.registry import losses, optimizers, schedules, tasks
+from settings.registry import heads, losses, optimizers, schedules, tasks
 from settings.tasks import columns_of
 from training import engine
 
@@ -32,6 +33,25 @@ SCHEDULE = "TRAIN.LR_SCHEDULER.NAME"
 FOLDER = ["DATA.DATASET", "folder", "DATA.DATA_PATH", "."]
 RGB = ["DATA.IMAGE_CHANNELS", "3", "DATA.IMAGE_SIZE", "32"]
 SETS = ["TASK", "multilabel", "DATA.DATASET", "multilabel_list", "DATA.DATA_PATH", "."]
+# The encoders of heads that don't read a ViT's maps.
+STAGES = ["MODEL.STAGE_DEPTHS", "[1,1,1,1]", "MODEL.EMBED_DIMS", "[8,8,8,8]"]
+ENCODERS = {
+    "segformer": ["MODEL.TYPE", "PVTv2", *STAGES, "MODEL.NUM_HEADS", "[1,1,1,1]"],
+    "upernet": ["MODEL.TYPE", "ConvNeXt", *STAGES],
+    "topformer": ["MODEL.TYPE", "topformer"],
+    "trans2seg": ["MODEL.TYPE", "ResNet", "MODEL.OUTPUT_STRIDE", "16", "HEAD.STRIDE", "32"],
+}
+
+
+def _segmentation(head):
+    """A place of a head for segmentation, on images with masks."""
+    return [
+        *("TASK", "segmentation", "DATA.DATASET", "masks", "DATA.DATA_PATH", "."),
+        *("DATA.CROP_MODE", "squash", "DATA.IMAGE_SIZE", "32"),
+        *("HEAD.NAME", head, *ENCODERS.get(head, ())),
+    ]
+
+
 # Where a key does something; the first of these counts that takes it.
 PLACES = [
     [],
@@ -68,6 +88,11 @@ PLACES = [
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "DATA.CORRUPTION", "fog", *RGB],
     ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],
     *(["TASK", task] for task in tasks.names() if not columns_of(task)),
+    *(_segmentation(head) for head in heads.names()),
+    [*_segmentation("linear"), "METHOD.LOSS", "ohem"],
+    [*_segmentation("linear"), "METHOD.LOSS", "focal"],
+    [*_segmentation("linear"), "TRAIN.CROP", "scale_jitter"],
+    [*_segmentation("linear"), "EVAL", "True", "MODEL.PRETRAINED", "absent"],
     ["TASK", "beit", "METHOD.HEAD_LAYERS", "1"],
     ["TASK", "tokenizer", "METHOD.QUANTIZER", "nearest"],
     ["TASK", "tokenizer", "METHOD.TEACHER", "absent"],
@@ -175,11 +200,12 @@ def read(options):
 
 def base(key, place):
     """The options of a small run at a place where the key is to be set."""
-    other = {"folder", "shards", "multilabel_list"} & set(place)
+    other = {"folder", "shards", "multilabel_list", "masks"} & set(place)
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
     gone += ("MODEL.NUM_CLASSES",) * ("TASK" in place)
+    gone += ("MODEL.",) * ("MODEL.TYPE" in place)
     # 1000 pixels are 15,625 tokens then
     small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]
     return [
@@ -233,7 +259,8 @@ def start(config):
         pass
 
 
-KEYS = [key for key in DEFAULTS if key not in ("BASE", "DATA.LOADER", "TRAIN.DISTILLATION_TYPE")]
+CHOOSERS = ("BASE", "DATA.LOADER", "TRAIN.DISTILLATION_TYPE", "HEAD.NAME")
+KEYS = [key for key in DEFAULTS if key not in CHOOSERS]
 KEYS = [key for key in KEYS if key not in all_keys()]
 
 
@@ -255,6 +282,7 @@ def check_key(key, place):
 @pytest.mark.parametrize("key", KEYS if WHOLE else KEYS[::6])
 def test_no_value_passes_the_checks_and_then_breaks_a_run(key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_masks(tmp_path, train=8, val=4)
     for part in ("train", "val"):
         write_images(tmp_path / part, {"a": 4, "b": 4})
         listed = [

@@ -130,7 +130,11 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
             {"global_pool": "max"},
             "global_pool is 'max', but Swin here has 'avg' alone",
         ),
-        ("resnet18", {"output_stride": 8}, "output_stride is 8, but ResNet here has 32 alone"),
+        (
+            "convnext_tiny",
+            {"output_stride": 8},
+            "output_stride is 8, but ConvNeXt here has 32 alone",
+        ),
         (
             "vit_small_patch16_dinov3",
             {"rope_type": "cat"},

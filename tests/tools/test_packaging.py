@@ -82,7 +82,7 @@ def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
     kinds = (
         "configs/**/*.yaml",
         "settings/*.json",
-        "loading/*.txt",
+        "loading/**/*.txt",
         "ops/*.cc",
         "ops/*.h",
         "weights/*.txt",
@@ -327,7 +327,10 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
     calls = r"""(?:\binstall\(|", extra=)['"](\w+)"""
     asked = {call[1] for name in HOUSE for call in re.finditer(calls, (ROOT / name).read_text())}
     trackers = {"visualdl", "tensorboard", "wandb", "mlflow"}
-    assert trackers | {"dali", "elastic", "export", "hub", "robustness", "serve", "sweep"} == asked
+    assert (
+        trackers | {"dali", "elastic", "export", "hub", "masks", "robustness", "serve", "sweep"}
+        == asked
+    )
     for extra in asked:
         packages = errors.install(extra).removeprefix("pip install ").split()
         assert packages

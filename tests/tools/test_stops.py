@@ -51,6 +51,7 @@ TOOLS = {
     "merge_checkpoint": (["epoch_0001", "out"], WRITES),
     "make_masks": (["-format=labelme", "-data_path=annotated", "-output=out"], WRITES),
     "make_photographs": (["-output=out", "-count=16"], WRITES),
+    "make_shapes": (["-output=out", "-count=16"], WRITES),
     "make_shards": ([*IMAGES, "-output=out", "--workers=2"], WRITES),
     "model_info": (["vit_base_patch16_224"], STARTS),  # it measures for some seconds
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),

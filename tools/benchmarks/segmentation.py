@@ -34,8 +34,8 @@ CLASSES = 150
 # For each encoder and head that transformers has, too: the configuration file of the encoder, and
 # the keys of the model.
 MODELS = {
-    "segformer_b0": ("mit_b0", {"HEAD.NAME": "segformer"}),
-    "upernet_swin_tiny": (
+    "segformer_b0_ade20k": ("mit_b0", {"HEAD.NAME": "segformer"}),
+    "upernet_swin_tiny_ade20k": (
         "swin_tiny_patch4_window7_224",
         {"HEAD.NAME": "upernet", "HEAD.AUXILIARY": True},
     ),

@@ -24,7 +24,7 @@ for stub in ("torchvision._meta_registrations", "torchvision._autograd_registrat
 def build(request: dict[str, Any]) -> torch.nn.Module:
     """Returns the model with fresh weights."""
     transformers: Any = importlib.import_module("transformers")
-    if request["model"] == "segformer_b0":
+    if request["model"] == "segformer_b0_ade20k":
         config = transformers.SegformerConfig(
             num_labels=request["classes"],
             semantic_loss_ignore_index=255,
