@@ -17,7 +17,7 @@ from models.base import ImageModel, register
 from models.layers import DropPath, init_linear
 from models.layers.activations import relu
 from models.layers.attention import attend_heads
-from models.layers.conv import Conv2D
+from models.layers.conv import Conv2D, adaptive_mean
 from models.layers.conv_norm import ConvNorm
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places, swap_axes
@@ -245,7 +245,7 @@ class TopFormer(ImageModel):
     def _averaged(self, maps: list[paddle.Tensor]) -> paddle.Tensor:
         """Returns all maps, averaged over regions to one size and joined."""
         size = [-(-side // self.pool_stride) for side in maps[-1].shape[2:]]
-        return paddle.concat([F.adaptive_avg_pool2d(x, size) for x in maps], axis=1)
+        return paddle.concat([adaptive_mean(x, size) for x in maps], axis=1)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(mean_of_places(x))

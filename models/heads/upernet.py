@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from errors import InputError
 from models.heads.base import Head, Maps, initialise, resized
 from models.layers.activations import gelu, relu
 from models.layers.batch_norm import BatchNorm2D
-from models.layers.conv import Conv2D, MaxPool2D
+from models.layers.conv import Conv2D, MaxPool2D, adaptive_mean
 from models.layers.conv_norm import ConvNorm
 from models.layers.drop import ChannelDropout
 from models.layers.linear import ChannelNorm
@@ -38,7 +37,7 @@ class PooledMeans(nn.Layer):
         self.conv = ConvNorm(in_dim, dim, 1, relu)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        means = F.adaptive_avg_pool2d(x, self.side)
+        means = adaptive_mean(x, self.side)
         return resized(self.conv(means), x.shape[2:])
 
 

@@ -1,5 +1,6 @@
 """Convolution, max pooling and average pooling of maps."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import paddle
@@ -60,3 +61,14 @@ class AvgPool2D(nn.AvgPool2D):
         # Not super(), which Paddle 2.6 can't trace.
         pooled = nn.AvgPool2D.forward(self, in_float32(x))
         return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)
+
+
+def adaptive_mean(x: paddle.Tensor, size: Sequence[int] | int) -> paddle.Tensor:
+    """Returns the means of maps over a grid of regions, computed in float32 as ``MaxPool2D``.
+
+    Args:
+        x: [B, D, H, W].
+        size: rows and columns of the result; one number for both.
+    """
+    pooled = F.adaptive_avg_pool2d(in_float32(x), size)
+    return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)

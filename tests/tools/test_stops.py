@@ -81,6 +81,7 @@ WITHOUT_PADDLE = {
     "check_parity",
     "list_models",
     "make_photographs",
+    "make_shapes",
     "robustness",
     "serve",
     "sweep",
