@@ -82,6 +82,7 @@ class Attention(nn.Layer):
         self.num_heads = num_heads
         self.key_dim = key_dim
         value_dim = num_heads * hidden_width(key_dim, attn_ratio)
+        self.value_dim = value_dim
         self.q = ConvNorm(dim, num_heads * key_dim, 1)
         self.k = ConvNorm(dim, num_heads * key_dim, 1)
         self.v = ConvNorm(dim, value_dim, 1)
@@ -92,7 +93,8 @@ class Attention(nn.Layer):
         height, width = x.shape[2:]
         qkv = [swap_axes(layer(x).flatten(2)) for layer in (self.q, self.k, self.v)]
         x = swap_axes(attend_heads(qkv, self.num_heads, self.key_dim, 1.0, self.attn_drop))
-        return self.proj(F.relu6(x.reshape([0, -1, height, width])))
+        # Paddle 2.6 can't trace a convolution of a map whose number of channels isn't given.
+        return self.proj(F.relu6(x.reshape([0, self.value_dim, height, width])))
 
 
 class ConvMlp(nn.Layer):
