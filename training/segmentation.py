@@ -150,14 +150,10 @@ class Segmentation(Task):
         mask = batch[MASK]
         if self.head is not None:
             return {"loss": self.head.loss(outputs, mask, self.ignored)}
-        loss, *of_auxiliary_heads = [self._loss(logits, mask) for logits in outputs]
+        loss, *of_auxiliary_heads = [self.loss(logits, mask, self.ignored) for logits in outputs]
         for auxiliary in of_auxiliary_heads:
             loss = loss + self.aux_weight * auxiliary
         return {"loss": loss}
-
-    def _loss(self, logits: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
-        """Returns the loss of each image, [B], of logits of any size."""
-        return self.loss(logits, mask, self.ignored)
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``mIoU``, ``mean_acc``, ``pixel_acc`` (percent), ``num_samples``, and

@@ -28,7 +28,7 @@ class SegmentationModel(EncoderNetwork):
         head: reads the encoder's intermediates.
         indices: which intermediates these are.
         num_classes: number of outputs.
-        stride: see ``windows.Windows``; None: an image is computed as a whole.
+        stride: see ``windows.Way``; None: an image is computed as a whole.
 
     Raises:
         InputError: the encoder takes images of one size, and ``stride`` is None.
