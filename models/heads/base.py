@@ -50,6 +50,7 @@ class Head(nn.Layer):
         align_corners: how the logits are resized to the images' size.
         runs_encoder: whether ``features`` runs the encoder itself, so that HEAD.INDICES would do
             nothing.
+        one_size: whether the head takes maps of images of IMAGE_SIZE alone.
         has_loss: whether the head's training has a loss of its own, ``loss``.
     """
 
@@ -58,6 +59,7 @@ class Head(nn.Layer):
     reads_prefix = False
     align_corners = False
     runs_encoder = False
+    one_size = False
     has_loss = False
 
     def check_encoder(self, encoder: ImageModel) -> None:

@@ -20,7 +20,16 @@ def root(tmp_path):
 
 
 def configured(root, *options):
-    words = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.DATA_PATH", str(root), "DATA.IMAGE_SIZE", "32"]
+    words = [
+        "TASK",
+        "segmentation",
+        "HEAD.NAME",
+        "linear",
+        "DATA.DATA_PATH",
+        str(root),
+        "DATA.IMAGE_SIZE",
+        "32",
+    ]
     words += ["DATA.CROP_MODE", "short", "MODEL.NUM_CLASSES", "auto", "DATA.DATASET", "masks"]
     return get_config(None, [*words, *options])
 
