@@ -20,6 +20,7 @@ import ops
 from models.base import ImageModel
 from models.heads.graph_resize import resized_in_graph
 from models.layers.init import init_convolution
+from models.layers.resize import interpolate
 from weights.layout import sublayer
 
 
@@ -157,4 +158,7 @@ def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> padd
         return maps
     if ops.usable(maps):
         return ops.resize(maps, size, align_corners)
+    if 1 in size and not align_corners:
+        # Paddle's own takes the first place of the side, not the middle.
+        return interpolate(maps.astype("float32"), size).astype(maps.dtype)
     return F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)

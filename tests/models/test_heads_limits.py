@@ -7,6 +7,7 @@ import pytest
 from config import get_config
 from errors import InputError
 from models import build_model
+from models.heads.base import resized
 
 ENCODERS = {
     "PVTv2": [
@@ -90,3 +91,25 @@ def test_images_of_one_size_need_windows_or_squash(kind, head, name):
         model = build_model(configured(kind, head, *options, *others))
         model.eval()
         assert model(paddle.rand([1, 3, 64, 64])).shape == [1, 3, 64, 64]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((1, 1), [9.5]),
+        ((1, 3), [7.833333, 9.5, 11.166666]),
+        ((3, 1), [2.833333, 9.5, 16.166667]),
+        ((1, 5), [7.5, 8.5, 9.5, 10.5, 11.5]),
+    ],
+)
+def test_one_place_is_the_middle_as_in_pytorch(monkeypatch, compiled, size, expected):
+    """Torch 2.13's ``interpolate`` of 0 to 19 in four rows gives these values."""
+    if not compiled:
+        monkeypatch.setattr("ops.usable", lambda _: False)
+    maps = paddle.arange(20, dtype="float32").reshape([1, 1, 4, 5])
+    maps.stop_gradient = False
+    found = resized(maps, size)
+    np.testing.assert_allclose(found.numpy().ravel(), expected, atol=1e-5)
+    found.sum().backward()
+    assert maps.grad.sum().item() == pytest.approx(len(expected), abs=1e-5)
