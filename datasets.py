@@ -342,6 +342,12 @@ def _datasets_of_masks(
                 f" ({some_of(classes)}); write -o MODEL.NUM_CLASSES auto"
             )
         config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=len(classes))
+    if config.MODEL.NUM_CLASSES == 1:
+        only = classes[0] if classes else "MODEL.NUM_CLASSES is 1"
+        raise InputError(
+            f"the masks have one class ({only}), so each answer is that class;"
+            " give the other pixels a class, too, such as background"
+        )
     if config.EVAL:
         note_subset(config, len(val))
     _add_notes(config, [_skipped_note(skipped)])

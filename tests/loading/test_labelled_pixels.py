@@ -138,3 +138,17 @@ def test_published_layouts_are_checked_too(tmp_path):
             Image.new("L", (8, 8)).save(tmp_path / kind / part / f"a.{ending}")
     with pytest.raises(InputError, match="the train set of 'ade20k' .* its 1 mask are ignored"):
         get_datasets(configured(tmp_path, "DATA.DATASET", "ade20k"))
+
+
+def test_one_class_is_refused(root):
+    for mode in ("train", "val"):
+        ignore(root, mode, value=0)
+    (root / "classes.txt").write_text("background\n")
+    message = (
+        r"^the masks have one class \(background\), so each answer is that class; give the other"
+    )
+    with pytest.raises(InputError, match=message):
+        get_datasets(configured(root))
+    (root / "classes.txt").unlink()
+    with pytest.raises(InputError, match=r"have one class \(MODEL.NUM_CLASSES is 1\), so each"):
+        get_datasets(configured(root, "MODEL.NUM_CLASSES", "1"))
