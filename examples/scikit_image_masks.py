@@ -13,7 +13,8 @@ from pathlib import Path
 # Python only looks in examples/, the folder of this program.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# First: it reports packages that aren't installed.
+# First: these handle broken streams, and report packages that aren't installed.
+import launch.startup  # noqa: F401
 from errors import reporting
 
 # isort: split

@@ -34,7 +34,7 @@ def test_both_sides_get_the_same_work(benchmark, tmp_path, monkeypatch):
         assert report["figures"]["transformers"][what]["values"] == [12.0]
         assert report["figures"]["transformers"][f"{what}, peak memory"]["values"] == [500.0]
     assert [ratio["values"] for ratio in report["ratios"]] == [[2.0], [2.0]]
-    assert printed[0] == "segmentation: segformer_b0, 64 x 64, batch 2, 2 threads, float32"
+    assert printed[0] == "segmentation: segformer_b0_ade20k, 64 x 64, batch 2, 2 threads, float32"
     assert [(script, request["measure"]) for script, request in requests] == [
         ("our_segmentation.py", "train"),
         ("our_segmentation.py", "eval"),
@@ -61,5 +61,6 @@ def test_our_models_are_segmentation_models(name, tmp_path):
 
 
 def test_a_model_without_a_peer_is_refused(benchmark):
-    with pytest.raises(InputError, match="-cfg vit: transformers is compared on segformer_b0, up"):
+    message = "-cfg vit: transformers is compared on segformer_b0_ade20k, upernet_swin_tiny_ade20k"
+    with pytest.raises(InputError, match=f"^{message}$"):
         benchmark("segmentation", "-cfg=vit")
