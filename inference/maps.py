@@ -12,7 +12,7 @@ from inference.pictures import Picture, Pictures
 from loading.files import Paths
 from loading.transforms import Broken
 from models.heads.windows import Forward, Way, pixel_logits
-from settings.configuration import Configuration, pair
+from settings.configuration import Configuration
 from utils import within_memory
 
 
@@ -71,18 +71,6 @@ class WholePictures(Pictures):
             return {"pixels": self.transform(picture, rng), "sizes": np.array([height, width])}
         except Unreadable as error:
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
-
-
-def way_of(config: Configuration, flip: bool = False) -> Way:
-    """Returns how the maps of a configuration's model are computed, as in its evaluation.
-
-    Args:
-        flip: average over the mirror images, whatever METHOD.FLIP says.
-    """
-    stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
-    return Way(
-        pair(config.DATA.IMAGE_SIZE), stride, config.METHOD.SCALES, flip or config.METHOD.FLIP
-    )
 
 
 def pixel_map(

@@ -17,13 +17,14 @@ from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
 from inference.export_manifest import Export, is_export, read_export
-from inference.maps import PixelMap, WholePictures, maps_in_batches, pixel_map, way_of
+from inference.maps import PixelMap, WholePictures, maps_in_batches, pixel_map
 from inference.pictures import Batch, Picture, Pictures, check_several
 from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
 from models import build_model
 from models.base import ImageModel
+from models.heads.windows import way_of
 from models.pretrained import build_described, with_preprocessing
 from ops.device import set_device_flags
 from settings.configuration import Configuration, explicit_sources, leaves
@@ -303,7 +304,8 @@ class Predictor:
             raise InputError(
                 f"-tta {tta} crops images, but each pixel needs a class; take -tta flip"
             )
-        way = way_of(self.config, tta == "flip")
+        method = self.config.METHOD
+        way = way_of(self.config, method.SCALES, method.FLIP or tta == "flip")
 
         def predict(pixels: paddle.Tensor, name: str, size: tuple[int, int]) -> PixelMap:
             return pixel_map(self._forward, self._normalize(pixels), name, size, way)

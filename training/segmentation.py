@@ -18,8 +18,8 @@ from errors import InputError, reporting_memory
 from loading.mask_tables import plain_table
 from loading.transforms import Normalize
 from models.heads.base import Head
-from models.heads.windows import Way, maps, pixel_logits
-from settings.configuration import Configuration, pair
+from models.heads.windows import Way, maps, pixel_logits, way_of
+from settings.configuration import Configuration
 from settings.keys import Factor, InTraining, Share, between
 from settings.needs import is_, is_not
 from settings.registry import tasks
@@ -102,8 +102,7 @@ class Segmentation(Task):
         super().__init__(config, classes)
         self.aux_weight = aux_weight
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-        stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
-        self.way = Way(pair(config.DATA.IMAGE_SIZE), stride, scales, flip)
+        self.way = way_of(config, scales, flip)
         self.boundary = boundary
         self.loss = PixelLoss(
             loss,
@@ -207,11 +206,12 @@ class Segmentation(Task):
         self, forward: Callable[..., Any], images: paddle.Tensor, mask: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Returns the answers [B, H, W] int64, and the cross-entropy of each image, [B]."""
-        if self.way.has_one_view and ops.usable(images):
-            logits = maps(forward, images, self.way.window, self.way.stride).astype("float32")
+        way = self.way
+        if way.has_one_view and not way.gives_log_scores and ops.usable(images):
+            logits = maps(forward, images, way).astype("float32")
             losses, answers = ops.pixel_answers(logits, mask, self.ignored)
             return answers.astype("int64"), losses
-        strips = pixel_logits(forward, images, tuple(mask.shape[1:]), self.way)
+        strips = pixel_logits(forward, images, tuple(mask.shape[1:]), way)
         return answers_of_strips(strips, mask, self.ignored)
 
 

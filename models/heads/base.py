@@ -53,6 +53,8 @@ class Head(nn.Layer):
             nothing.
         one_size: whether the head takes maps of images of IMAGE_SIZE alone.
         has_loss: whether the head's training has a loss of its own, ``loss``.
+        gives_log_scores: whether an evaluation's logits are logarithms of scores. The scores are
+            averaged where windows overlap, and resized, instead of the logits.
     """
 
     indices: Sequence[int] | None = (-1,)
@@ -62,6 +64,7 @@ class Head(nn.Layer):
     runs_encoder = False
     one_size = False
     has_loss = False
+    gives_log_scores = False
 
     def check_encoder(self, encoder: ImageModel) -> None:
         """Checks that the head can read the encoder.

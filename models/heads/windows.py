@@ -14,6 +14,8 @@ import paddle
 from paddle.nn import functional as F
 
 from models.heads.base import resized
+from settings.configuration import Configuration, pair
+from settings.registry import heads
 
 # Numbers in a strip of logits: 4 MB.
 _STRIP = 1 << 20
@@ -32,17 +34,35 @@ class Way(NamedTuple):
             window, the whole image.
         scales: factors on the image's sides. The probabilities of all of them are averaged.
         flip: whether the mirror image of each is computed, too.
+        gives_log_scores: whether logits are logarithms of scores (``Head.gives_log_scores``).
     """
 
     window: tuple[int, int]
     stride: tuple[int, int] | None = None
     scales: Sequence[float] = (1.0,)
     flip: bool = False
+    gives_log_scores: bool = False
 
     @property
     def has_one_view(self) -> bool:
         """Whether an image is computed once, at its own size."""
         return not self.flip and list(self.scales) == [1.0]
+
+
+def way_of(config: Configuration, scales: Sequence[float], flip: bool) -> Way:
+    """Returns how the maps of a configuration's model are computed.
+
+    Args:
+        scales, flip: see ``Way``.
+    """
+    head, _ = heads.load(config.HEAD.NAME)
+    return Way(
+        window=pair(config.DATA.IMAGE_SIZE),
+        stride=None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE),
+        scales=scales,
+        flip=flip,
+        gives_log_scores=head.gives_log_scores,
+    )
 
 
 def pixel_logits(
@@ -63,16 +83,16 @@ def pixel_logits(
     count = len(way.scales) * (2 if way.flip else 1)
     total: Any = None
     for scaled, is_mirrored in _views(images, way):
-        logits = maps(forward, scaled, way.window, way.stride)
+        logits = maps(forward, scaled, way)
         if count == 1:
-            yield from strips(logits, size)
+            yield from _strips(logits, size, way)
             return
         if is_mirrored:
             logits = logits.flip([3])
         if total is None:
             total = paddle.zeros([len(logits), *size, logits.shape[1]])
         top = 0
-        for strip in strips(logits, size):
+        for strip in _strips(logits, size, way):
             bottom = top + strip.shape[1]
             total[:, top:bottom] += F.softmax(strip) / count
             top = bottom
@@ -92,31 +112,27 @@ def _views(images: paddle.Tensor, way: Way) -> Iterator[tuple[paddle.Tensor, boo
             yield scaled.flip([3]), True
 
 
-def maps(
-    forward: Forward,
-    images: paddle.Tensor,
-    window: tuple[int, int],
-    stride: tuple[int, int] | None,
-) -> paddle.Tensor:
+def maps(forward: Forward, images: paddle.Tensor, way: Way) -> paddle.Tensor:
     """Returns the logits of images of any size: [B, C, H, W] -> [B, K, H, W].
 
     The last window of a row or a column ends at the image's border. Where windows overlap, the mean
-    of their logits is taken. An image that is smaller than a window is padded with zeros, which the
-    mean colour is after the normalisation.
+    of their logits is taken, or of their scores (``Way.gives_log_scores``). An image that is smaller
+    than a window is padded with zeros, which the mean colour is after the normalisation.
 
     Args:
-        forward, window, stride: see ``pixel_logits`` and ``Way``.
+        forward: see ``pixel_logits``.
     """
-    if stride is None:
+    if way.stride is None:
         return forward(images)
+    window = way.window
     height, width = images.shape[2:]
     bottom = max(window[0] - height, 0)
     right = max(window[1] - width, 0)
     if bottom or right:
         images = F.pad(images, [0, right, 0, bottom])
     size = images.shape[2:]
-    tops = _starts(size[0], window[0], stride[0])
-    lefts = _starts(size[1], window[1], stride[1])
+    tops = _starts(size[0], window[0], way.stride[0])
+    lefts = _starts(size[1], window[1], way.stride[1])
     if len(tops) == len(lefts) == 1:
         return forward(images)[:, :, :height, :width]
     total: Any = None
@@ -126,6 +142,8 @@ def maps(
             rows = slice(top, top + window[0])
             columns = slice(left, left + window[1])
             logits = forward(images[:, :, rows, columns]).astype("float32")
+            if way.gives_log_scores:
+                logits = logits.exp()
             if total is None:
                 total = paddle.zeros([*logits.shape[:2], *size])
             total[:, :, rows, columns] += logits
@@ -133,7 +151,8 @@ def maps(
     # A class at a time: a quotient of the whole would be held beside it.
     divisor = paddle.to_tensor(count).expand([len(total), *size])
     for number in range(total.shape[1]):
-        total[:, number] /= divisor
+        mean = total[:, number] / divisor
+        total[:, number] = mean.clip(min=_LEAST).log() if way.gives_log_scores else mean
     return total[:, :, :height, :width] if bottom or right else total
 
 
@@ -143,6 +162,15 @@ def _starts(length: int, window: int, stride: int) -> list[int]:
 
 
 # ------------------------------------------------------------------ strips
+
+
+def _strips(logits: paddle.Tensor, size: tuple[int, int], way: Way) -> Iterator[paddle.Tensor]:
+    """Yields ``strips``. Of logarithms of scores, the scores are resized."""
+    if not way.gives_log_scores or tuple(logits.shape[2:]) == size:
+        yield from strips(logits, size)
+        return
+    for strip in strips(logits.exp(), size):
+        yield strip.clip(min=_LEAST).log()
 
 
 def strips(logits: paddle.Tensor, size: tuple[int, int]) -> Iterator[paddle.Tensor]:

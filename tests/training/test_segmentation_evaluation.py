@@ -14,6 +14,7 @@ from support.mask_models import CLASSES, evaluation, random_model, write_data
 from support.ranks import run_ranks
 
 import utils
+from config import get_config
 from datasets import get_dataloader
 from errors import RunError
 from loading.transforms import Normalize
@@ -136,7 +137,7 @@ def test_several_scales_and_mirror_images_are_means_of_probabilities(data, strid
             images = F.interpolate(images, size, mode="bilinear")
             if mirrored:
                 images = images.flip([3])
-            logits = windows.maps(model, images, way.window, way.stride)
+            logits = windows.maps(model, images, way)
             return logits.flip([3]) if mirrored else logits
 
         return view
@@ -170,7 +171,7 @@ def test_windows_are_averaged_where_they_overlap():
         called.append(part.shape[2:])
         return part[:, :2] * len(called)
 
-    found = windows.maps(forward, images, (8, 10), (5, 6)).numpy()
+    found = windows.maps(forward, images, windows.Way((8, 10), (5, 6))).numpy()
     total = np.zeros((2, 2, 13, 21))
     count = np.zeros((13, 21))
     tops = [(0, 8), (5, 13)]
@@ -186,8 +187,39 @@ def test_windows_are_averaged_where_they_overlap():
     np.testing.assert_allclose(found, total / count, atol=1e-6)
     assert called == [[8, 10]] * 6
     # An image that is smaller than a window is one window.
-    assert windows.maps(forward, images, (16, 30), (5, 6)).shape == [2, 2, 13, 21]
+    assert windows.maps(forward, images, windows.Way((16, 30), (5, 6))).shape == [2, 2, 13, 21]
     assert called[6:] == [[16, 30]]
+
+
+def test_scores_are_averaged_and_resized_not_their_logarithms():
+    """As in EoMT: where windows overlap, and at the mask's own size."""
+    rng = np.random.default_rng(0)
+    scores = rng.uniform(0.1, 3, size=(3, 1, 4, 6, 6)).astype(np.float32)
+    windows_left = iter(np.log(scores))
+    way = windows.Way((6, 6), (6, 3), gives_log_scores=True)
+
+    def forward(_):
+        return paddle.to_tensor(next(windows_left))
+
+    strips = windows.pixel_logits(forward, paddle.zeros([1, 3, 6, 12]), (9, 24), way)
+    found = paddle.concat(list(strips), axis=1).numpy()
+    first, second, third = scores
+    mean = np.concatenate(
+        [first[..., :3], (first[..., 3:] + second[..., :3]) / 2, (second[..., 3:] + third[..., :3]) / 2, third[..., 3:]],
+        axis=-1,
+    )  # fmt: skip
+    expected = F.interpolate(paddle.to_tensor(mean), [9, 24], mode="bilinear")
+    np.testing.assert_allclose(np.exp(found), expected.numpy().transpose(0, 2, 3, 1), rtol=1e-5)
+
+
+def test_eomt_gives_logarithms_of_scores():
+    options = ["TASK", "segmentation", "HEAD.NAME", "eomt", "DATA.CROP_MODE", "own"]
+    config = get_config(None, [*options, "HEAD.STRIDE", "24"])
+    way = windows.way_of(config, [1.0], flip=True)
+    assert way.gives_log_scores
+    assert (way.window, way.stride, way.flip) == ((224, 224), (24, 24), True)
+    options[3] = "linear"
+    assert not windows.way_of(get_config(None, options), [1.0], flip=False).gives_log_scores
 
 
 @pytest.mark.parametrize("size", [(13, 17), (40, 31), (7, 9), (13, 30), (30, 17), (1, 17)])

@@ -14,7 +14,7 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError
 from models import build_model
-from models.heads.windows import maps
+from models.heads.windows import Way, maps
 from settings.registry import tasks
 from training.checkpoint import description_of
 from training.optim.groups import freeze, layer_scales
@@ -165,7 +165,7 @@ def test_windows_cover_an_image_and_average_where_they_overlap():
         seen.append(window.shape)
         return paddle.concat([window, paddle.full_like(window, len(seen))], axis=1)
 
-    logits = maps(forward, images, (4, 4), (3, 2)).numpy()
+    logits = maps(forward, images, Way((4, 4), (3, 2))).numpy()
     # Down 0, 3, 6, 7 and right 0, 2, 3.
     assert seen == [[2, 1, 4, 4]] * 12
     np.testing.assert_allclose(logits[:, 0], images[:, 0].numpy(), rtol=1e-6)
@@ -173,7 +173,7 @@ def test_windows_cover_an_image_and_average_where_they_overlap():
     assert (logits[0, 1, 0, 0], logits[0, 1, -1, -1]) == (1, 12)
     assert logits[0, 1, 0, 2] == 1.5
     seen.clear()
-    assert maps(forward, images[:, :, :3, :2], (4, 4), (3, 2)).shape == [2, 2, 3, 2]
+    assert maps(forward, images[:, :, :3, :2], Way((4, 4), (3, 2))).shape == [2, 2, 3, 2]
     assert seen == [[2, 1, 4, 4]]
 
 
