@@ -166,17 +166,16 @@ def _pictures(
     """
     height, width = answer.size
     found = answer.tile[:height, :width]
-    image: Any = Image.new("RGB", (width, height), "white")
+    picture: Any = Image.new("RGB", (width, height), "white")
     label = np.full((height, width), dataset.masks[column].ignored)
     try:
         image = dataset.image(answer.index)
-        if isinstance(image, Bands):
-            image = image.picture()
+        picture = image.picture() if isinstance(image, Bands) else image
         mask = dataset.mask(column, answer.index)
         label = np.asarray(mask.resize((width, height), Image.Resampling.NEAREST)).astype(int)
     except RunError:
         pass
-    resized = image.convert("RGB").resize((width, height), Image.Resampling.BOX)
+    resized = picture.convert("RGB").resize((width, height), Image.Resampling.BOX)
     return np.asarray(resized), label, found
 
 

@@ -189,12 +189,12 @@ def _add_image_paths(
             Refused: the model has no such answers, the images can't be taken, or a worker has no
                 answer for one of them.
         """
-        if problem := _lacking(kind, pool):
-            raise Refused(404, problem)
         most = settings.max_images if kind == "predict" else 1
         uploads = await images_of(
             request.scope.pop("body"), request.headers.get("content-type", ""), most
         )
+        if problem := _lacking(kind, pool):
+            raise Refused(404, problem)
         # The gate logs it.
         request.scope["images"] = counted(len(uploads), "image")
         client = request.scope["client"][0]

@@ -295,7 +295,8 @@ def _answer_maps(
         if isinstance(image, str):
             answers.append({"error": image})
         else:
-            answer, picture = _map_answer(predictor, *image, wanted)
+            pixels, size = image
+            answer, picture = _map_answer(predictor, pixels, size, wanted)
             answers.append(answer)
         pictures.append(picture)
     return answers, pictures

@@ -201,7 +201,7 @@ def pictures(run: Any, table: PixelTable) -> str:
     for place in table.worst(_MOST_PICTURES).tolist():
         pair = (run.name_of(int(each[place])) for each in (table.label, table.predicted))
         taken = f"{' for '.join(pair)}: {table.pixels[place]:,} pixels"
-        shares = (_text(each[place]) for each in (table.mean_iou, table.pixel_acc))
+        shares = (_text(float(each[place])) for each in (table.mean_iou, table.pixel_acc))
         rows.append([table.images[place], *shares, taken])
     heads = ["picture, the lowest mIoU first", "mIoU (%)", "pixel accuracy (%)"]
     found = page.table([*heads, "taken most often"], rows)

@@ -191,8 +191,10 @@ def wilcoxon(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
 
     better = int((one > other).sum())
     other_better = int((other > one).sum())
-    probability = float(test(one, other).pvalue) if better or other_better else 1.0
-    return better, other_better, probability
+    if not (better or other_better):
+        return 0, 0, 1.0
+    result: Any = test(one, other)
+    return better, other_better, float(result.pvalue)
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float:
