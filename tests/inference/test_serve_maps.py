@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.browser import CHROMIUM, browsing
+from support.browser import CHROMIUM, browsing, pictured
 from support.mask_models import CLASSES, evaluation, random_model, save_model, write_data
-from support.servers import form, serving
-from test_serve import JPEG, OCTETS, png_of
-from test_serve_page import pictured
+from support.servers import form, png_of, serving
 
 from inference import Predictor
 from inference.exporting import write_export
@@ -19,6 +17,8 @@ from inference.maps import areas
 from inference.serve.compute import answer_batch, prepare
 from loading.mask_tables import class_colors
 
+JPEG = {"Content-Type": "image/jpeg"}
+OCTETS = "application/octet-stream"
 TURNED = ["DATA.EXIF_ORIENTATION", "True"]
 
 
