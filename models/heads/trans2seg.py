@@ -139,6 +139,7 @@ class Trans2SegHead(Head):
 
     indices = (-4, -1)
     align_corners = True
+    one_size = True
 
     def __init__(
         self,
