@@ -205,6 +205,10 @@ class InputError(RunError):
         super().__init__(message, shared)
 
 
+class OutOfMemory(RunError):
+    """Something takes more memory than there is. The program can go on with something smaller."""
+
+
 class Unreadable(ValueError):
     """A file that somebody else wrote can't be read. The message says why, without the file's name."""
 
@@ -481,12 +485,12 @@ def limit_reached(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def reporting_memory(advice: Callable[[], str]) -> Iterator[None]:
-    """Raises a RunError of one line, which ends with ``advice()``, if memory runs out in the body."""
+    """Raises OutOfMemory, whose line ends with ``advice()``, if memory runs out in the body."""
     try:
         yield
     except Exception as error:
         if line := out_of_memory(error):
-            raise RunError(f"{line}; {advice()}") from None
+            raise OutOfMemory(f"{line}; {advice()}") from None
         raise
 
 

@@ -4,6 +4,7 @@ The probabilities are, bit for bit, those that ``-eval`` computes. LeViT and Mob
 (``ImageModel.inference_model``), and theirs agree up to rounding.
 """
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -304,18 +305,31 @@ class Predictor:
             raise InputError(
                 f"-tta {tta} crops images, but each pixel needs a class; take -tta flip"
             )
-        method = self.config.METHOD
-        way = way_of(self.config, method.SCALES, method.FLIP or tta == "flip")
-
-        def predict(pixels: paddle.Tensor, name: str, size: tuple[int, int]) -> PixelMap:
-            return pixel_map(self._forward, self._normalize(pixels), name, size, way)
-
+        predict = functools.partial(self.map_of, flip=tta == "flip")
         dataset = WholePictures(self.config, images)
         if not len(dataset):
             return
         config = with_values(self.config, DATA__NUM_WORKERS=workers)
         for place, name, outcome in maps_in_batches(dataset, config, predict, rank, ranks):
             yield {place: Failure(name, outcome) if isinstance(outcome, str) else outcome}
+
+    def map_of(
+        self, pixels: paddle.Tensor, name: str, size: tuple[int, int], flip: bool = False
+    ) -> PixelMap:
+        """Returns the map of a prepared image.
+
+        Args:
+            pixels: [1, H, W, C], as ``WholePictures`` prepares them.
+            name: of the image, for errors.
+            size: (height, width) of the image's file, and of the map.
+            flip: see ``maps``.
+
+        Raises:
+            RunError: its logits aren't finite, or take more memory than there is.
+        """
+        method = self.config.METHOD
+        way = way_of(self.config, method.SCALES, flip or method.FLIP)
+        return pixel_map(self._forward, self._normalize(pixels), name, size, way)
 
     def check_maps(self) -> None:
         """Raises InputError if the model gives no class for each pixel."""
@@ -372,11 +386,19 @@ class Predictor:
         Raises:
             RunError: it can't be read.
         """
-        pictures = Pictures(self.config, [image])
-        pixels, _, problem = pictures[0]
-        if problem.any():
-            raise RunError(bytes(problem).rstrip(b"\0").decode(errors="ignore"))
+        pixels, _, problem = Pictures(self.config, [image])[0]
+        _check_readable(problem)
         return pixels
+
+    def whole_pixels(self, image: Picture) -> tuple[np.ndarray, tuple[int, int]]:
+        """Returns an image as a model of maps sees it, [H, W, C], and the (height, width) of its file.
+
+        Raises:
+            RunError: it can't be read.
+        """
+        pixels, _, problem, (height, width) = WholePictures(self.config, [image])[0]
+        _check_readable(problem)
+        return pixels, (int(height), int(width))
 
     def logits(self, pixels: np.ndarray | paddle.Tensor) -> np.ndarray:
         """Returns the outputs for prepared images: [B, H, W, C] -> [B, K] float32."""
@@ -427,6 +449,12 @@ class Predictor:
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
         values = [float(probabilities[output]) for output in outputs]
         return Prediction(name, outputs, names, values)
+
+
+def _check_readable(problem: np.ndarray) -> None:
+    """Raises RunError if an item of ``Pictures`` has an error."""
+    if problem.any():
+        raise RunError(bytes(problem).rstrip(b"\0").decode(errors="ignore"))
 
 
 def config_of(

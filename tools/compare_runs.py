@@ -6,7 +6,8 @@
 RUN and OTHER are folders of finished runs, trainings or evaluations. There may be more of them: the
 first is compared with each of the others. Runs that differ in SEED alone count as one. If both sides
 have several seeds, their means are compared by Welch's t-test. Otherwise the answers to the same
-images are compared by McNemar's exact test; for k-fold runs, the answers of all folds.
+images are compared by McNemar's exact test; for k-fold runs, the answers of all folds. Of runs with
+a class for each pixel, the images' mIoU are compared by Wilcoxon's signed-rank test.
 
 -output writes a page with the curves of all runs over each other. It needs no network. For one RUN
 alone, its report.html, confusion.csv and confusion.png are written anew.

@@ -4,6 +4,7 @@
 
 The page at / takes an image in a browser. Programs use /predict (POST: uploads, or base64 in JSON),
 /attention (a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics.
+A model of TASK segmentation has /mask (a PNG of the pixels' classes) instead of /attention.
 The server listens on this machine alone, unless -host says otherwise. With -token_file or
 PADDLE_VIT_TOKEN, each request needs the token.
 """

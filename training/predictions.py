@@ -13,6 +13,8 @@ import paddle
 from datasets import ImageDataset
 from loading.tables import csv_line
 from training.run import Run
+from training.worst_pictures import FILE as WORST
+from training.worst_pictures import WorstPictures, draw_answers
 from utils import all_gather, rank, writing_whole
 
 # The table of the model's weights. That of the averaged weights is predictions_ema.csv.
@@ -38,11 +40,13 @@ class Predictions:
     Attributes:
         confusion: of all ranks' pixels, [K, K] int64: rows are classes, columns answers; None: they
             weren't counted.
+        worst: this rank's pictures whose pixels were answered worst; None: there are none.
     """
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
         self.confusion: np.ndarray | None = None
+        self.worst: WorstPictures | None = None
 
     def add(self, **columns: Any) -> None:
         """Adds a batch: tensors or arrays [B, ...] by name, with the same names at each call."""
@@ -94,6 +98,15 @@ def write_tables(
             name = file_name(split, CONFUSION)
             with run.logging_failure(name):
                 write_confusion(run.directory / name, predictions.confusion, dataset.classes)
+        if predictions.worst is not None:
+            answers = predictions.worst.gather()
+            name = file_name(split, WORST)
+            if answers and rank() == 0:
+                with run.logging_failure(name):
+                    root = run.config.DATA.DATA_PATH
+                    names = [name_of(dataset, answer.index, root) for answer in answers]
+                    column = predictions.worst.column
+                    draw_answers(run.directory / name, answers, names, dataset, column)
 
 
 def write(file: Path, columns: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:

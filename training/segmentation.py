@@ -36,6 +36,7 @@ from training.pixel_metrics import (
 from training.predictions import Predictions
 from training.run import Run
 from training.task import Batch, Metrics, Task
+from training.worst_pictures import WorstPictures
 from utils import all_gather, all_reduce_sum, within_memory
 
 # The column of masks.
@@ -171,6 +172,9 @@ class Segmentation(Task):
         boundaries = paddle.zeros([3, outputs], "int64")
         losses: list[paddle.Tensor] = []
         self.predictions = Predictions()
+        worst = WorstPictures(MASK)
+        if self.config.REPORT:
+            self.predictions.worst = worst
         for batch in batches:
             mask = batch[MASK].astype("int64")
             with (
@@ -184,7 +188,9 @@ class Segmentation(Task):
                     pairs = count_pairs(predicted, classes, outputs, self.ignored)
                     confusion += pairs
                     if self.config.REPORT:
-                        self.predictions.add(**image_outcome(pairs, outputs))
+                        outcome = image_outcome(pairs, outputs)
+                        self.predictions.add(**outcome)
+                        worst.add(predicted, outcome["mIoU"], outcome["pixels"])
                     if self.boundary:
                         boundaries += count_boundaries(predicted, classes, outputs, self.ignored)
         own = paddle.concat(losses).numpy().tolist() if losses else []

@@ -1,7 +1,8 @@
 """The paths of a server and their answers."""
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -32,9 +33,12 @@ class Predicted(BaseModel):
     """The prediction for an image, or the reason why the image can't be read."""
 
     name: str
+    width: int | None = None
+    height: int | None = None
     outputs: list[int] | None = None
     classes: list[str] | None = None
     probabilities: list[float] | None = None
+    percents: list[float] | None = None
     error: str | None = None
 
 
@@ -61,6 +65,8 @@ class Ready(BaseModel):
     waiting: int
 
 
+# What errors of images say that have more pixels than are read, or than there is memory for.
+_TOO_LARGE = re.compile("DATA.MAX_PIXELS|out of memory")
 # Parts of the OpenAPI description
 _BYTES = "application/octet-stream"
 _BINARY = {"type": "string", "format": "binary"}
@@ -83,6 +89,10 @@ _IMAGES = {"requestBody": {"required": True, "content": _FORMS | _RAW}}
 # be imported if a path has several kinds of bodies and no other parameter.
 _IMAGE = {"requestBody": {"required": True, "content": _RAW}}
 _PICTURE: Any = {200: {"content": {"image/png": {"schema": _BINARY}} | _RAW}}
+# What only models with classes of whole images have in the description, and what only those with a
+# class for each pixel have: paths, parameters of /predict, and properties of ``Predicted``.
+_OF_IMAGES = ("/attention", "threshold", "probabilities")
+_OF_PIXELS = ("/mask", "width", "height", "percents")
 _TOKEN = {
     "type": "http",
     "scheme": "bearer",
@@ -97,6 +107,7 @@ _PROBLEMS: Any = {
         408: "the body came too slowly",
         413: "too many bytes, images or pixels",
         415: "a content type or encoding that isn't taken",
+        404: "the model has no such answer",
         422: "no image can be read, or a parameter is out of range",
         429: "too many images wait: try again after Retry-After seconds",
         500: "the server failed, and its log says why; or the process that worked on an image ended",
@@ -123,7 +134,7 @@ def create_app(
         # Generated clients name their functions by the id.
         generate_unique_id_function=lambda route: route.name,
     )
-    app.openapi = lambda: _description(app, bool(settings.token))
+    app.openapi = lambda: _description(app, bool(settings.token), pool.gives_maps)
     _add_error_handlers(app)
     _add_image_paths(app, settings, batcher, pool, metrics)
     _add_status_paths(app, batcher, pool, metrics, draining)
@@ -131,9 +142,18 @@ def create_app(
     return app
 
 
-def _description(app: FastAPI, token: bool) -> dict[str, Any]:
-    """Returns the OpenAPI description. FastAPI's own lacks the bodies with images, and the token."""
+def _description(app: FastAPI, token: bool, gives_maps: bool | None) -> dict[str, Any]:
+    """Returns the OpenAPI description. FastAPI's own lacks the bodies with images, and the token.
+
+    Args:
+        gives_maps: whether the model gives a class for each pixel. What the other models answer is
+            left out. None: it isn't known yet, and all is in the description.
+    """
     description = FastAPI.openapi(app)
+    if gives_maps is not None:
+        _leave_out(description, _OF_IMAGES if gives_maps else _OF_PIXELS)
+    if gives_maps:
+        description["info"]["description"] = page.ABOUT_MAPS
     description["components"]["schemas"] |= {
         "Encoded": Encoded.model_json_schema(),
         "Uploads": _UPLOADS,
@@ -141,9 +161,18 @@ def _description(app: FastAPI, token: bool) -> dict[str, Any]:
     description["components"]["securitySchemes"] = {"token": _TOKEN}
     if token:
         for path in GUARDED:
-            for operation in description["paths"][path].values():
+            for operation in description["paths"].get(path, {}).values():
                 operation["security"] = [{"token": []}]
     return description
+
+
+def _leave_out(description: dict[str, Any], names: Sequence[str]) -> None:
+    """Removes paths, parameters of /predict and properties of predictions from a description."""
+    predict = description["paths"]["/predict"]["post"]
+    predict["parameters"] = [one for one in predict["parameters"] if one["name"] not in names]
+    for name in names:
+        description["paths"].pop(name, None)
+        description["components"]["schemas"]["Predicted"]["properties"].pop(name, None)
 
 
 def _add_image_paths(
@@ -157,22 +186,27 @@ def _add_image_paths(
         """Returns the images of a request with their answers, in their order.
 
         Raises:
-            Refused: the images can't be taken, or a worker has no answer for one of them.
+            Refused: the model has no such answers, the images can't be taken, or a worker has no
+                answer for one of them.
         """
         most = settings.max_images if kind == "predict" else 1
         uploads = await images_of(
             request.scope.pop("body"), request.headers.get("content-type", ""), most
         )
+        if problem := _lacking(kind, pool):
+            raise Refused(404, problem)
         # The gate logs it.
         request.scope["images"] = counted(len(uploads), "image")
         client = request.scope["client"][0]
         parameters = {"kind": kind, "top": top, "threshold": threshold}
         loop = asyncio.get_running_loop()
 
+        # Images of which maps are made differ in size.
+        is_alone = kind != "predict" or bool(pool.gives_maps)
         # Only images of accepted formats go to a worker.
         problems = [image_formats.problem(upload.data, settings.formats) for upload in uploads]
         items = [
-            Item(upload.data, parameters, loop.create_future(), client, alone=kind != "predict")
+            Item(upload.data, parameters, loop.create_future(), client, is_alone)
             for upload, problem in zip(uploads, problems, strict=True)
             if problem is None
         ]
@@ -193,7 +227,9 @@ def _add_image_paths(
 
     @app.post("/predict", response_model=Predictions, responses=_PROBLEMS, openapi_extra=_IMAGES)
     async def predict(request: Request, top: Top = None, threshold: Threshold = None) -> Response:
-        """Returns the classes and probabilities of one image or several."""
+        """Returns the classes of one image or several: their probabilities, or of a model that gives
+        a class for each pixel, their percentages of the pixels.
+        """
         answers = await answers_to(request, "predict", top, threshold)
         predictions = [{"name": upload.name, **answer.content} for upload, answer in answers]
         content = {**pool.about, "predictions": predictions}
@@ -211,7 +247,20 @@ def _add_image_paths(
         """Returns a PNG of one image, coloured where the model looks. The image is sent as to
         /predict.
         """
-        [(upload, answer)] = await answers_to(request, "attention", top=1, threshold=0.0)
+        return await picture_of(request, "attention")
+
+    @app.post(
+        "/mask", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE
+    )
+    async def mask(request: Request) -> Response:
+        """Returns a PNG of the size of one image, whose pixels are the numbers of their classes: with
+        a palette, or of more than 256 classes 16-bit grey. The image is sent as to /predict.
+        """
+        return await picture_of(request, "mask")
+
+    async def picture_of(request: Request, kind: str) -> Response:
+        """Returns the PNG that a worker makes of an image."""
+        [(upload, answer)] = await answers_to(request, kind, top=1, threshold=0.0)
         if "error" in answer.content:
             status, line = _unreadable([{"name": upload.name, **answer.content}])
             raise Refused(status, line)
@@ -297,10 +346,25 @@ async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[
             item.answer.cancel()
 
 
+def _lacking(kind: str, pool: Pool) -> str:
+    """Returns a line if the model has no answers of a kind, and otherwise ""."""
+    model = pool.about.get("model")
+    if kind == "attention" and pool.gives_maps:
+        return (
+            f"{model} gives a class for each pixel, and no picture of where it looks; /mask answers"
+            " the classes as a PNG"
+        )
+    if kind == "mask" and not pool.gives_maps:
+        return (
+            f"{model} gives classes of a whole image, and none of its pixels; send it to /predict"
+        )
+    return ""
+
+
 def _unreadable(predictions: list[dict[str, Any]]) -> tuple[int, str]:
     """Returns the status and the error for a request of which no image can be read."""
     status = 422
-    if all("DATA.MAX_PIXELS" in prediction["error"] for prediction in predictions):
+    if all(_TOO_LARGE.search(prediction["error"]) for prediction in predictions):
         status = 413
     error = f"{predictions[0]['name']}: {predictions[0]['error']}"
     if len(predictions) > 1:

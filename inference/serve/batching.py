@@ -44,9 +44,10 @@ class Answer(NamedTuple):
     """A worker's answer to an image.
 
     Attributes:
-        content: "outputs", "classes" and "probabilities" of a prediction; or "error", why the image
-            can't be read; or "failed", why the model gives no outputs. The values are JSON's types.
-        picture: a PNG, for an image of /attention.
+        content: "outputs", "classes" and "probabilities" of a prediction; of a class for each pixel
+            "width", "height", "outputs", "classes" and "percents"; or "error", why the image can't be
+            read; or "failed", why the model gives no outputs. The values are JSON's types.
+        picture: a PNG, for an image of /attention or /mask.
     """
 
     content: dict[str, Any]
@@ -59,12 +60,13 @@ class Item:
 
     Attributes:
         data: the content of the image's file.
-        parameters: the request's parameters for a worker: "kind" ("predict" or "attention"), "top",
-            "threshold". All images of a request have the same object.
+        parameters: the request's parameters for a worker: "kind" ("predict", "attention" or
+            "mask"), "top", "threshold". All images of a request have the same object.
         answer: gets the worker's answer.
         client: address of the client.
-        alone: whether it is a batch by itself. An image of /attention is, and so is one that was
-            being computed when its worker ended.
+        alone: whether it is a batch by itself. An image of /attention is, and each one of a model
+            of maps, whose images differ in size. So is one that was being computed when its worker
+            ended.
         tried: whether a worker ended while it computed the image.
         since: when it began to wait, by ``time.monotonic``.
     """

@@ -7,6 +7,7 @@ before it starts this process.
 """
 
 import hashlib
+import io
 import os
 import queue
 import socket
@@ -27,8 +28,17 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from errors import RunError, Unreadable, one_line, out_of_memory
+from errors import (
+    OutOfMemory,
+    RunError,
+    Unreadable,
+    one_line,
+    out_of_memory,
+    reporting_memory,
+)
 from inference.inputs import class_names
+from inference.map_pictures import mask_image
+from inference.maps import areas
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from inference.serve import messages
@@ -64,6 +74,7 @@ def main() -> None:
             {
                 "loaded": about,
                 "oriented": predictor.config.DATA.EXIF_ORIENTATION,
+                "gives_maps": predictor.gives_maps,
                 "fingerprint": fingerprint(predictor, settings["path"]),
                 "warning": predictor.warning,
             }
@@ -147,7 +158,8 @@ def load(settings: dict[str, Any]) -> Predictor:
     predictor = Predictor(
         settings["path"], settings["cfg"], options, classes, settings["batch_size"]
     )
-    predictor.check_classifier()
+    if not predictor.gives_maps:
+        predictor.check_classifier()
     set_device_flags(predictor.config, settings["workers"])
     # The first batch takes longer than others.
     predictor.logits(Pictures(predictor.config, []).blank[None])
@@ -182,8 +194,11 @@ def _decode_batches(
         os._exit(1)
 
 
-def prepare(predictor: Predictor, data: bytes) -> np.ndarray | str:
-    """Returns an image's pixels as the model sees them, or the reason why it can't be read."""
+def prepare(predictor: Predictor, data: bytes) -> Any:
+    """Returns an image's pixels as the model sees them, or the reason why it can't be read.
+
+    For a model of maps they are a pair with the (height, width) of the map.
+    """
     is_large = False
     try:
         with readable(_NAME):
@@ -192,6 +207,8 @@ def prepare(predictor: Predictor, data: bytes) -> np.ndarray | str:
             )
         # Pillow doesn't read the size of an image of bands, so its memory is always given back.
         is_large = has_bands or _count_pixels(data, predictor.config.DATA.MAX_PIXELS) > _LARGE
+        if predictor.gives_maps:
+            return predictor.whole_pixels(data)
         return predictor.pixels(data)
     except RunError as error:
         return str(error).removeprefix(f"{_NAME}: ").removesuffix("; repair or remove it")
@@ -223,7 +240,7 @@ def _count_pixels(data: bytes, most: int) -> int:
 def answer_batch(
     predictor: Predictor,
     parameters: list[dict[str, Any]],
-    pixels: list[np.ndarray | str],
+    pixels: list[Any],
     files: list[bytes],
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Returns the answer to each image of a batch, and a picture of each, which may be empty.
@@ -232,9 +249,11 @@ def answer_batch(
 
     Args:
         parameters: of each image's request (``batching.Item``).
-        pixels: of each image, or the reason why it can't be read.
+        pixels: of each image, what ``prepare`` returns.
         files: of each image, if pictures are drawn; otherwise empty.
     """
+    if predictor.gives_maps:
+        return _answer_maps(predictor, parameters, pixels)
     answers = [{"error": image} if isinstance(image, str) else {} for image in pixels]
     pictures = [b""] * len(answers)
     readable_places = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
@@ -259,6 +278,64 @@ def answer_batch(
         for place in readable_places:
             answers[place] = {"failed": line}
     return answers, pictures
+
+
+def _answer_maps(
+    predictor: Predictor, parameters: list[dict[str, Any]], prepared: list[Any]
+) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Returns what ``answer_batch`` does, of a model that gives a class for each pixel.
+
+    Images differ in size, so each is computed by itself. One that takes more memory than there is
+    has an error of its own.
+    """
+    answers: list[dict[str, Any]] = []
+    pictures = []
+    for image, wanted in zip(prepared, parameters, strict=True):
+        picture = b""
+        if isinstance(image, str):
+            answers.append({"error": image})
+        else:
+            pixels, size = image
+            answer, picture = _map_answer(predictor, pixels, size, wanted)
+            answers.append(answer)
+        pictures.append(picture)
+    return answers, pictures
+
+
+def _map_answer(
+    predictor: Predictor, pixels: np.ndarray, size: tuple[int, int], parameters: dict[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """Returns the areas of an image's classes, and the PNG of its mask if that is wanted."""
+    import paddle
+
+    height, width = size
+    file = io.BytesIO()
+    try:
+        with reporting_memory(lambda: f"it has {width} x {height} pixels: send a smaller image"):
+            one = predictor.map_of(paddle.to_tensor(pixels[None]), "it", size)
+            if parameters["kind"] == "mask":
+                mask_image(one.outputs, predictor.config.MODEL.NUM_CLASSES).save(file, "PNG")
+            found = areas(one, predictor.classes)
+    except OutOfMemory as error:
+        # Another image of the request may take less.
+        return {"error": str(error)}, b""
+    except RunError as error:
+        return {"failed": str(error).removeprefix("it: ")}, b""
+    except Exception:
+        traceback.print_exc()
+        return {"failed": "the model failed"}, b""
+    finally:
+        if height * width > _LARGE:
+            give_back()
+    top = parameters["top"]
+    content = {
+        "width": width,
+        "height": height,
+        "outputs": found.outputs[:top],
+        "classes": found.classes[:top],
+        "percents": found.percents[:top],
+    }
+    return content, file.getvalue()
 
 
 def _prediction(

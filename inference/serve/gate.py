@@ -23,7 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 # The paths to which images are sent, and those that need the token.
-WORK = ("/predict", "/attention")
+WORK = ("/predict", "/attention", "/mask")
 GUARDED = (*WORK, "/metrics")
 FAILED = "the server failed; its log says why"
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ABOUT = "A trained model answers: classes and probabilities of images, and where it looks."
+ABOUT_MAPS = "A trained model answers: a mask with the class of each pixel, and the classes' areas."
 HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 _STYLE = re.search(r"<style>(.*?)</style>", HTML, re.S)[1]  # pyright: ignore[reportOptionalSubscript]
 _SCRIPT = re.search(r"<script>(.*?)</script>", HTML, re.S)[1]  # pyright: ignore[reportOptionalSubscript]

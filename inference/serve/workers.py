@@ -105,7 +105,9 @@ class Worker:
             item, _ = reading
             return [item]
         return [
-            item for item in self.computing() if item.tried or item.parameters["kind"] != "predict"
+            item
+            for item in self.computing()
+            if item.tried or item.parameters["kind"] == "attention"
         ]
 
 
@@ -116,6 +118,7 @@ class Pool:
         about: the model's name and task ("model", "task"), once a worker has loaded it.
         oriented: whether the model sees photographs rotated as their EXIF says
             (DATA.EXIF_ORIENTATION).
+        gives_maps: whether the model gives a class for each pixel; None: it isn't known yet.
         ended: gets an exception once the server can't go on.
     """
 
@@ -126,6 +129,7 @@ class Pool:
         self.workers: list[Worker | None] = [None] * settings.workers
         self.about: dict[str, Any] = {}
         self.oriented = False
+        self.gives_maps: bool | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The hash of the model that the first worker loaded.
         self._fingerprint = ""
@@ -279,6 +283,7 @@ class Pool:
             worker.ready = True
             self.about = head["loaded"]
             self.oriented = head["oriented"]
+            self.gives_maps = head["gives_maps"]
             self._fingerprint = head["fingerprint"]
             self._reported = ""
         elif "loaded" in head:

@@ -14,6 +14,7 @@ from loading.sources import Split, imagenet2012
 from loading.splits import groups_of
 from loading.unlabelled import images_list
 from settings.documents import read_yaml
+from training.report.pixels import read_confusion, read_pixel_table
 from training.report.run_files import read_predictions
 
 EMOJI = "\U0001f600"
@@ -37,9 +38,16 @@ READERS = {
     "groups.txt": lambda root: groups_of(["1"], str(root / "groups.txt")),
     "paths.txt": lambda root: paths_of([str(root / "paths.txt")]),
     "predictions.csv": lambda root: read_predictions(root / "predictions.csv"),
+    "pixels.csv": lambda root: read_pixel_table(root / "pixels.csv"),
+    "confusion.csv": lambda root: read_confusion(root / "confusion.csv"),
     "config.yaml": lambda root: read_yaml(root / "config.yaml"),
 }
-HEADERS = {"train.csv": b"image,c\n", "predictions.csv": b"image,label,predicted,probability\n"}
+HEADERS = {
+    "train.csv": b"image,c\n",
+    "predictions.csv": b"image,label,predicted,probability\n",
+    "pixels.csv": b"image,pixel_acc,mIoU,label,predicted,pixels\n",
+    "confusion.csv": b"label,c\n",
+}
 # A file, a line of it (%d: its number), and what is said of 7 MB of such lines, and of 100 MB; "":
 # they are read.
 KINDS = [
@@ -77,6 +85,10 @@ KINDS = [
     ("paths.txt", "x\0", "", TOO_MUCH),
     ("paths.txt", "x", TOO_LONG, TOO_LONG),
     ("predictions.csv", "%d,1,1,0.5\n", "", "takes too long"),
+    ("pixels.csv", "%d,1,1,0,1,5\n", "", "takes too long"),
+    ("pixels.csv", '"%d",1,1,0,1,' + 400 * "9" + "\n", "is no number of pixels", "is no number of"),
+    ("confusion.csv", "0,1\n", "expected 1 rows of 2 columns", "expected 1 rows of 2 columns"),
+    ("confusion.csv", "1", "has a line of 1048576 bytes", "has a line of 1048576 bytes"),
     ("config.yaml", "K%d: 1\n", "has more than", "has more than"),
 ]
 

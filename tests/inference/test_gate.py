@@ -3,6 +3,7 @@ what it refused.
 """
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -228,7 +229,8 @@ def test_a_mistake_within_the_app_is_json_too(capsys):
         def put(self, items):
             raise ZeroDivisionError("secret")
 
-    app = create_app(Settings("model"), Broken(), None, Metrics(), lambda: False)
+    pool = SimpleNamespace(gives_maps=False, about={})
+    app = create_app(Settings("model"), Broken(), pool, Metrics(), lambda: False)
     client = Client(b"GIF89a", content_type="image/gif")
     client.scope |= {"query_string": b"", "http_version": "1.1", "root_path": ""}
     gate = ask(client, app)

@@ -6,10 +6,8 @@ import base64
 import io
 import json
 import os
-import struct
 import sys
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ import paddle
 import pytest
 import safetensors.numpy
 from PIL import Image
-from support.servers import CLASSES, form, write_checkpoint
+from support.servers import CLASSES, form, png_of, write_checkpoint
 
 from inference import Predictor
 from inference.serve.compute import _silence_libraries, answer_batch, fingerprint, load, prepare
@@ -28,19 +26,6 @@ OCTETS = "application/octet-stream"
 JSON = {"Content-Type": "application/json"}
 FORM = form(("a", "one.jpg", b"1"), ("a", "two.jpg", b"2"))
 KIND = FORM[1]["Content-Type"]
-
-
-def png_of(width, height):
-    """A PNG's head, that says so many pixels."""
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + head
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + struct.pack(">I", 13)
-        + chunk
-        + struct.pack(">I", zlib.crc32(chunk))
-        + b"\0\0\0\0IDAT"
-    )
 
 
 @pytest.mark.smoke

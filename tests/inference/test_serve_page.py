@@ -2,11 +2,8 @@
 text, never HTML.
 """
 
-import os
-from pathlib import Path
-
 import pytest
-from support.browser import CHROMIUM, browsing
+from support.browser import CHROMIUM, browsing, pictured
 from support.servers import serving
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
@@ -29,12 +26,6 @@ def photograph(photographs, tmp_path):
     file = tmp_path / "<img src=x onerror=alert(2)>.jpg"
     file.write_bytes(photographs[0])
     return file
-
-
-def pictured(browser, name):
-    """Leaves a screenshot where somebody asks for them: PAGE_PICTURES names a folder."""
-    if folder := os.environ.get("PAGE_PICTURES"):
-        browser.picture(Path(folder) / f"{name}.png")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -64,7 +55,7 @@ def test_a_picture_is_dropped_and_its_classes_and_map_are_seen(
     pictured(browser, f"map-{width}")
     assert not browser.value(WIDER)
     # none of those that names spell
-    assert browser.value("document.querySelectorAll('main img').length") == 1
+    assert browser.value("document.querySelectorAll('main img:not([hidden])').length") == 1
     assert browser.said == []
 
 

@@ -159,3 +159,9 @@ def browsing():
             yield browser
         finally:
             browser.close()
+
+
+def pictured(browser, name):
+    """Leaves a screenshot where somebody asks for them: PAGE_PICTURES names a folder."""
+    if folder := os.environ.get("PAGE_PICTURES"):
+        browser.picture(Path(folder) / f"{name}.png")

@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -177,6 +179,19 @@ def form(*files, boundary="frontier"):
         parts += [head.encode(), data, b"\r\n"]
     body = b"".join([*parts, f"--{boundary}--\r\n".encode()])
     return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+
+def png_of(width, height):
+    """A PNG's head, that says so many pixels."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + head
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + b"\0\0\0\0IDAT"
+    )
 
 
 # ------------------------------------------------------------ fixtures, which tests/conftest.py

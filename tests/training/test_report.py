@@ -203,7 +203,7 @@ def test_of_many_classes_the_picture_has_those_that_are_confused_most_often(made
     monkeypatch.setattr(report, "_MOST_IN_SQUARE", 5)
     seen = {}
 
-    def confusion(matrix, names, whole):
+    def confusion(matrix, names, whole, in_percent):
         seen.update(matrix=matrix, names=names, whole=whole)
         return b""
 

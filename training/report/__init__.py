@@ -13,10 +13,11 @@ from launch.files import obstacle
 from loading.tables import csv_line
 from settings.plain import whole_file
 from training.pages import page
-from training.report import mistakes, plots
+from training.report import mistakes, pixels, plots
 from training.report.run_files import ADVICE, SPEED, FinishedRun, PredictionTable, read_run
 from training.report.statistics import BINS, Confusions, calibration, confusions, scores, wilson
 from training.results import METRIC_TITLES
+from training.worst_pictures import FILE as WORST_PICTURES
 from utils import writing_whole
 
 PAGE = "report.html"
@@ -65,7 +66,14 @@ def _sections(run: FinishedRun, dataset: ImageDataset | None) -> Iterator[str]:
     """Yields the parts of the page: the accuracy first, the speed last."""
     predictions = run.predictions.get("val")
     yield _summary(run)
-    yield _reconstructions(run.folder / RECONSTRUCTIONS)
+    yield _drawn("Reconstructions", run.folder / RECONSTRUCTIONS)
+    if run.confusion is not None:
+        yield pixels.classes(run, run.confusion)
+        yield _pixel_confusions(run, run.confusion)
+    if "val" in run.pixel_tables:
+        table = pixels.pictures(run, run.pixel_tables["val"])
+        yield page.section("The worst pictures", table)
+        yield _drawn("Some of the worst pictures", run.folder / WORST_PICTURES)
     if predictions and not run.multilabel:
         yield _confusions(run, predictions)
     if run.multilabel:
@@ -166,8 +174,8 @@ def _curves(run: FinishedRun, title: str, labels: Mapping[str, str]) -> str:
     return page.section(title, page.grid(pictures))
 
 
-def _reconstructions(file: Path) -> str:
-    """Returns the section of the picture that the task drew; "" if there is none.
+def _drawn(title: str, file: Path) -> str:
+    """Returns the section of a picture that the run drew; "" if there is none.
 
     Raises:
         InputError: the file is no PNG.
@@ -179,7 +187,7 @@ def _reconstructions(file: Path) -> str:
         # A link may lead to any file, which must not get into the page.
         if not data.startswith(_PNG):
             raise Unreadable("it is no PNG")
-    return page.section("Reconstructions", page.picture("Reconstructions", data))
+    return page.section(title, page.picture(title, data))
 
 
 def _confusions(run: FinishedRun, predictions: PredictionTable) -> str:
@@ -188,6 +196,21 @@ def _confusions(run: FinishedRun, predictions: PredictionTable) -> str:
     names = [run.name_of(label) for label in range(_number_of_classes(run, predictions))]
     with writing_whole(run.folder / TABLE) as file:
         _write_confusions(file, pairs, names)
+    return _most_confused(run, pairs, names, "images")
+
+
+def _pixel_confusions(run: FinishedRun, confusion: np.ndarray) -> str:
+    """Writes confusion.png of an evaluation of pixels; returns its section of the page."""
+    names = [run.name_of(label) for label in range(len(confusion))]
+    return _most_confused(run, pixels.pairs_of(confusion), names, "pixels")
+
+
+def _most_confused(run: FinishedRun, pairs: Confusions, names: Sequence[str], unit: str) -> str:
+    """Writes confusion.png; returns the section of the page with it and the worst pairs.
+
+    Args:
+        unit: what is counted, "images" or "pixels".
+    """
     worst = pairs.worst(_LISTED_PAIRS)
     whole = len(names) <= _MOST_IN_PICTURE
     if whole:
@@ -199,17 +222,19 @@ def _confusions(run: FinishedRun, predictions: PredictionTable) -> str:
     shown = ""
     if classes:
         matrix = pairs.matrix(classes)
-        picture = plots.confusion(matrix, [names[label] for label in classes], whole)
+        picture = plots.confusion(
+            matrix, [names[label] for label in classes], whole, in_percent=unit == "pixels"
+        )
         with writing_whole(run.folder / PICTURE, "wb") as file:
             file.write(picture)
         shown = page.picture("Confusion matrix", picture)
     rows = [
         (names[label], names[predicted], f"{count:,}") for label, predicted, count in worst.rows()
     ]
-    table = page.table(["label", "predicted most often", "images"], rows, numbers=False)
+    table = page.table(["label", "predicted most often", unit], rows, numbers=False)
     end = "." if whole else ", of the classes shown."
     explanation = (
-        f"Rows are labels. A colour is the share of a label's images{end} All are in {TABLE}."
+        f"Rows are labels. A colour is the share of a label's {unit}{end} All are in {TABLE}."
     )
     return page.section("Confusions", page.paragraph(explanation), page.grid([shown, table]))
 

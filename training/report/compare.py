@@ -12,8 +12,9 @@ from settings.tasks import answers_of
 from training.pages import page
 from training.pages.plotting import shorten
 from training.report import interval, number, plots
-from training.report.run_files import FinishedRun, read_run
-from training.report.statistics import mcnemar, welch
+from training.report.pixels import PixelTable
+from training.report.run_files import FinishedRun, PredictionTable, read_run
+from training.report.statistics import mcnemar, welch, wilcoxon
 from training.results import METRIC_TITLES
 
 # Letters of a name, and of a value on a screen.
@@ -98,7 +99,9 @@ class Compared(NamedTuple):
         """Returns the key by which the runs of a kind are compared, and its values."""
         results = [self.runs[name].result for name in kind.runs]
         key = next(
-            key for key in ("acc1", "mAP", "loss") if all(key in result for result in results)
+            key
+            for key in ("acc1", "mAP", "mIoU", "loss")
+            if all(key in result for result in results)
         )
         return key, [float(result[key]) for result in results]
 
@@ -116,8 +119,11 @@ class Compared(NamedTuple):
         """Returns whether two runs were evaluated on the same images, with the same labels."""
         data = self.runs[one].config.DATA
         other_data = self.runs[other].config.DATA
-        table = self.runs[one].predictions["val"]
-        other_table = self.runs[other].predictions["val"]
+        is_of_pixels = bool(self.runs[one].pixel_tables)
+        table, other_table = (
+            run.pixel_tables["val"] if is_of_pixels else run.predictions["val"]
+            for run in (self.runs[one], self.runs[other])
+        )
         if any(data[key] != other_data[key] for key in _IMAGE_KEYS):
             return False
         if table.digest != other_table.digest:
@@ -125,7 +131,8 @@ class Compared(NamedTuple):
         # With several classes, the digest is of the labels, too. With LABELS or CLASSES, a table
         # has the predicted class as the label of a right prediction, since several labels may be
         # right.
-        if self.runs[one].multilabel or data.LABELS or data.CLASSES:
+        # Masks aren't in a table.
+        if is_of_pixels or self.runs[one].multilabel or data.LABELS or data.CLASSES:
             return True
         return np.array_equal(table.label, other_table.label)
 
@@ -234,9 +241,12 @@ def _verdict_by_images(
     names = f"{one.name} against {other.name}"
     right: list[np.ndarray] = []
     other_right: list[np.ndarray] = []
+    is_of_pixels = answers_of(compared.runs[pairs[0][0]].config.TASK) == "pixels"
     for name, other_name in pairs:
-        table = compared.runs[name].predictions.get("val")
-        other_table = compared.runs[other_name].predictions.get("val")
+        table, other_table = (
+            (run.pixel_tables if is_of_pixels else run.predictions).get("val")
+            for run in (compared.runs[name], compared.runs[other_name])
+        )
         if table is None or other_table is None:
             task = compared.runs[name].config.TASK
             if not answers_of(task):
@@ -245,8 +255,8 @@ def _verdict_by_images(
                 f"{names}: not tested: a run without predictions.csv (REPORT) has no images to"
                 " compare"
             )
-        right.append(table.right)
-        other_right.append(other_table.right)
+        right.append(_scores(table))
+        other_right.append(_scores(other_table))
     if not all(compared.same_images(*pair) for pair in pairs):
         return (
             f"{names}: not tested: they were evaluated on different images, or on other labels of"
@@ -255,12 +265,24 @@ def _verdict_by_images(
     if len(pairs) == 1:
         names = " against ".join(pairs[0])
     first = np.concatenate(right)
+    if is_of_pixels:
+        better, other_better, probability = wilcoxon(first, np.concatenate(other_right))
+        test = (
+            f"of {len(first):,} images {better} have a higher mIoU in the first, {other_better} in"
+            " the second, Wilcoxon's signed-rank test"
+        )
+        return f"{names}: {test}{_conclusion(probability, comparisons)}"
     alone, other_alone, probability = mcnemar(first, np.concatenate(other_right))
     test = (
         f"of {len(first):,} images {alone} are right in the first alone, {other_alone} in the"
         " second alone, McNemar's exact test"
     )
     return f"{names}: {test}{_conclusion(probability, comparisons)}"
+
+
+def _scores(table: PredictionTable | PixelTable) -> np.ndarray:
+    """Returns by what images are compared, [n]: whether each is right, or its mIoU."""
+    return table.mean_iou if isinstance(table, PixelTable) else table.right
 
 
 def _conclusion(probability: float, comparisons: int) -> str:

@@ -49,15 +49,18 @@ def curve(
     return figure_png(drawn)
 
 
-def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
+def confusion(
+    matrix: np.ndarray, names: Sequence[str], whole: bool, in_percent: bool = False
+) -> bytes:
     """Returns a PNG of a confusion matrix.
 
     A colour is the share of a label's images, so that classes of few images can be seen, too.
 
     Args:
-        matrix: [n, n] numbers of images, whose rows are labels.
+        matrix: [n, n] numbers of images or pixels, whose rows are labels.
         names: of the n classes.
         whole: whether these are all classes.
+        in_percent: whether cells show the share in percent, where it is 1 % or more.
     """
     count = len(matrix)
     side = min(9.0, 3.2 + 0.32 * count)
@@ -69,6 +72,10 @@ def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
     for row, column in zip(*np.nonzero(matrix), strict=True):
         colour = "white" if shares[row, column] > 0.5 else "black"
         number = f"{matrix[row, column]:,}"
+        if in_percent:
+            number = f"{100 * shares[row, column]:.0f}"
+            if shares[row, column] < 0.01:
+                continue
         # Long numbers have smaller letters, to stay within their cell.
         style = {"ha": "center", "va": "center", "fontsize": size * min(1, 4 / len(number))}
         axis.text(column, row, number, color=colour, **style)

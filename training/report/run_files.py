@@ -8,7 +8,7 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,15 +21,21 @@ from settings.plain import is_list, parsed_json, whole_file
 from settings.registry import tasks
 from settings.tasks import answers_of
 from training.curves import Points, points
-from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS, file_name
+from training.predictions import (
+    CONFUSION,
+    MULTILABEL_COLUMNS,
+    SINGLE_LABEL_COLUMNS,
+    file_name,
+)
 from training.probing.records import CURVES
+from training.report.pixels import PixelTable, read_confusion, read_pixel_table
+from training.report.tables import class_number, lines_of
 from training.results import MOST_CLASSES, is_text, read_result
 
 ADVICE = "; is it a run's folder?"
 SPLITS = ("train", "val", "ema")
-# Bytes of the largest classes.json, and of the longest line of predictions.csv.
+# Bytes of the largest classes.json.
 _LARGEST = 64 << 20
-_LONGEST_LINE = 1 << 20
 # Curves that every run has, besides those of its task.
 SPEED = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
 
@@ -68,6 +74,8 @@ class FinishedRun(NamedTuple):
             of the averaged weights.
         classes: names; empty if they aren't known.
         predictions: by split; empty without REPORT, or for another kind of task.
+        pixel_tables: the same of a task with a class for each pixel.
+        confusion: of such a task the pixels of each class by their answer, [K, K]; None: unknown.
         curves: points by split and key.
         labels: the keys of curves, with the labels of their axes.
     """
@@ -77,6 +85,8 @@ class FinishedRun(NamedTuple):
     evaluated: dict[str, dict[str, Any]]
     classes: list[str]
     predictions: dict[str, PredictionTable]
+    pixel_tables: dict[str, PixelTable]
+    confusion: np.ndarray | None
     curves: dict[str, dict[str, Points]]
     labels: dict[str, str]
 
@@ -116,19 +126,53 @@ def read_run(folder: Path) -> FinishedRun:
                 raise Unreadable("expected a list of names")
     evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     predictions = {}
-    of_images = answers_of(config.TASK) != "pixels"
+    pixel_tables = {}
+    of_pixels = answers_of(config.TASK) == "pixels"
     for split, evaluation in evaluated.items():
         file = folder / file_name(split)
-        if file.exists() and of_images:
+        if file.exists() and of_pixels:
+            pixel_tables[split] = read_pixel_table(file)
+            _check_same_size(file, len(pixel_tables[split].images), evaluation)
+        elif file.exists():
             predictions[split] = read_predictions(file)
             _check_same_evaluation(file, predictions[split], evaluation)
+    confusion = None
+    if of_pixels and (folder / CONFUSION).exists():
+        confusion = _confusion(folder / CONFUSION, result)
     task: Any = tasks.load(config.TASK)[0]
     labels: dict[str, str] = {**task.curves, **CURVES, **SPEED}
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
         raise InputError(f"{file}: holds no record of a run; move it away")
-    return FinishedRun(folder, config, evaluated, classes, predictions, curves, labels)
+    return FinishedRun(
+        folder, config, evaluated, classes, predictions, pixel_tables, confusion, curves, labels
+    )
+
+
+def _check_same_size(file: Path, images: int, evaluation: dict[str, Any]) -> None:
+    """Raises InputError if a table has another number of images than result.json."""
+    if images != evaluation["num_samples"]:
+        raise InputError(
+            f"{file}: it has {images} samples, result.json {evaluation['num_samples']}: another"
+            " evaluation's; move the file away"
+        )
+
+
+def _confusion(file: Path, result: dict[str, Any]) -> np.ndarray:
+    """Returns the confusion matrix of the evaluation in result.json.
+
+    Raises:
+        InputError: it is another evaluation's.
+    """
+    matrix = read_confusion(file)
+    accuracy = 100 * int(np.trace(matrix)) / max(1, int(matrix.sum()))
+    if abs(accuracy - result.get("pixel_acc", accuracy)) > 1e-3:
+        raise InputError(
+            f"{file}: its pixel accuracy is {accuracy}, that of result.json {result['pixel_acc']}:"
+            " another evaluation's; move the file away"
+        )
+    return matrix
 
 
 def _check_same_evaluation(
@@ -158,7 +202,7 @@ def read_predictions(file: Path) -> PredictionTable:
     """
     with reading(file, "a run's predictions", "; move it away"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
-        table = csv_rows(_lines(lines, allowance))
+        table = csv_rows(lines_of(lines, allowance))
         head = tuple(next(table, ()))
         single_label = head[: len(SINGLE_LABEL_COLUMNS)] == SINGLE_LABEL_COLUMNS
         if not single_label and head != MULTILABEL_COLUMNS:
@@ -182,14 +226,6 @@ def read_predictions(file: Path) -> PredictionTable:
         )
 
 
-def _lines(file: IO[bytes], allowance: Allowance) -> Iterator[str]:
-    while line := file.readline(_LONGEST_LINE):
-        allowance.take(len(line) + 32)
-        if len(line) == _LONGEST_LINE:
-            raise Unreadable(f"it has a line of {_LONGEST_LINE} bytes or more")
-        yield line.decode("utf-8")
-
-
 def _rows(
     table: Iterator[list[str]],
     head: tuple[str, ...],
@@ -207,21 +243,15 @@ def _rows(
             raise Unreadable(f"a row has {len(row)} columns, the first line has {len(head)}")
         if head == MULTILABEL_COLUMNS:
             name, truth, predicted, worst, probability = row
-            numbers.extend((_class_number(worst), worst in truth.split(), truth == predicted))
+            numbers.extend((class_number(worst), worst in truth.split(), truth == predicted))
             digest.update(f"{truth}\0".encode())
         else:
             name, truth, predicted, probability, *_ = row
             right = truth == predicted
-            numbers.extend((_class_number(truth), _class_number(predicted), right))
+            numbers.extend((class_number(truth), class_number(predicted), right))
         probabilities.append(_probability(probability))
         digest.update(f"{name}\0".encode())
         yield name.encode()
-
-
-def _class_number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < MOST_CLASSES):
-        raise Unreadable(f"{text[:20]!a} is no class's number")
-    return int(text)
 
 
 def _probability(text: str) -> float:

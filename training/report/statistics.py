@@ -175,6 +175,28 @@ def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
     return first_alone, second_alone, probability
 
 
+def wilcoxon(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
+    """Makes Wilcoxon's signed-rank test of two runs' scores of the same samples, two-sided.
+
+    Equal pairs are left out.
+
+    Args:
+        one, other: [n] scores.
+
+    Returns:
+        The number of samples that are better in the first run, and in the second. Then the
+        probability that chance makes a difference as large or larger.
+    """
+    from scipy.stats import wilcoxon as test
+
+    better = int((one > other).sum())
+    other_better = int((other > one).sum())
+    if not (better or other_better):
+        return 0, 0, 1.0
+    result: Any = test(one, other)
+    return better, other_better, float(result.pvalue)
+
+
 def welch(one: Sequence[float], other: Sequence[float]) -> float:
     """Returns the two-sided probability that two means differ so much by chance.
 
