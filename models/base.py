@@ -236,7 +236,8 @@ class ImageModel(nn.Layer):
                 answer["image_features"] = features
             return answer
         if prefixes is not None:
-            intermediates = list(zip(intermediates, prefixes, strict=True))
+            # Paddle's tracing takes no keywords of zip.
+            intermediates = [(x, prefixes[i]) for i, x in enumerate(intermediates)]
         return intermediates if intermediates_only else (features, intermediates)
 
     def _collect(
