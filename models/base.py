@@ -13,6 +13,7 @@ from paddle import nn
 from errors import InputError
 from models.layers.batch_norm import keeping_statistics
 from models.layers.classifier_norm import ClassifierNorm
+from models.layers.graph_sizes import is_known
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
 from settings.architectures import add_file, architectures
@@ -352,7 +353,7 @@ class ImageModel(nn.Layer):
             if output_format == "NLC":
                 return x
             rows, columns = self.grid(x.shape[1])
-            if x.shape[1] != rows * columns:
+            if is_known(rows, columns) and x.shape[1] != rows * columns:
                 problem = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
                 raise InputError(
                     f"{problem}: PATCH_DROP leaves some out in training; call model.eval() before"
