@@ -279,8 +279,6 @@ def _write_graph_of_maps(
     """
     inputs = inputs_of(model)
     if images_differ(config):
-        if model.encoder.resizable:
-            raise InputError(_one_size(model))
         inputs = paddle.static.InputSpec([None, model.in_channels, None, None], "float32", "images")
     stem = STEMS[kind]
     try:

@@ -62,9 +62,9 @@ class ResizedPositions:
         """Returns the embedding [1, prefix + patches, D] for a grid: [1, prefix + rows * columns,
         D].
         """
+        if is_known(*grid_size) and grid_size == self.grid_size:
+            return pos_embed
         if is_known(*grid_size):
-            if grid_size == self.grid_size:
-                return pos_embed
             rows, columns = self.matrices.at(grid_size)
         else:
             rows = bicubic_weights(self.grid_size[0], grid_size[0])
