@@ -1,6 +1,7 @@
 """``SegmentationModel``: an encoder with a head."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import paddle
@@ -89,8 +90,13 @@ class SegmentationModel(EncoderNetwork):
         return names | {_HEAD + name for name in self.decode_head.no_weight_decay()}
 
     def inference_model(self) -> "SegmentationModel":
-        """Returns the model itself (``ImageModel.inference_model``)."""
-        return self
+        """Returns the model with the encoder for inference (``ImageModel.inference_model``)."""
+        encoder = self.encoder.inference_model()
+        if encoder is self.encoder:
+            return self
+        model = copy(self)
+        model._sub_layers = {**self._sub_layers, "encoder": encoder}
+        return model
 
 
 def padded(images: paddle.Tensor, multiple: int) -> paddle.Tensor:
