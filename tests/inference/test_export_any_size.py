@@ -26,6 +26,7 @@ ENCODERS = {
     "dinov3": f"MODEL.TYPE eva {PLAIN} MODEL.ROPE_TYPE dinov3 MODEL.USE_ABS_POS_EMB False",
     "swin": f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 3",
     "swin_pad_first": f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 3 MODEL.PAD_FIRST True",
+    "swinv2": f"MODEL.TYPE swinv2 {STAGES} MODEL.WINDOW_SIZE 3",
     "pvtv2": (
         "MODEL.TYPE pvtv2 MODEL.STAGE_DEPTHS [1,1,1,1] MODEL.EMBED_DIMS [8,16,16,32]"
         " MODEL.NUM_HEADS [1,2,2,4]"
@@ -47,6 +48,7 @@ CASES = [
     ("dinov3", "linear", True),
     ("swin", "linear", True),
     ("swin_pad_first", "linear", True),
+    ("swinv2", "linear", True),
     ("pvtv2", "segformer", True),
     ("topformer", "topformer", True),
     ("resnet", "trans2seg", False),
