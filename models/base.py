@@ -225,12 +225,13 @@ class ImageModel(nn.Layer):
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
         features, outputs = self._collect(images, taken, norm, stop_early)
-        intermediates: list[Any] = [self._as_map(output, output_format) for output in outputs]
+        # Names without types: Paddle 2.6 can't trace them where they are set in a branch, too.
+        intermediates = [self._as_map(output, output_format) for output in outputs]
         prefixes = None
         if return_prefix_tokens and self.num_prefix_tokens:
             prefixes = [output[:, : self.num_prefix_tokens] for output in outputs]
         if output_dict:
-            answer: dict[str, Any] = {"image_intermediates": intermediates}
+            answer = {"image_intermediates": intermediates}
             if prefixes is not None:
                 answer["image_intermediates_prefix"] = prefixes
             if not intermediates_only:

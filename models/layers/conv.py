@@ -71,8 +71,9 @@ def adaptive_mean(x: paddle.Tensor, size: Sequence[int] | int) -> paddle.Tensor:
         x: [B, D, H, W].
         size: rows and columns of the result; one number for both.
     """
+    sides: Any = [size, size] if isinstance(size, int) else size
     if paddle.in_dynamic_mode():
-        pooled = F.adaptive_avg_pool2d(in_float32(x), size)
+        pooled = F.adaptive_avg_pool2d(in_float32(x), sides)
     else:
-        pooled = means_of_regions(in_float32(x), [size, size] if isinstance(size, int) else size)
+        pooled = means_of_regions(in_float32(x), sides)
     return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)
