@@ -55,6 +55,7 @@ from settings.merging import (
     Keys,
     find_config,
     model_files,
+    segmentation_files,
     shipped_configs,
     shipped_model,
     shipped_models,
@@ -90,8 +91,8 @@ from settings.parser import pairs
 
 __all__ = [
     "CONFIG_DIR", "asked_config", "default_values", "differences", "explain", "find_config", "get_config", "is_users",
-    "model_files", "named_keys", "resolved_yaml", "shipped_configs", "shipped_model", "shipped_models",
-    "update_config", "with_options", "with_values",
+    "model_files", "named_keys", "resolved_yaml", "segmentation_files", "shipped_configs", "shipped_model",
+    "shipped_models", "update_config", "with_options", "with_values",
 ]  # fmt: skip
 
 # Within another program (tools/package) this module has another name, and imports aren't changed.

@@ -13,7 +13,7 @@ from typing import NoReturn, overload
 import numpy as np
 
 from config import is_users, with_values
-from errors import InputError
+from errors import InputError, counted
 from loading.cache import Decoded, MappedImages, Sources, cached_images
 from loading.dataset import (
     ArrayDataset,
@@ -312,6 +312,9 @@ def _datasets_of_masks(
     skipped: list[str] = []
     train = None if config.EVAL else get_dataset(config, "train", skipped=skipped)
     val = get_dataset(config, "val", skipped=skipped)
+    for mode, dataset in (("train", train), ("val", val)):
+        if dataset is not None:
+            _check_labelled_pixels(config, mode, dataset)
     classes = val.classes
     if train and train.classes != classes:
         raise InputError(
@@ -339,10 +342,27 @@ def _datasets_of_masks(
                 f" ({some_of(classes)}); write -o MODEL.NUM_CLASSES auto"
             )
         config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=len(classes))
+    if config.MODEL.NUM_CLASSES == 1:
+        only = classes[0] if classes else "MODEL.NUM_CLASSES is 1"
+        raise InputError(
+            f"the masks have one class ({only}), so each answer is that class;"
+            " give the other pixels a class, too, such as background"
+        )
     if config.EVAL:
         note_subset(config, len(val))
     _add_notes(config, [_skipped_note(skipped)])
     return config, train, val
+
+
+def _check_labelled_pixels(config: Configuration, mode: str, dataset: ImageDataset) -> None:
+    """Raises InputError if all pixels of a set's masks are ignored."""
+    for column in dataset.needed_masks:
+        if not dataset.has_labelled_pixel(column):
+            raise InputError(
+                f"the {mode} set of '{config.DATA.DATASET}' at {config.DATA.DATA_PATH} has no pixel"
+                f" with a class: all pixels of its {counted(len(dataset), 'mask', 'masks')} are"
+                " ignored; correct the masks, or what says which of their values are ignored"
+            )
 
 
 def _add_notes(config: Configuration, notes: Sequence[str]) -> None:

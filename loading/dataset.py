@@ -331,6 +331,27 @@ class ImageDataset(paddle.io.Dataset):
         """Returns the name of an image's mask in messages."""
         return f"{column} of {self.name(index)}"
 
+    def has_labelled_pixel(self, column: str) -> bool:
+        """Returns whether any pixel of a column's masks has a class.
+
+        Masks are decoded until one has such a pixel, mostly the first. They are taken in a random
+        order, because those without may be neighbours.
+
+        Raises:
+            InputError: a mask can't be read.
+        """
+        ignored = self.masks[column].ignored
+        for index in np.random.default_rng(0).permutation(len(self)):
+            try:
+                mask = self.mask(column, int(index))
+            except RunError as error:
+                if not self.skip_broken:
+                    raise InputError(str(error)) from None
+                continue
+            if (np.asarray(mask) != ignored).any():
+                return True
+        return False
+
     def relative_names(self) -> Paths | np.ndarray | None:
         """Returns the images' names, relative to the data's folder; None where they have none."""
         return None

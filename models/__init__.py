@@ -6,9 +6,16 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from config import default_values, get_config, model_files, shipped_model, with_values
+from config import (
+    default_values,
+    get_config,
+    model_files,
+    segmentation_files,
+    shipped_model,
+    with_values,
+)
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import from_timm_names, with_timm_arguments
@@ -63,7 +70,10 @@ def architecture(config: Configuration) -> type[ImageModel]:
     return ARCHITECTURES[config.MODEL.TYPE.lower()]
 
 
-def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
+def list_models(
+    pattern: str | Sequence[str] = "*",
+    task: Literal["classification", "segmentation"] = "classification",
+) -> list[str]:
     """Returns the sorted names of the shipped models that match a shell pattern, or one of several.
 
     Case doesn't matter. The names of timm and PaddleViT for a model match, too. The files of
@@ -71,10 +81,17 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
 
     Args:
         pattern: ``"vit_*_384"``, ``["deit_*", "*beit*"]``.
+        task: "segmentation": those with a head for a class of each pixel, in configs/segmentation/.
+
+    Raises:
+        InputError: there are no models of such a task.
     """
+    files = {"classification": model_files, "segmentation": segmentation_files}
+    if task not in files:
+        raise InputError(f"task is {task!r}, expected {' or '.join(files)}")
     patterns = [pattern] if isinstance(pattern, str) else pattern
     return [
-        file.stem for file in model_files() if any(matches(file, pattern) for pattern in patterns)
+        file.stem for file in files[task]() if any(matches(file, pattern) for pattern in patterns)
     ]
 
 
@@ -121,7 +138,8 @@ def create_model(
     """Builds a shipped model by name.
 
     Args:
-        name: one of ``list_models()``, or the model's name in timm or PaddleViT.
+        name: one of ``list_models()`` or of ``list_models(task="segmentation")``, or the model's
+            name in timm or PaddleViT.
         pretrained: weights to load, which have to fit. True: timm's weights of this name and tag,
             from the Hugging Face Hub or its cache (HF_HOME). If ``num_classes`` differs from their
             number of classes, the classifier is new, and a warning says so.
@@ -134,8 +152,9 @@ def create_model(
     """
     if not isinstance(name, str):
         raise InputError(f"the model's name is {name!r}, expected a string")
-    if shipped_model(name) is None:
-        raise InputError(f"no model {name}{instead(name, model_files())}")
+    if shipped_model(name) is None and name not in list_models(task="segmentation"):
+        files = [*model_files(), *segmentation_files()]
+        raise InputError(f"no model {name}{instead(name, files)}")
     path = overrides.pop("checkpoint_path", None)
     if not isinstance(pretrained, str | Path | bool | None):
         raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")

@@ -143,6 +143,11 @@ def model_files() -> list[Path]:
     return sorted(files, key=lambda file: file.stem)
 
 
+def segmentation_files() -> list[Path]:
+    """Returns the files of the segmentation models under configs/, sorted by name."""
+    return [file for file in shipped_configs() if file.parent.name == "segmentation"]
+
+
 def shipped_models() -> list[str]:
     """Returns the names of the models under configs/, sorted."""
     return [file.stem for file in model_files()]

@@ -23,10 +23,12 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
-from config import get_config, model_files  # noqa: E402
+from config import get_config, model_files, segmentation_files  # noqa: E402
 from settings.names import TOOLKITS, instead, matches, names  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
+# What the error says of models whose costs aren't counted.
+_OF_SEGMENTATION = "models of segmentation have no row here, docs/segmentation.md tells of them"
 TABLE = ROOT / "settings" / "costs.json"
 
 
@@ -74,9 +76,14 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """
     files = model_files()
     families = sorted({file.parent.name for file in files})
+    if arguments.family == "segmentation":
+        raise InputError(f"{_OF_SEGMENTATION}: {', '.join(f.stem for f in segmentation_files())}")
     if arguments.family not in (None, *families):
         raise InputError(f"no family {arguments.family!r}; there are {', '.join(families)}")
     chosen = [file for file in files if matches(file, arguments.pattern)]
+    of_pixels = [f.stem for f in segmentation_files() if matches(f, arguments.pattern)]
+    if of_pixels and not chosen:
+        raise InputError(f"{_OF_SEGMENTATION}: {', '.join(of_pixels)}")
     if not chosen:
         patterns = (f"{arguments.pattern}*", f"*{arguments.pattern}*")
         wider = [wide for wide in patterns if any(matches(file, wide) for file in files)]

@@ -14,6 +14,7 @@ from paddle.nn import functional as F
 from errors import InputError
 from models.base import ImageModel
 from models.layers import Linear
+from models.layers.resize import interpolate
 from weights.adapters import PROJECTION
 
 # The value of TRAIN.DISTILLATION_TYPE that means this distillation.
@@ -68,7 +69,7 @@ def feature_distance(student: paddle.Tensor, teacher: paddle.Tensor) -> paddle.T
     teacher = teacher.astype("float32")
     size = student.shape[1:3]
     if teacher.shape[2:] != size:
-        teacher = F.interpolate(teacher, size=size, mode="bilinear")
+        teacher = interpolate(teacher, size)
     teacher = teacher.transpose([0, 2, 3, 1])
     whitened = F.layer_norm(teacher, teacher.shape[-1:])
     distances = F.smooth_l1_loss(student.astype("float32"), whitened, reduction="none", delta=BETA)

@@ -20,6 +20,7 @@ import ops
 from models.base import ImageModel
 from models.heads.graph_resize import resized_in_graph
 from models.layers.init import init_convolution
+from models.layers.resize import interpolate
 from weights.layout import sublayer
 
 
@@ -50,6 +51,7 @@ class Head(nn.Layer):
         align_corners: how the logits are resized to the images' size.
         runs_encoder: whether ``features`` runs the encoder itself, so that HEAD.INDICES would do
             nothing.
+        one_size: whether the head takes maps of images of IMAGE_SIZE alone.
         has_loss: whether the head's training has a loss of its own, ``loss``.
     """
 
@@ -58,6 +60,7 @@ class Head(nn.Layer):
     reads_prefix = False
     align_corners = False
     runs_encoder = False
+    one_size = False
     has_loss = False
 
     def check_encoder(self, encoder: ImageModel) -> None:
@@ -155,4 +158,7 @@ def resized(maps: paddle.Tensor, size: Any, align_corners: bool = False) -> padd
         return maps
     if ops.usable(maps):
         return ops.resize(maps, size, align_corners)
+    if 1 in size and not align_corners:
+        # Paddle's own takes the first place of the side, not the middle.
+        return interpolate(maps.astype("float32"), size).astype(maps.dtype)
     return F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)

@@ -62,6 +62,8 @@ class EomtHead(Head):
 
     In evaluation, the logits of a pixel are the logarithms of its classes' scores: the sum over the
     queries of the class's probability times the mask's. Their softmax is the scores over their sum.
+    Where windows overlap, these logarithms are averaged, as all logits are: the geometric mean of the
+    scores. The authors and transformers take the arithmetic mean there.
     The probability of "no class" isn't in it. In training, ``forward`` returns ``Answers``, the
     last ones first.
 

@@ -31,9 +31,6 @@ class SegmentationModel(EncoderNetwork):
         indices: which intermediates these are.
         num_classes: number of outputs.
         stride: see ``windows.Way``; None: an image is computed as a whole.
-
-    Raises:
-        InputError: the encoder takes images of one size, and ``stride`` is None.
     """
 
     weight_names = segmentation
@@ -52,10 +49,12 @@ class SegmentationModel(EncoderNetwork):
         self.num_classes = num_classes
         self.stride = stride
         self.min_image_size = encoder.min_image_size
-        # What H and W have to be multiples of. Images are padded where they aren't.
+        # The least H and W that the encoder computes, and what they have to be multiples of. Images
+        # are padded where they aren't.
+        self.least = encoder.min_image_size or 1
         self.multiple = 1
-        if stride is None:
-            _take_other_sizes(encoder)
+        if stride is None and encoder.resizable:
+            encoder.take_other_sizes()
         if encoder.resizable:
             self.min_image_size = 1
             self.multiple = encoder.patch_embed.patch_size
@@ -71,6 +70,11 @@ class SegmentationModel(EncoderNetwork):
             outputs = self.decode_head(features)
             return outputs if isinstance(outputs, list) else [outputs]
         height, width = images.shape[2:]
+        # Graphs of images of any size learn these when they are run.
+        if paddle.in_dynamic_mode() and min(height, width) < self.least:
+            bottom = max(0, self.least - height)
+            right = max(0, self.least - width)
+            return self(F.pad(images, [0, right, 0, bottom]))[:, :, :height, :width]
         images = padded(images, self.multiple)
         features = self.decode_head.features(self.encoder, images, self.indices)
         logits = resized(
@@ -114,14 +118,36 @@ def padded(images: paddle.Tensor, multiple: int) -> paddle.Tensor:
     return F.pad(images, [0, right, 0, bottom]) if bottom or right else images
 
 
-def _take_other_sizes(encoder: ImageModel) -> None:
-    try:
-        encoder.take_other_sizes()
-    except InputError:
+def _check_sizes(config: Configuration, encoder: ImageModel, head: Head) -> None:
+    """Checks that an evaluation's images have sizes that encoder and head take.
+
+    Raises:
+        InputError: they take images of IMAGE_SIZE alone, and there are others.
+    """
+    if config.HEAD.STRIDE is not None or _has_one_size(config):
+        return
+    limited = ""
+    if head.one_size:
+        limited = f"HEAD.NAME {config.HEAD.NAME}"
+    elif not encoder.resizable and not encoder.min_image_size:
+        limited = type(encoder).__name__
+    if limited:
+        height, width = pair(config.DATA.IMAGE_SIZE)
         raise InputError(
-            f"{type(encoder).__name__} takes {encoder.input_sizes} alone; set HEAD.STRIDE, for maps"
-            " that are computed in windows of IMAGE_SIZE"
-        ) from None
+            f"{limited} takes images of {height} x {width} alone; set HEAD.STRIDE, for maps that are"
+            " computed in windows of IMAGE_SIZE, or DATA.CROP_MODE squash"
+        )
+
+
+def _has_one_size(config: Configuration) -> bool:
+    """Returns whether a model gets images of IMAGE_SIZE alone, in evaluations, too."""
+    data = config.DATA
+    size = data.IMAGE_SIZE if data.EVAL_SIZE is None else data.EVAL_SIZE
+    return (
+        data.CROP_MODE == "squash"
+        and pair(size) == pair(data.IMAGE_SIZE)
+        and list(config.METHOD.SCALES) == [1.0]
+    )
 
 
 def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
@@ -144,7 +170,7 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
         chosen = kind.indices
     if chosen is None:
         chosen = quarters(len(encoder.feature_info))
-    indices = _checked_indices(encoder, chosen)
+    indices = _checked_indices(config, encoder, chosen)
     info = [encoder.feature_info[index] for index in indices]
     maps = Maps(
         channels=[each["num_chs"] for each in info],
@@ -155,19 +181,27 @@ def add_head(config: Configuration, encoder: ImageModel) -> SegmentationModel:
     classes = config.MODEL.NUM_CLASSES
     head = heads.choose(config)(maps, classes)
     head.check_encoder(encoder)
+    _check_sizes(config, encoder, head)
     stride = None if config.HEAD.STRIDE is None else pair(config.HEAD.STRIDE)
     return SegmentationModel(encoder, head, indices, classes, stride)
 
 
-def _checked_indices(encoder: ImageModel, chosen: Sequence[int]) -> list[int]:
+def _checked_indices(
+    config: Configuration, encoder: ImageModel, chosen: Sequence[int]
+) -> list[int]:
     """Returns the numbers of an encoder's intermediates, in rising order."""
     count = len(encoder.feature_info)
     name = type(encoder).__name__
     if not count:
         raise InputError(f"HEAD.NAME needs an encoder with intermediates, {name} has none")
     for index in chosen:
-        if not -count <= index < count:
+        if -count <= index < count:
+            continue
+        has = f"{name} has intermediates {-count} to {count - 1}"
+        if config.HEAD.INDICES is None:
             raise InputError(
-                f"HEAD.INDICES has {index}, {name} has intermediates {-count} to {count - 1}"
+                f"HEAD.NAME {config.HEAD.NAME} reads intermediate {index}, {has}; set HEAD.INDICES,"
+                " or take another head"
             )
+        raise InputError(f"HEAD.INDICES has {index}, {has}")
     return sorted({index % count for index in chosen})

@@ -6,6 +6,7 @@ Their layers follow PaddleViT, which has the sizes of mmsegmentation's.
 import paddle
 from paddle import nn
 
+from errors import InputError
 from models.heads.base import Head, Maps, initialise, resized
 from models.layers.activations import relu
 from models.layers.conv import Conv2D
@@ -147,6 +148,9 @@ class SETRMLA(Head):
         decoder_channels: channels of the convolutions.
         mla_channels: channels of each map before they are joined.
         auxiliary: whether there are auxiliary heads, whose losses METHOD.AUX_WEIGHT weighs.
+
+    Raises:
+        InputError: maps of several sizes.
     """
 
     indices = None
@@ -161,6 +165,11 @@ class SETRMLA(Head):
         auxiliary: bool = True,
     ) -> None:
         super().__init__()
+        if len(set(maps.reductions)) > 1:
+            raise InputError(
+                "HEAD.NAME setr_mla adds up maps of one size, found one place for"
+                f" {maps.reductions} pixels; take a plain ViT"
+            )
         dim = decoder_channels
         count = len(maps.channels)
         self.norms = nn.LayerList(ChannelNorm(in_dim, epsilon=1e-6) for in_dim in maps.channels)

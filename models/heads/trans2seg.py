@@ -19,7 +19,6 @@ from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
-from models.layers.graph_sizes import is_known
 from models.layers.init import init_convolution
 from models.layers.mlp import hidden_width, make_mlp
 from settings.configuration import size_text
@@ -140,6 +139,7 @@ class Trans2SegHead(Head):
 
     indices = (-4, -1)
     align_corners = True
+    one_size = True
 
     def __init__(
         self,
@@ -204,8 +204,6 @@ class Trans2SegHead(Head):
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor:
         fine, coarse = features
         rows, columns = coarse.shape[2:]
-        if not is_known(rows, columns):
-            raise InputError("HEAD.NAME trans2seg reads maps of one size")
         if [rows, columns] != self.grid:
             raise InputError(
                 f"HEAD.NAME trans2seg got maps of {rows} x {columns}, expected {self.grid[0]} x"

@@ -58,12 +58,15 @@ class _Dataset(NamedTuple):
     images: int
 
 
+# ADE20K and Cityscapes: their papers (arXiv:1608.05442, 1604.01685).
 _DATASETS = {
     "ADE20K": _Dataset("ade20k", 20_210),
     "Cityscapes": _Dataset("cityscapes", 2_975),
+    # train.txt of its 10,103 images, of which 5,105 are val.txt.
     "PascalContext": _Dataset("pascal_context", 4_998),
+    # Its paper (arXiv:2003.13948): 5,000, 1,000 and 4,428 images.
     "Trans10kV2": _Dataset("trans10k", 5_000),
-    # Patches of 512 pixels, 256 apart, as mmsegmentation cuts them.
+    # Patches of 512 pixels, 256 apart, as mmsegmentation cuts them (docs/en/user_guides/2_dataset_prepare.md).
     "Vaihingen": _Dataset("vaihingen", 344),
 }
 

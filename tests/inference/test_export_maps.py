@@ -8,7 +8,6 @@ from errors import InputError, RunError
 from inference import Predictor
 from inference.exporting import write_export
 from inference.map_fidelity import compare_maps
-from models import build_model
 from models.heads import graph_resize
 from models.heads.base import resized
 
@@ -84,13 +83,6 @@ def test_a_graph_of_convolutions_takes_images_of_any_size(data, tmp_path, kind, 
 
 
 def test_what_can_not_be_exported_is_refused(data, tmp_path):
-    options = ["HEAD.NAME", "trans2seg", "HEAD.INDICES", "[0,1]"]
-    config, val = evaluation(data, *options)
-    message = r"takes images of one size; .* give -o HEAD.STRIDE .*trans2seg reads maps of one size"
-    with pytest.raises(InputError, match=message):
-        write_export(
-            config, build_model(config), tmp_path / "export", val.classes, "onnx", task=config.TASK
-        )
     with pytest.raises(InputError, match="int8 isn't made of TASK segmentation"):
         exported(data, tmp_path / "export", "onnx", "HEAD.STRIDE", "20", precision="int8")
     assert [file.name for file in tmp_path.iterdir()] == []

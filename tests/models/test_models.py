@@ -96,3 +96,24 @@ def test_create_model_takes_overrides_and_names_what_is_wrong():
         InputError, match="unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASSES"
     ):
         create_model("vit_tiny_patch16_224", num_clases=3)
+
+
+def test_models_of_segmentation_are_listed_by_their_task():
+    names = list_models(task="segmentation")
+    assert {"segformer_b0_ade20k", "upernet_swin_tiny_ade20k", "segformer_shapes"} < set(names)
+    assert set(names).isdisjoint(list_models())
+    assert list_models("SegFormer_b*_ade20k", task="segmentation") == [
+        f"segformer_b{number}_ade20k" for number in range(6)
+    ]
+    with pytest.raises(InputError, match="task is 'pixels', expected classification or segment"):
+        list_models(task="pixels")
+
+
+def test_models_of_segmentation_are_created_by_name():
+    model = create_model("segformer_b0_ade20k", num_classes=3)
+    model.eval()
+    assert list(model(paddle.rand([1, 3, 64, 32])).shape) == [1, 3, 64, 32]
+    with pytest.raises(InputError, match="no model segformer_b9_ade20k; did you mean segformer_b"):
+        create_model("segformer_b9_ade20k")
+    with pytest.raises(InputError, match="timm has no weights of segformer_b0_ade20k"):
+        create_model("segformer_b0_ade20k", pretrained=True)
