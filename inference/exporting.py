@@ -279,8 +279,6 @@ def _write_graph_of_maps(
     """
     inputs = inputs_of(model)
     if images_differ(config):
-        if model.encoder.resizable:
-            raise InputError(_one_size(model))
         inputs = paddle.static.InputSpec([None, model.in_channels, None, None], "float32", "images")
     stem = STEMS[kind]
     try:
@@ -290,7 +288,9 @@ def _write_graph_of_maps(
         graph = formats.simplify(formats.onnx_of(model, scratch, inputs, "logits"), scratch)
     except InputError as error:
         if images_differ(config):
-            raise InputError(f"{_one_size(model)} ({error})") from None
+            raise InputError(
+                f"the exported graph takes images of one size; {ONE_SIZE} ({error})"
+            ) from None
         raise
     if kind == "onnx":
         if precision == "float16":
@@ -299,8 +299,3 @@ def _write_graph_of_maps(
         return
     converted = formats.openvino_of(graph, scratch)
     formats.save_openvino(converted, folder / f"{stem}.xml", half=precision == "float16")
-
-
-def _one_size(model: Any) -> str:
-    name = type(model.encoder).__name__
-    return f"an exported graph of {name} takes images of one size; {ONE_SIZE}"

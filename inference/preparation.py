@@ -12,6 +12,7 @@ from paddle import nn
 
 from loading.transforms import Normalize, pixel_dtype
 from loading.transforms.image import evaluation_size
+from models.layers.graph_sizes import bicubic
 from settings.configuration import Configuration, pair
 
 
@@ -104,7 +105,7 @@ class Preparation(nn.Layer):
         scale = (2 * paddle.maximum(side, to)).astype("float32")
         distance = (offset / scale).abs()
         if self.kernel == "bicubic":
-            weights = _bicubic(distance)
+            weights = bicubic(distance)
         else:
             weights = (1 - distance).clip(min=0)
         return weights / weights.sum(1, keepdim=True)
@@ -116,13 +117,6 @@ def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:
     """
     half = spare // 2
     return half + (spare - 2 * half) * (half - half // 2 * 2)
-
-
-def _bicubic(x: paddle.Tensor) -> paddle.Tensor:
-    """Returns the bicubic weights of distances x >= 0 (Keys 1981), with Pillow's a = -0.5."""
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return paddle.where(x < 1, near, paddle.where(x < 2, far, paddle.zeros_like(x)))
 
 
 def _rounded(x: paddle.Tensor) -> paddle.Tensor:

@@ -13,6 +13,7 @@ from paddle import nn
 from errors import InputError
 from models.layers.batch_norm import keeping_statistics
 from models.layers.classifier_norm import ClassifierNorm
+from models.layers.graph_sizes import is_known
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
 from settings.architectures import add_file, architectures
@@ -224,19 +225,21 @@ class ImageModel(nn.Layer):
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
         features, outputs = self._collect(images, taken, norm, stop_early)
-        intermediates: list[Any] = [self._as_map(output, output_format) for output in outputs]
+        # Names without types: Paddle 2.6 can't trace them where they are set in a branch, too.
+        intermediates = [self._as_map(output, output_format) for output in outputs]
         prefixes = None
         if return_prefix_tokens and self.num_prefix_tokens:
             prefixes = [output[:, : self.num_prefix_tokens] for output in outputs]
         if output_dict:
-            answer: dict[str, Any] = {"image_intermediates": intermediates}
+            answer = {"image_intermediates": intermediates}
             if prefixes is not None:
                 answer["image_intermediates_prefix"] = prefixes
             if not intermediates_only:
                 answer["image_features"] = features
             return answer
         if prefixes is not None:
-            intermediates = list(zip(intermediates, prefixes, strict=True))
+            # Paddle's tracing takes no keywords of zip.
+            intermediates = [(x, prefixes[i]) for i, x in enumerate(intermediates)]
         return intermediates if intermediates_only else (features, intermediates)
 
     def _collect(
@@ -351,7 +354,7 @@ class ImageModel(nn.Layer):
             if output_format == "NLC":
                 return x
             rows, columns = self.grid(x.shape[1])
-            if x.shape[1] != rows * columns:
+            if is_known(rows, columns) and x.shape[1] != rows * columns:
                 problem = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
                 raise InputError(
                     f"{problem}: PATCH_DROP leaves some out in training; call model.eval() before"

@@ -16,7 +16,7 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import GELU, ReLU
 from models.layers.attention import attend_heads
-from models.layers.conv import Conv2D
+from models.layers.conv import Conv2D, adaptive_mean
 from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.mlp import hidden_width
@@ -76,10 +76,10 @@ class Attention(nn.Layer):
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
+        self.linear = linear
         self.reduces = linear or sr_ratio > 1
         if self.reduces:
             side = 1 if linear else sr_ratio
-            self.pool = nn.AdaptiveAvgPool2D(7) if linear else None
             self.sr = Conv2D(dim, dim, side, stride=side)
             self.norm = LayerNorm(dim)
             self.act = GELU() if linear else nn.Identity()
@@ -88,8 +88,8 @@ class Attention(nn.Layer):
         shape = x.shape
         q = self.q(x).flatten(1, 2)
         if self.reduces:
-            if self.pool is not None:
-                x = channels_last(self.pool(channels_first(x)))
+            if self.linear:
+                x = channels_last(adaptive_mean(channels_first(x), 7))
             x = self.act(self.norm(self.sr(x, last=True)))
         kv = self.kv(x).flatten(1, 2)
         x = attend_heads([q, kv], self.num_heads, self.head_dim, self.scale, self.attn_drop)

@@ -17,6 +17,7 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.attention import attend_heads
 from models.layers.constants import Constants
+from models.layers.graph_sizes import as_tensor, extended, is_known, places, rounded_up
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
@@ -150,13 +151,24 @@ class Block(nn.Layer):
         return self.drop_path2(self.mlp(self.norm2(x)), onto=x)
 
     def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
-        layer = partial(self.attn, mask=self._mask_of(x))
-        return in_windows(x, self.window_size, layer, self.shift_size, self.pad_first)
+        mask = self._mask_of(x)
+        return in_windows(
+            x,
+            self.window_size,
+            # Not partial, which Paddle's tracing doesn't look into.
+            lambda windows: self.attn(windows, mask),
+            self.shift_size,
+            self.pad_first,
+        )
 
     def _mask_of(self, x: paddle.Tensor) -> paddle.Tensor | None:
         """Returns the mask of shifted windows for maps x; None: windows aren't shifted."""
         size = (x.shape[1], x.shape[2])
-        if self.attn_mask is None or size == self.resolution:
+        if self.attn_mask is None:
+            return None
+        if not is_known(*size):
+            return shift_mask_in_graph(size, self.window_size, self.shift_size)
+        if size == self.resolution:
             return self.attn_mask
         [mask] = self.masks_of_other_maps.at(size)
         return mask
@@ -187,6 +199,25 @@ def shift_mask(
     return np.where(label[:, :, None] == label[:, None, :], 0.0, -100.0).astype(np.float32)
 
 
+def shift_mask_in_graph(
+    resolution: Sequence[Any], window_size: Sequence[int], shift_size: Sequence[int]
+) -> paddle.Tensor:
+    """Returns ``shift_mask`` for sides that are known only when a graph is run."""
+    height, width = window_size
+    labels = []
+    counts = []
+    for axis in (0, 1):
+        length = rounded_up(as_tensor(resolution[axis]), window_size[axis])
+        place = places(length)
+        in_last = (place >= length - window_size[axis]).astype("float32")
+        labels.append(in_last + (place >= length - shift_size[axis]).astype("float32"))
+        counts.append(length // window_size[axis])
+    label = 3 * labels[0].unsqueeze(1) + labels[1].unsqueeze(0)
+    label = label.reshape([counts[0], height, counts[1], width]).transpose([0, 2, 1, 3])
+    label = label.reshape([-1, height * width])
+    return (label.unsqueeze(2) != label.unsqueeze(1)).astype("float32") * -100.0
+
+
 class PatchMerging(nn.Layer):
     """Merges 2 x 2 neighbours into one token of twice the channels; an odd side is padded by zeros.
 
@@ -207,7 +238,11 @@ def neighbours(x: paddle.Tensor) -> paddle.Tensor:
     ceil(H / 2), ceil(W / 2), 4 D]. An odd side is padded by zeros.
     """
     height, width, dim = x.shape[1:]
-    x = pad_maps(x, height % 2, width % 2)
+    if is_known(height, width):
+        x = pad_maps(x, height % 2, width % 2)
+    else:
+        x = extended(x, 1, rounded_up(height, 2))
+        x = extended(x, 2, rounded_up(width, 2))
     height, width = (height + 1) // 2, (width + 1) // 2
     x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
     return x.reshape([-1, height, width, 4 * dim])

@@ -213,7 +213,7 @@ class EomtHead(Head):
         else:
             numbers = self.order.reshape([1, -1, 1]).expand([batch, -1, -1])
         masked = (numbers < self.attn_mask_probs[block]).astype("float32")
-        hidden = outside * masked.expand_as(outside)
+        hidden = outside * masked.expand([-1, -1, outside.shape[2]])
         of_queries = paddle.concat(
             [
                 paddle.zeros([batch, self.num_queries, prefix]),

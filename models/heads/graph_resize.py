@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import paddle
 
+from models.layers.graph_sizes import as_tensor, places
+
 
 def resized_in_graph(maps: paddle.Tensor, size: Any, align_corners: bool) -> paddle.Tensor:
     """Returns maps resized as ``models.heads.base.resized`` does, in a static graph.
@@ -27,14 +29,14 @@ def _resized_along(maps: paddle.Tensor, axis: int, to: Any, align_corners: bool)
     if isinstance(length, int) and isinstance(to, int):
         # Constants, which Paddle Inference folds wrongly from the graph's own integers.
         sides = np.int64(length), np.int64(to)
-        places = _places(np.arange(to), *sides, align_corners, np.minimum, np.maximum)
-        first, second, share = map(paddle.to_tensor, places)
+        between = _places(np.arange(to), *sides, align_corners, np.minimum, np.maximum)
+        first, second, share = map(paddle.to_tensor, between)
     else:
-        length = _as_tensor(length)
-        to = _as_tensor(to)
-        out = paddle.arange(0, to, 1, dtype="int64")
-        places = _places(out, length, to, align_corners, paddle.minimum, paddle.maximum)
-        first, second, share = places
+        length = as_tensor(length)
+        to = as_tensor(to)
+        out = places(to)
+        between = _places(out, length, to, align_corners, paddle.minimum, paddle.maximum)
+        first, second, share = between
     low = paddle.gather(maps, first, axis=axis)
     high = paddle.gather(maps, second, axis=axis)
     return low + (high - low) * share.reshape([1, 1, -1, 1] if axis == 2 else [1, 1, 1, -1])
@@ -62,10 +64,3 @@ def _places(
     second = minimum(first + 1, length - 1)
     rest = numerator - first * denominator
     return first, second, rest.astype("float32") / denominator.astype("float32")
-
-
-def _as_tensor(side: Any) -> paddle.Tensor:
-    """Returns a side as a tensor [1] int64."""
-    if isinstance(side, int):
-        return paddle.full([1], side, "int64")
-    return side.astype("int64").reshape([1])

@@ -1,6 +1,7 @@
 """``SegmentationModel``: an encoder with a head."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import paddle
@@ -10,6 +11,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.encoder_network import EncoderNetwork
 from models.heads.base import Head, Maps, quarters, resized
+from models.layers.graph_sizes import extended, is_known, rounded_up
 from settings.configuration import Configuration, pair
 from settings.registry import heads
 from weights.names import segmentation
@@ -73,11 +75,7 @@ class SegmentationModel(EncoderNetwork):
             bottom = max(0, self.least - height)
             right = max(0, self.least - width)
             return self(F.pad(images, [0, right, 0, bottom]))[:, :, :height, :width]
-        bottom = -height % self.multiple
-        right = -width % self.multiple
-        if bottom or right:
-            # Normalised images have 0 where the colour is the mean.
-            images = F.pad(images, [0, right, 0, bottom])
+        images = padded(images, self.multiple)
         features = self.decode_head.features(self.encoder, images, self.indices)
         logits = resized(
             self.decode_head(features), images.shape[2:], self.decode_head.align_corners
@@ -96,8 +94,28 @@ class SegmentationModel(EncoderNetwork):
         return names | {_HEAD + name for name in self.decode_head.no_weight_decay()}
 
     def inference_model(self) -> "SegmentationModel":
-        """Returns the model itself (``ImageModel.inference_model``)."""
-        return self
+        """Returns the model with the encoder for inference (``ImageModel.inference_model``)."""
+        encoder = self.encoder.inference_model()
+        if encoder is self.encoder:
+            return self
+        model = copy(self)
+        model._sub_layers = {**self._sub_layers, "encoder": encoder}
+        return model
+
+
+def padded(images: paddle.Tensor, multiple: int) -> paddle.Tensor:
+    """Returns images [B, C, H, W] with zeros below and to the right, where H or W is no multiple of
+    a number. Normalised images have 0 where the colour is the mean.
+    """
+    height, width = images.shape[2:]
+    if not is_known(height, width):
+        if multiple > 1:
+            images = extended(images, 2, rounded_up(height, multiple))
+            images = extended(images, 3, rounded_up(width, multiple))
+        return images
+    bottom = -height % multiple
+    right = -width % multiple
+    return F.pad(images, [0, right, 0, bottom]) if bottom or right else images
 
 
 def _check_sizes(config: Configuration, encoder: ImageModel, head: Head) -> None:

@@ -60,8 +60,8 @@ class SegFormerHead(Head):
         Normal(std=0.01)(self.classifier.weight)
 
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor:
-        layers = zip(self.projections, self.fuse, strict=True)
-        fused = [fuse(project(x)) for x, (project, fuse) in zip(features, layers, strict=True)]
+        # Paddle's tracing takes no keywords of zip.
+        fused = [self.fuse[i](self.projections[i](x)) for i, x in enumerate(features)]
         x = fused[0]
         for each in fused[1:]:
             x = add_branch(x, resized(each, x.shape[2:]))

@@ -41,9 +41,9 @@ class UpHead(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.norm(x)
-        for conv, factor in zip(self.convs, self.factors, strict=True):
-            x = conv(x)
-            x = enlarged(x, factor)
+        # Paddle's tracing takes no keywords of zip.
+        for i, factor in enumerate(self.factors):
+            x = enlarged(self.convs[i](x), factor)
         return self.classifier(x)
 
 
@@ -88,7 +88,7 @@ class _Up(Head):
         if not self.training:
             return logits
         # There may be fewer auxiliary heads than maps.
-        return [logits, *(head(x) for head, x in zip(self.auxiliary, features, strict=False))]
+        return [logits, *[head(features[i]) for i, head in enumerate(self.auxiliary)]]
 
     def classifier_names(self) -> tuple[str, ...]:
         others = [f"auxiliary.{i}.classifier" for i in range(len(self.auxiliary))]
@@ -193,13 +193,13 @@ class SETRMLA(Head):
         sums = self._sums(features)
         height, width = sums[0].shape[2:]
         joined = [
-            resized(branch(x), [4 * height, 4 * width], align_corners=True)
-            for branch, x in zip(self.branches, sums, strict=True)
+            resized(self.branches[i](x), [4 * height, 4 * width], align_corners=True)
+            for i, x in enumerate(sums)
         ]
         logits = self.classifier(paddle.concat(joined, axis=1))
         if not self.training:
             return logits
-        return [logits, *(head(x) for head, x in zip(self.auxiliary, sums, strict=False))]
+        return [logits, *[head(sums[i]) for i, head in enumerate(self.auxiliary)]]
 
     def _sums(self, features: list[paddle.Tensor]) -> list[paddle.Tensor]:
         """Returns for each map what it and all deeper ones add up to, after a convolution."""

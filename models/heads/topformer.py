@@ -95,8 +95,8 @@ class TopFormerHead(Head):
     def forward(self, features: list[paddle.Tensor]) -> paddle.Tensor:
         _, *maps, semantics = features
         _, *parts = semantics.split(self.channels, axis=1)
-        layers = zip(self.injections, maps, parts, strict=True)
-        first, *others = [inject(x, part) for inject, x, part in layers]
+        # Paddle's tracing takes no keywords of zip.
+        first, *others = [inject(maps[i], parts[i]) for i, inject in enumerate(self.injections)]
         for x in others:
             first = first + resized(x, first.shape[2:])
         return self.classifier(self.dropout(self.fuse(first)))

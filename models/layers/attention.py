@@ -144,7 +144,8 @@ def _scores(
 
     Shape: q [B, H, N, d], k [B, H, M, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M].
     """
-    if isinstance(scale, paddle.Tensor):
+    # A tensor of a traced graph is no paddle.Tensor.
+    if not isinstance(scale, float):
         q = l2_normalize(q)
         k = l2_normalize(k)
     # Scaling q costs N * d products per head, scaling the scores N * M.

@@ -8,6 +8,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 import ops
+from models.layers.graph_sizes import means_of_regions
 from models.layers.layout import channels_first, channels_last
 from models.layers.linear import add_bias, in_float32
 
@@ -70,5 +71,9 @@ def adaptive_mean(x: paddle.Tensor, size: Sequence[int] | int) -> paddle.Tensor:
         x: [B, D, H, W].
         size: rows and columns of the result; one number for both.
     """
-    pooled = F.adaptive_avg_pool2d(in_float32(x), size)
+    sides: Any = [size, size] if isinstance(size, int) else size
+    if paddle.in_dynamic_mode():
+        pooled = F.adaptive_avg_pool2d(in_float32(x), sides)
+    else:
+        pooled = means_of_regions(in_float32(x), sides)
     return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)

@@ -8,6 +8,7 @@ from paddle.nn.initializer import Uniform
 
 from errors import InputError
 from models.layers.conv import Conv2D
+from models.layers.graph_sizes import is_known
 from models.layers.linear import linear
 from models.layers.sizes import check_multiples
 
@@ -85,19 +86,24 @@ class PatchEmbed(nn.Layer):
         height, width = x.shape[2:]
         size = self.patch_size
         if self.any_size:
-            fits = self.may_cut or not (height % size or width % size)
-            if min(height, width) < size or not fits:
-                raise InputError(
-                    f"the model takes {self.input_sizes}, found {height} x {width}; crop or resize"
-                    " the images"
-                )
+            if is_known(height, width):
+                self._check_size(height, width)
             self.last_grid = (height // size, width // size)
         elif (height, width) != self.image_size:
             raise InputError(f"the model takes {self.input_sizes}, found {height} x {width}")
         rows, columns = self.last_grid
-        if (rows * size, columns * size) != (height, width):
+        if is_known(height, width) and (rows * size, columns * size) != (height, width):
             x = x[:, :, : rows * size, : columns * size]
         return cut_patches(x, size)
+
+    def _check_size(self, height: int, width: int) -> None:
+        size = self.patch_size
+        fits = self.may_cut or not (height % size or width % size)
+        if min(height, width) < size or not fits:
+            raise InputError(
+                f"the model takes {self.input_sizes}, found {height} x {width}; crop or resize"
+                " the images"
+            )
 
     def project(self, patches: paddle.Tensor) -> paddle.Tensor:
         """Returns the tokens of any number of patches that ``cut`` returned."""

@@ -5,6 +5,7 @@ import paddle
 
 from errors import InputError
 from models.layers.constants import Constants
+from models.layers.graph_sizes import bicubic_weights, is_known
 from weights.resize import bicubic_matrix
 
 
@@ -61,15 +62,19 @@ class ResizedPositions:
         """Returns the embedding [1, prefix + patches, D] for a grid: [1, prefix + rows * columns,
         D].
         """
-        if grid_size == self.grid_size:
+        if is_known(*grid_size) and grid_size == self.grid_size:
             return pos_embed
-        rows, columns = self.matrices.at(grid_size)
+        if is_known(*grid_size):
+            rows, columns = self.matrices.at(grid_size)
+        else:
+            rows = bicubic_weights(self.grid_size[0], grid_size[0])
+            columns = bicubic_weights(self.grid_size[1], grid_size[1])
         width = pos_embed.shape[-1]
         # Autocast would round the products to half precision.
         with paddle.amp.auto_cast(enable=False):
             places = pos_embed[0, self.prefix :].reshape([self.grid_size[0], -1])
             places = paddle.matmul(rows, places)
-            places = places.reshape([grid_size[0], self.grid_size[1], width])
+            places = places.reshape([-1, self.grid_size[1], width])
             resized = paddle.matmul(columns, places).reshape([1, -1, width])
         if not self.prefix:
             return resized

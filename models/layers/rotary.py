@@ -3,7 +3,7 @@
 Queries and keys are rotated by angles that depend on their places.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import paddle
@@ -11,6 +11,7 @@ from paddle import nn
 
 from errors import InputError
 from models.layers.constants import Constants
+from models.layers.graph_sizes import as_tensor, is_known, places
 from models.layers.linear import in_float32
 from weights.arrays import to_bfloat16
 
@@ -71,6 +72,8 @@ class RotaryEmbedding(nn.Layer):
 
     def forward(self, grid_size: tuple[int, int]) -> Table:
         """Returns cosines and sines [prefix + rows * columns, 1, d / 2], float32."""
+        if not is_known(*grid_size):
+            return self._table_in_graph(grid_size)
         if grid_size == self.grid_size:
             return self.cosines, self.sines
         cosines, sines = self.tables.at(grid_size)
@@ -81,14 +84,10 @@ class RotaryEmbedding(nn.Layer):
 
         Every step is rounded to float32 as in timm, because the rounding of large angles shows.
         """
-        quarter = self.head_dim // 4
         one = np.float32(1)
-        powers = np.float32(self.temperature) ** (
-            np.arange(quarter, dtype=np.float32) / np.float32(quarter)
-        )
+        powers = self._powers()
         axes = [np.arange(count, dtype=np.float32) for count in grid_size]
         if self.kind == "dinov3":
-            powers = to_bfloat16(powers) if self.rounded else powers
             axes = [
                 np.float32(2) * ((axis + np.float32(0.5)) / np.float32(len(axis))) - one
                 for axis in axes
@@ -102,6 +101,38 @@ class RotaryEmbedding(nn.Layer):
         angles = np.concatenate([turns[0].repeat(columns, 0), np.tile(turns[1], (rows, 1))], axis=1)
         angles = np.pad(angles, ((self.prefix, 0), (0, 0)))[:, None]
         return np.cos(angles), np.sin(angles)
+
+    def _powers(self) -> np.ndarray:
+        """Returns the periods of a quarter of a head's channels, float32, in places or in turns."""
+        quarter = self.head_dim // 4
+        powers = np.float32(self.temperature) ** (
+            np.arange(quarter, dtype=np.float32) / np.float32(quarter)
+        )
+        return to_bfloat16(powers) if self.kind == "dinov3" and self.rounded else powers
+
+    def _table_in_graph(self, grid_size: tuple[Any, Any]) -> Table:
+        """Returns the output of ``forward`` for sides that are known only when a graph is run."""
+        rows, columns = grid_size
+        by_row = self._turns_in_graph(rows).unsqueeze(1)
+        by_column = self._turns_in_graph(columns).unsqueeze(0)
+        # A sum with zeros gives each place the angles of its row and of its column.
+        by_row = by_row + paddle.zeros_like(by_column)
+        by_column = by_column + paddle.zeros_like(by_row)
+        angles = paddle.concat([by_row, by_column], axis=2).flatten(0, 1)
+        prefix = paddle.zeros([self.prefix, self.head_dim // 2])
+        angles = paddle.concat([prefix, angles]).unsqueeze(1)
+        return paddle.cos(angles), paddle.sin(angles)
+
+    def _turns_in_graph(self, side: Any) -> paddle.Tensor:
+        """Returns the angles along an axis, [side, d / 4] float32, rounded as those of ``_table``."""
+        axis = places(side).astype("float32").unsqueeze(1)
+        length = as_tensor(side).astype("float32")
+        if self.kind == "dinov3":
+            axis = 2 * ((axis + 0.5) / length) - 1
+            return float(np.float32(2 * np.pi)) * axis / paddle.to_tensor(self._powers())
+        if self.reference is not None:
+            axis = axis / length * self.reference
+        return axis * paddle.to_tensor(np.float32(1) / self._powers())
 
 
 def with_unrotated(table: Table, count: int) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import paddle
 
 import ops
+from models.layers.graph_sizes import as_tensor, is_known, places, rounded_up, taken
 from models.layers.layout import concat
 
 
@@ -28,6 +29,8 @@ def in_windows(
     Returns:
         [B, H, W, D].
     """
+    if not is_known(*x.shape[1:3]):
+        return _in_windows_in_graph(x, window_size, layer, shift, pad_first)
     height, width, dim = x.shape[1:]
     window_height, window_width = window_size
     below = -height % window_height
@@ -57,6 +60,48 @@ def in_windows(
     if any(shift):
         x = paddle.roll(x, list(shift), axis=[1, 2])
     return x
+
+
+def _in_windows_in_graph(
+    x: paddle.Tensor,
+    window_size: Sequence[int],
+    layer: Callable[[paddle.Tensor], paddle.Tensor],
+    shift: Sequence[int],
+    pad_first: bool,
+) -> paddle.Tensor:
+    """Returns the output of ``in_windows`` for sides that are known only when a graph is run.
+
+    Rows and columns are padded, rolled and put back by their places.
+    """
+    dim = x.shape[3]
+    window_height, window_width = window_size
+    back = []
+    counts = []
+    for axis in (1, 2):
+        window = window_size[axis - 1]
+        step = shift[axis - 1]
+        length = as_tensor(x.shape[axis])
+        whole = rounded_up(length, window)
+        # How many places are rolled.
+        rolled = whole if pad_first else length
+        at = places(whole)
+        source = (at + step) % rolled
+        if not pad_first:
+            source = paddle.where(at < length, source, at)
+        x = taken(x, axis, source, length)
+        # ``rolled`` - 1 steps forward are one back.
+        back.append((places(length) + step * (rolled - 1)) % rolled)
+        counts.append(whole // window)
+    rows, columns = counts
+    x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose(
+        [0, 1, 3, 2, 4, 5]
+    )
+    x = layer(x.reshape([-1, window_height * window_width, dim]))
+    x = x.reshape([-1, rows, columns, window_height, window_width, dim]).transpose(
+        [0, 1, 3, 2, 4, 5]
+    )
+    x = x.reshape([-1, rows * window_height, columns * window_width, dim])
+    return paddle.gather(paddle.gather(x, back[0], axis=1), back[1], axis=2)
 
 
 def pad_maps(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
