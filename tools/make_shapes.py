@@ -59,7 +59,7 @@ def draw(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Image, Ima
 
 def outline(width: int, height: int, rng: np.random.Generator) -> list[tuple[float, float]]:
     """Returns the corners of a random shape in an image of ``width`` x ``height``."""
-    radius = rng.uniform(0.15, 0.35) * min(width, height)
+    radius = rng.uniform(0.2, 0.4) * min(width, height)
     centre = rng.uniform(radius / 2, [width - radius / 2, height - radius / 2])
     corners = rng.choice(_CORNERS)
     angles = rng.uniform(0, 2 * np.pi) + np.arange(corners) * 2 * np.pi / corners
@@ -68,8 +68,8 @@ def outline(width: int, height: int, rng: np.random.Generator) -> list[tuple[flo
 
 
 def pattern(name: str, width: int, height: int, rng: np.random.Generator) -> Image.Image:
-    """Returns an image of a pattern in two random colours, at a random angle."""
-    angle = rng.uniform(0, 2 * np.pi)
+    """Returns an image of a pattern in two random colours, slightly turned."""
+    angle = rng.uniform(-0.3, 0.3)
     period = rng.uniform(6, 9)
     y, x = np.mgrid[:height, :width] / period
     along = x * np.cos(angle) + y * np.sin(angle)

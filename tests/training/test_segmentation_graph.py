@@ -1,0 +1,71 @@
+"""TO_STATIC: a graph of a segmentation model trains as its layers do."""
+
+import numpy as np
+import paddle
+import pytest
+
+from config import get_config
+from settings.registry import tasks
+from training.setup import _trace
+
+PLAIN = "MODEL.PATCH_SIZE 8 MODEL.EMBED_DIM 16 MODEL.DEPTH 4 MODEL.NUM_HEADS 2"
+STAGES = "MODEL.EMBED_DIM 8 MODEL.STAGE_DEPTHS [1,1,1,1] MODEL.NUM_HEADS [1,2,2,4]"
+# Encoders with options, and heads with the rate of their dropout or None.
+CASES = {
+    "linear": f"MODEL.TYPE vit {PLAIN} HEAD.DROPOUT 0.0",
+    "upernet": f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 4 HEAD.DROPOUT 0.0 HEAD.AUXILIARY True",
+    "segformer": (
+        "MODEL.TYPE pvtv2 MODEL.STAGE_DEPTHS [1,1,1,1] MODEL.EMBED_DIMS [8,16,16,32]"
+        " MODEL.NUM_HEADS [1,2,2,4] HEAD.DROPOUT 0.0"
+    ),
+    "segmenter": f"MODEL.TYPE vit {PLAIN}",
+    "setr_naive": f"MODEL.TYPE vit {PLAIN}",
+    "setr_pup": f"MODEL.TYPE vit {PLAIN}",
+    "setr_mla": f"MODEL.TYPE vit {PLAIN}",
+    "dpt": f"MODEL.TYPE vit {PLAIN} HEAD.DROPOUT 0.0",
+    "topformer": "MODEL.TYPE topformer HEAD.DROPOUT 0.0",
+    "trans2seg": "MODEL.TYPE resnet MODEL.DEPTH 18 HEAD.STRIDE 64 HEAD.DROPOUT 0.0",
+    "eomt": f"MODEL.TYPE vit {PLAIN} HEAD.NUM_QUERIES 6 HEAD.NUM_BLOCKS 2",
+}
+
+
+def trained(config, traced):
+    """Returns the loss of a batch, and the gradients by name."""
+    paddle.seed(0)
+    task = tasks.choose(config)(config, ["a", "b", "c"])
+    model = task.build_network()
+    model.train()
+    task.ignored = 255
+    if model.decode_head.has_loss:
+        task.head = model.decode_head
+    if traced:
+        _trace(model)
+    rng = np.random.default_rng(0)
+    batch = {
+        "pixels": paddle.to_tensor(rng.integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)),
+        "mask": paddle.to_tensor(rng.integers(0, 3, (2, 64, 64)).astype(np.uint8)),
+    }
+    paddle.seed(1)
+    loss = task.step(model, batch, 1)["loss"].mean()
+    loss.backward()
+    gradients = {
+        name: value.grad.numpy() for name, value in model.named_parameters() if value.grad is not None
+    }
+    return loss.item(), gradients
+
+
+@pytest.mark.parametrize("head", CASES)
+def test_a_graph_has_the_layers_loss_and_gradients(head):
+    options = ["TASK", "segmentation", "HEAD.NAME", head, "MODEL.NUM_CLASSES", "3"]
+    options += [*CASES[head].split(), "DATA.IMAGE_SIZE", "64", "DATA.CROP_MODE", "own"]
+    config = get_config(None, options)
+    loss, gradients = trained(config, traced=False)
+    graph_loss, graph_gradients = trained(config, traced=True)
+    assert graph_loss == pytest.approx(loss, rel=1e-5)
+    assert graph_gradients.keys() == gradients.keys()
+    assert len(gradients) > 10
+    largest = max(np.abs(gradient).max() for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(
+            graph_gradients[name], gradient, atol=1e-5 * largest, rtol=1e-4, err_msg=name
+        )
