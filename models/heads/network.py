@@ -11,7 +11,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.encoder_network import EncoderNetwork
 from models.heads.base import Head, Maps, quarters, resized
-from models.layers.graph_sizes import extended, is_known, rounded_up
+from models.layers.graph_sizes import at_least, extended, is_known, rounded_up
 from settings.configuration import Configuration, pair
 from settings.registry import heads
 from weights.names import segmentation
@@ -70,18 +70,14 @@ class SegmentationModel(EncoderNetwork):
             outputs = self.decode_head(features)
             return outputs if isinstance(outputs, list) else [outputs]
         height, width = images.shape[2:]
-        # Graphs of images of any size learn these when they are run.
-        if paddle.in_dynamic_mode() and min(height, width) < self.least:
-            bottom = max(0, self.least - height)
-            right = max(0, self.least - width)
-            return self(F.pad(images, [0, right, 0, bottom]))[:, :, :height, :width]
-        images = padded(images, self.multiple)
+        images = padded(images, self.least, self.multiple)
         features = self.decode_head.features(self.encoder, images, self.indices)
         logits = resized(
             self.decode_head(features), images.shape[2:], self.decode_head.align_corners
         )
         # A slice of all of them would be a copy.
-        return logits if self.multiple == 1 else logits[:, :, :height, :width]
+        is_whole = is_known(height, width) and images.shape[2:] == [height, width]
+        return logits if is_whole else logits[:, :, :height, :width]
 
     def classifier_names(self) -> tuple[str, ...]:
         return tuple(_HEAD + name for name in self.decode_head.classifier_names())
@@ -103,19 +99,19 @@ class SegmentationModel(EncoderNetwork):
         return model
 
 
-def padded(images: paddle.Tensor, multiple: int) -> paddle.Tensor:
-    """Returns images [B, C, H, W] with zeros below and to the right, where H or W is no multiple of
-    a number. Normalised images have 0 where the colour is the mean.
+def padded(images: paddle.Tensor, least: int, multiple: int) -> paddle.Tensor:
+    """Returns images [B, C, H, W] with zeros below and to the right, where H or W is less than
+    ``least``, or no multiple of a number. Normalised images have 0 where the colour is the mean.
     """
     height, width = images.shape[2:]
-    if not is_known(height, width):
-        if multiple > 1:
-            images = extended(images, 2, rounded_up(height, multiple))
-            images = extended(images, 3, rounded_up(width, multiple))
+    if is_known(height, width):
+        bottom = rounded_up(max(height, least), multiple) - height
+        right = rounded_up(max(width, least), multiple) - width
+        return F.pad(images, [0, right, 0, bottom]) if bottom or right else images
+    if least == multiple == 1:
         return images
-    bottom = -height % multiple
-    right = -width % multiple
-    return F.pad(images, [0, right, 0, bottom]) if bottom or right else images
+    images = extended(images, 2, rounded_up(at_least(height, least), multiple))
+    return extended(images, 3, rounded_up(at_least(width, least), multiple))
 
 
 def _check_sizes(config: Configuration, encoder: ImageModel, head: Head) -> None:

@@ -28,6 +28,11 @@ def places(side: Any) -> paddle.Tensor:
     return paddle.arange(0, as_tensor(side), 1, dtype="int64")
 
 
+def at_least(side: Any, least: int) -> paddle.Tensor:
+    """Returns a side that is a tensor, or ``least`` where that is more, [1] int64."""
+    return paddle.maximum(as_tensor(side), as_tensor(least))
+
+
 def rounded_up(side: Any, unit: int) -> Any:
     """Returns the least multiple of ``unit`` that isn't below a side."""
     return (side + (unit - 1)) // unit * unit

@@ -10,7 +10,7 @@ from training.setup import _trace
 
 PLAIN = "MODEL.PATCH_SIZE 8 MODEL.EMBED_DIM 16 MODEL.DEPTH 4 MODEL.NUM_HEADS 2"
 STAGES = "MODEL.EMBED_DIM 8 MODEL.STAGE_DEPTHS [1,1,1,1] MODEL.NUM_HEADS [1,2,2,4]"
-# Encoders with options, and heads with the rate of their dropout or None.
+# Heads, and the options of their encoders. No layer draws random numbers.
 CASES = {
     "linear": f"MODEL.TYPE vit {PLAIN} HEAD.DROPOUT 0.0",
     "upernet": f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 4 HEAD.DROPOUT 0.0 HEAD.AUXILIARY True",
@@ -23,8 +23,8 @@ CASES = {
     "setr_pup": f"MODEL.TYPE vit {PLAIN}",
     "setr_mla": f"MODEL.TYPE vit {PLAIN}",
     "dpt": f"MODEL.TYPE vit {PLAIN} HEAD.DROPOUT 0.0",
-    "topformer": "MODEL.TYPE topformer HEAD.DROPOUT 0.0",
-    "trans2seg": "MODEL.TYPE resnet MODEL.DEPTH 18 HEAD.STRIDE 64 HEAD.DROPOUT 0.0",
+    "topformer": "MODEL.TYPE topformer MODEL.DROPPATH 0.0 HEAD.DROPOUT 0.0",
+    "trans2seg": "MODEL.TYPE resnet MODEL.DEPTH 18 HEAD.STRIDE 64",
     "eomt": f"MODEL.TYPE vit {PLAIN} HEAD.NUM_QUERIES 6 HEAD.NUM_BLOCKS 2",
 }
 
@@ -49,7 +49,9 @@ def trained(config, traced):
     loss = task.step(model, batch, 1)["loss"].mean()
     loss.backward()
     gradients = {
-        name: value.grad.numpy() for name, value in model.named_parameters() if value.grad is not None
+        name: value.grad.numpy()
+        for name, value in model.named_parameters()
+        if value.grad is not None
     }
     return loss.item(), gradients
 
@@ -66,6 +68,8 @@ def test_a_graph_has_the_layers_loss_and_gradients(head):
     assert len(gradients) > 10
     largest = max(np.abs(gradient).max() for gradient in gradients.values())
     for name, gradient in gradients.items():
+        # The gradient of a bias before a batch norm is rounding alone.
+        allowed = 1e-4 * (np.abs(gradient).max() + 1e-3 * largest)
         np.testing.assert_allclose(
-            graph_gradients[name], gradient, atol=1e-5 * largest, rtol=1e-4, err_msg=name
+            graph_gradients[name], gradient, atol=allowed, rtol=0, err_msg=name
         )
