@@ -89,7 +89,10 @@ def means_of_regions(x: paddle.Tensor, size: Any) -> paddle.Tensor:
     """
     columns = _shares_of_regions(x.shape[3], size[1])
     rows = _shares_of_regions(x.shape[2], size[0])
-    return paddle.matmul(rows, paddle.matmul(x, columns, transpose_y=True))
+    # Transposed first: Paddle Inference multiplies a convolution's maps by a matrix in another
+    # layout than theirs.
+    x = paddle.matmul(x.transpose([0, 1, 3, 2]), rows, transpose_y=True)
+    return paddle.matmul(x.transpose([0, 1, 3, 2]), columns, transpose_y=True)
 
 
 def _shares_of_regions(side: Any, count: Any) -> paddle.Tensor:

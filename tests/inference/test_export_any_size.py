@@ -156,6 +156,27 @@ def test_means_of_regions_are_the_eager_ones(size):
         np.testing.assert_allclose(means_of_regions(maps, given).numpy(), expected, atol=1e-6)
 
 
+class Pooled(paddle.nn.Layer):
+    """The means of regions of a convolution's maps."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.conv = paddle.nn.Conv2D(3, 4, 1)
+        self.size = size
+
+    def forward(self, images):
+        return adaptive_mean(self.conv(images), self.size)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3)])
+def test_means_of_a_convolutions_maps_are_the_eager_ones_in_paddle_inference(size, tmp_path):
+    model = Pooled(size)
+    images = np.random.default_rng(0).normal(size=(2, 3, 9, 7)).astype(np.float32)
+    inputs = paddle.static.InputSpec([None, 3, 9, 7], "float32", "images")
+    found = run_of(model, "paddle", inputs, tmp_path)(images)
+    np.testing.assert_allclose(found, model(paddle.to_tensor(images)).numpy(), atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["cat", "dinov3"])
 @pytest.mark.parametrize("reference", [None, 6])
 def test_angles_are_those_of_a_known_grid(kind, reference):
