@@ -451,7 +451,9 @@ def test_the_models_snippet_prints_them(desk):
     printed = desk.python(
         code + "print(list(model.head.weight.shape), model.patch_embed.grid_size)"
     )
-    names, shape = printed.strip().split("\n")
+    names, of_segmentation, shape = printed.strip().split("\n")
+    files = sorted((ROOT / "configs" / "segmentation").glob("segformer_*.yaml"))
+    assert of_segmentation == str([file.stem for file in files])
     assert names == str(
         [
             name
