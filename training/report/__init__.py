@@ -71,9 +71,11 @@ def _sections(run: FinishedRun, dataset: ImageDataset | None) -> Iterator[str]:
         yield pixels.classes(run, run.confusion)
         yield _pixel_confusions(run, run.confusion)
     if "val" in run.pixel_tables:
-        table = pixels.pictures(run, run.pixel_tables["val"])
-        yield page.section("The worst pictures", table)
-        yield _drawn("Some of the worst pictures", run.folder / WORST_PICTURES)
+        table = run.pixel_tables["val"]
+        yield page.section("The worst pictures", pixels.pictures(run, table))
+        # Without a wrong pixel none is drawn. A file would be an earlier evaluation's.
+        if len(table.worst(1)):
+            yield _drawn("Some of the worst pictures", run.folder / WORST_PICTURES)
     if predictions and not run.multilabel:
         yield _confusions(run, predictions)
     if run.multilabel:
