@@ -121,19 +121,16 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         ]
         pool.workers = list(workers)
         about = {"model": "vit", "task": "classification"}
-        pool._handle(
-            workers[0], {"loaded": about, "oriented": False, "warning": "", "fingerprint": "a"}, []
-        )
+        loaded = {"loaded": about, "oriented": False, "gives_maps": False, "warning": ""}
+        pool._handle(workers[0], {**loaded, "fingerprint": "a"}, [])
         for worker in workers[1:3]:
-            pool._handle(worker, {"loaded": about, "oriented": False, "fingerprint": "b"}, [])
+            pool._handle(worker, {**loaded, "fingerprint": "b"}, [])
             pool._record_end(worker, -9)
         pool._handle(workers[3], {"error": "no weights at model", "status": 2}, [])
         assert [worker.ready for worker in workers] == [True, False, False, False]
         assert (len(killed), pool.about, pool._failures, pool.ended.done()) == (2, about, 0, False)
         workers[0].ready = False
-        pool._handle(
-            workers[1], {"loaded": about, "oriented": False, "warning": "", "fingerprint": "b"}, []
-        )
+        pool._handle(workers[1], {**loaded, "fingerprint": "b"}, [])
         with pytest.raises(
             RunError, match="model has changed since the server started; start the server anew"
         ):
