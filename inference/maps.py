@@ -74,12 +74,20 @@ class WholePictures(Pictures):
 
 
 def pixel_map(
-    forward: Forward, images: paddle.Tensor, name: str, size: tuple[int, int], way: Way
+    forward: Forward,
+    normalize: Callable[[paddle.Tensor], paddle.Tensor],
+    pixels: paddle.Tensor,
+    name: str,
+    size: tuple[int, int],
+    way: Way,
 ) -> PixelMap:
     """Returns the map of an image.
 
     Args:
-        forward, images, size, way: see ``models.heads.windows.pixel_logits``; of one image.
+        forward, size, way: see ``models.heads.windows.pixel_logits``.
+        normalize: makes images [1, C, H, W] for ``forward`` of pixels.
+        pixels: [1, H, W, C].
+        name: of the image, for errors.
 
     Raises:
         RunError: its logits aren't finite, or take more memory than there is.
@@ -87,7 +95,7 @@ def pixel_map(
     answers = []
     advice: Callable[[], str] = functools.partial(_memory_advice, name, size, way)
     with paddle.no_grad(), within_memory(), reporting_memory(advice):
-        for logits in pixel_logits(forward, images, size, way):
+        for logits in pixel_logits(forward, normalize(pixels), size, way):
             best = logits.argmax(-1)
             if not np.isfinite(logits.sum().item()):
                 raise RunError(f"{printable(name)}: the weights give no finite logits for it")
@@ -110,7 +118,10 @@ def areas(one: PixelMap, classes: Sequence[str]) -> Areas:
     Args:
         classes: the names of the outputs; empty: they aren't known.
     """
-    pixels = np.bincount(one.outputs.flatten())
+    pixels = np.zeros(int(one.outputs.max()) + 1, np.int64)
+    # Row by row: NumPy makes a copy of what it counts, of 8 bytes a pixel.
+    for row in one.outputs:
+        pixels += np.bincount(row, minlength=len(pixels))
     order = np.argsort(-pixels, kind="stable")[: np.count_nonzero(pixels)].tolist()
     names = list(map(str, order))
     if classes:

@@ -329,7 +329,7 @@ class Predictor:
         """
         method = self.config.METHOD
         way = way_of(self.config, method.SCALES, flip or method.FLIP)
-        return pixel_map(self._forward, self._normalize(pixels), name, size, way)
+        return pixel_map(self._forward, self._normalize, pixels, name, size, way)
 
     def check_maps(self) -> None:
         """Raises InputError if the model gives no class for each pixel."""
