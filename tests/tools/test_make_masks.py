@@ -163,18 +163,25 @@ def test_validation_images_are_a_function_of_names_and_seed(convert, tmp_path):
         ({"points": [[1, 1], [2, 2], [3]]}, "an outline whose points aren't pairs of numbers"),
         (
             {"points": [[1, 1], [2, 2], [3, True]]},
-            "an outline at True, outside of the image of 60 x",
+            "an outline whose points aren't pairs of numbers",
         ),
         (
             {"points": [[1, 1], [2, 2], [3, 90]]},
             "an outline at 90, outside of the image of 60 x 40 p",
         ),
-        ({"points": [[1, 1], [2, 2], ["3", 3]]}, "an outline at 3, outside of the image"),
+        ({"points": [[1, 1], [2, 2], ["3", 3]]}, "an outline whose points aren't pairs of numbers"),
         (
             {"shape_type": "circle", "points": [[1, 1]] * 3},
             "it has a circle of 3 points, expected 2",
         ),
         ({"label": ""}, "one of its shapes has no label"),
+        ({"label": " "}, "its label is ' ', expected a class's name"),
+        # Lines of classes.txt, each of which would name another class.
+        ({"label": "a\nb"}, r"its label is 'a\\nb', expected a class's name"),
+        ({"label": "a\rb"}, r"its label is 'a\\rb', expected a class's name"),
+        ({"label": "a\u2028b"}, "its label is 'a.*b', expected a class's name"),
+        ({"label": "a\ud800"}, "its label is 'a.*', expected a class's name"),
+        ({"label": "a" * 1001}, "its label is 'a*.*', expected a class's name"),
     ],
 )
 def test_a_wrong_shape_is_named(convert, tmp_path, shape, message):
@@ -365,7 +372,15 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
         ({"images": None}, 'it has no list of "images"'),
         ({"images": []}, "it has no image"),
         ({"categories": [{"id": 9, "name": "a"}] * 2}, "it has the category 9 twice"),
-        ({"categories": [{"id": 9, "name": "\n"}]}, "a category has no name that can be printed"),
+        ({"categories": [{"id": 9, "name": 9}]}, "a category has no name"),
+        (
+            {"categories": [{"id": 9, "name": "\n"}]},
+            "its category's name is '.*', expected a class's",
+        ),
+        (
+            {"categories": [{"id": 9, "name": "a\nb"}]},
+            "its category's name is '.*', expected a class's",
+        ),
         ({"categories": [{"id": "9", "name": "a"}]}, 'its "id" is 9, expected a number'),
         ({"categories": [{"id": 1, "name": "a"}]}, "an annotation is of the unknown category 9"),
         ({"annotations": [{"category_id": 9, "image_id": 1}]}, "of the unknown image 1"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, install, printable, reading
+from loading.class_names import check_name
 from settings.plain import is_real
 from tools.annotations.pictures import (
     Indices,
@@ -195,8 +196,9 @@ def _categories(rows: list[dict[str, Any]]) -> dict[int, str]:
     names: dict[int, str] = {}
     for row in rows:
         name = row.get("name")
-        if type(name) is not str or not name.strip() or not name.isprintable():
-            raise Unreadable("a category has no name that can be printed")
+        if type(name) is not str:
+            raise Unreadable("a category has no name")
+        check_name(name, "category's name")
         if _id(row, "id") in names:
             raise Unreadable(f"it has the category {row['id']} twice")
         names[row["id"]] = name

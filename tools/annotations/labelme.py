@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from errors import Allowance, InputError, Unreadable, printable, reading
+from loading.class_names import check_name
 from loading.layout import describe_folder, is_leftover
 from tools.annotations.pictures import (
     Indices,
@@ -94,6 +95,7 @@ def _content(file: Path) -> dict[str, Any]:
     for shape in content["shapes"]:
         if type(shape) is not dict or type(shape.get("label")) is not str or not shape["label"]:
             raise Unreadable("one of its shapes has no label")
+        check_name(shape["label"], "label")
     return content
 
 

@@ -128,8 +128,9 @@ def checked_points(points: Any, size: tuple[int, int], least: int) -> list[tuple
         if not isinstance(point, list | tuple) or len(point) != 2:
             raise Unreadable("an outline whose points aren't pairs of numbers")
         for value, side in zip(point, size, strict=True):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not -_OUTSIDE * side <= value <= (1 + _OUTSIDE) * side:
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise Unreadable("an outline whose points aren't pairs of numbers")
+            if not -_OUTSIDE * side <= value <= (1 + _OUTSIDE) * side:
                 raise Unreadable(
                     f"an outline at {printable(str(value), 40)}, outside of the image of"
                     f" {size[0]} x {size[1]} pixels"
