@@ -202,6 +202,19 @@ def test_json_of_strangers_is_read_in_one_place():
     assert found == {"settings/plain.py"} | JSON_OF_OUR_OWN.keys()
 
 
+def test_no_gradient_passes_a_gather_along_another_axis():
+    """Paddle 2.6 computes it along the first one; ``index_select`` takes its place."""
+    found = {
+        name
+        for name in HOUSE
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "paddle.gather"
+        if len(node.args) > 2 or any(keyword.arg == "axis" for keyword in node.keywords)
+    }
+    # It takes the logits of evaluations.
+    assert found == {"models/heads/windows.py"}
+
+
 def test_figures_are_saved_in_one_place():
     """Another one would make formulas of names with "$" (``training.pages.plotting``)."""
     found = {

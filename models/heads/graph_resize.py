@@ -37,8 +37,9 @@ def _resized_along(maps: paddle.Tensor, axis: int, to: Any, align_corners: bool)
         out = places(to)
         between = _places(out, length, to, align_corners, paddle.minimum, paddle.maximum)
         first, second, share = between
-    low = paddle.gather(maps, first, axis=axis)
-    high = paddle.gather(maps, second, axis=axis)
+    # Not gather: in Paddle 2.6 its gradient is wrong along any axis but the first.
+    low = paddle.index_select(maps, first, axis)
+    high = paddle.index_select(maps, second, axis)
     return low + (high - low) * share.reshape([1, 1, -1, 1] if axis == 2 else [1, 1, 1, -1])
 
 

@@ -53,7 +53,8 @@ def taken(x: paddle.Tensor, axis: int, at: paddle.Tensor, length: paddle.Tensor)
     shape = [1] * len(x.shape)
     shape[axis] = -1
     inside = (at < length).astype(x.dtype).reshape(shape)
-    return paddle.gather(x, paddle.minimum(at, length - 1), axis=axis) * inside
+    # Not gather: in Paddle 2.6 its gradient is wrong along any axis but the first.
+    return paddle.index_select(x, paddle.minimum(at, length - 1), axis) * inside
 
 
 def bicubic_weights(old: int, new: Any) -> paddle.Tensor:

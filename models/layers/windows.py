@@ -101,7 +101,7 @@ def _in_windows_in_graph(
         [0, 1, 3, 2, 4, 5]
     )
     x = x.reshape([-1, rows * window_height, columns * window_width, dim])
-    return paddle.gather(paddle.gather(x, back[0], axis=1), back[1], axis=2)
+    return paddle.index_select(paddle.index_select(x, back[0], 1), back[1], 2)
 
 
 def pad_maps(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:

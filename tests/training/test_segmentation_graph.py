@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
+import ops
 from config import get_config
 from settings.registry import tasks
 from training.setup import _trace
@@ -58,10 +59,14 @@ def trained(config, traced):
     return loss.item(), gradients
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("head", CASES)
-def test_a_graph_has_the_layers_loss_and_gradients(head):
+def test_a_graph_has_the_layers_loss_and_gradients(head, monkeypatch):
+    # Graphs are of Paddle's operators. The compiled ones round otherwise, which batch norms over few
+    # values enlarge to parts of a thousand: as much as noise of 1e-7 in the image.
+    monkeypatch.setattr(ops, "_enabled", False)
     options = ["TASK", "segmentation", "HEAD.NAME", head, "MODEL.NUM_CLASSES", "3"]
-    # Batch norms over few values enlarge rounding, most of all TopFormer's of small images.
+    # TopFormer's last maps of 64 pixels have one place.
     size = "128" if head == "topformer" else "64"
     options += [*CASES[head].split(), "DATA.IMAGE_SIZE", size, "DATA.CROP_MODE", "own"]
     config = get_config(None, options)
@@ -73,5 +78,5 @@ def test_a_graph_has_the_layers_loss_and_gradients(head):
     largest = max(np.linalg.norm(gradient) for gradient in gradients.values())
     for name, gradient in gradients.items():
         # The gradient of a bias before a batch norm is rounding alone.
-        allowed = 1e-2 * (np.linalg.norm(gradient) + 1e-3 * largest)
+        allowed = 3e-4 * (np.linalg.norm(gradient) + 1e-3 * largest)
         assert np.linalg.norm(graph_gradients[name] - gradient) <= allowed, name
