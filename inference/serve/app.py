@@ -136,7 +136,7 @@ def create_app(
     )
     app.openapi = lambda: _description(app, bool(settings.token), pool.gives_maps)
     _add_error_handlers(app)
-    _add_image_paths(app, settings, batcher, pool, metrics)
+    _add_image_paths(app, _Images(settings, batcher, pool, metrics))
     _add_status_paths(app, batcher, pool, metrics, draining)
     _add_pages(app, settings)
     return app
@@ -175,13 +175,17 @@ def _leave_out(description: dict[str, Any], names: Sequence[str]) -> None:
         description["components"]["schemas"]["Predicted"]["properties"].pop(name, None)
 
 
-def _add_image_paths(
-    app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics
-) -> None:
-    """Adds the paths to which images are sent (``gate.WORK``)."""
+class _Images:
+    """Answers the images of requests."""
 
-    async def answers_to(
-        request: Request, kind: str, top: int | None, threshold: float | None
+    def __init__(self, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics) -> None:
+        self.settings = settings
+        self.batcher = batcher
+        self.pool = pool
+        self.metrics = metrics
+
+    async def answers(
+        self, request: Request, kind: str, top: int | None, threshold: float | None
     ) -> list[tuple[Upload, Answer]]:
         """Returns the images of a request with their answers, in their order.
 
@@ -189,11 +193,11 @@ def _add_image_paths(
             Refused: the model has no such answers, the images can't be taken, or a worker has no
                 answer for one of them.
         """
-        most = settings.max_images if kind == "predict" else 1
+        most = self.settings.max_images if kind == "predict" else 1
         uploads = await images_of(
             request.scope.pop("body"), request.headers.get("content-type", ""), most
         )
-        if problem := _lacking(kind, pool):
+        if problem := _lacking(kind, self.pool):
             raise Refused(404, problem)
         # The gate logs it.
         request.scope["images"] = counted(len(uploads), "image")
@@ -202,15 +206,15 @@ def _add_image_paths(
         loop = asyncio.get_running_loop()
 
         # Images of which maps are made differ in size.
-        is_alone = kind != "predict" or bool(pool.gives_maps)
+        is_alone = kind != "predict" or bool(self.pool.gives_maps)
         # Only images of accepted formats go to a worker.
-        problems = [image_formats.problem(upload.data, settings.formats) for upload in uploads]
+        problems = [image_formats.problem(upload.data, self.settings.formats) for upload in uploads]
         items = [
             Item(upload.data, parameters, loop.create_future(), client, is_alone)
             for upload, problem in zip(uploads, problems, strict=True)
             if problem is None
         ]
-        answered = iter(await _answers(items, batcher, settings.timeout))
+        answered = iter(await _answers(items, self.batcher, self.settings.timeout))
         answers = []
         for problem in problems:
             if problem is None:
@@ -222,22 +226,37 @@ def _add_image_paths(
             if "failed" in answer.content:
                 raise Refused(500, answer.content["failed"])
             outcome = "unreadable" if "error" in answer.content else "answered"
-            metrics.images.labels(outcome).inc()
+            self.metrics.images.labels(outcome).inc()
         return list(zip(uploads, answers, strict=True))
+
+    async def picture(self, request: Request, kind: str) -> Response:
+        """Returns the PNG that a worker makes of an image."""
+        [(upload, answer)] = await self.answers(request, kind, top=1, threshold=0.0)
+        if "error" in answer.content:
+            status, line = _unreadable([{"name": upload.name, **answer.content}])
+            raise Refused(status, line)
+        media_type = "image/png"
+        if request.headers.get("accept") == _BYTES:
+            media_type = _BYTES
+        return Response(answer.picture, media_type=media_type)
+
+
+def _add_image_paths(app: FastAPI, images: _Images) -> None:
+    """Adds the paths to which images are sent (``gate.WORK``)."""
 
     @app.post("/predict", response_model=Predictions, responses=_PROBLEMS, openapi_extra=_IMAGES)
     async def predict(request: Request, top: Top = None, threshold: Threshold = None) -> Response:
         """Returns the classes of one image or several: their probabilities, or of a model that gives
         a class for each pixel, their percentages of the pixels.
         """
-        answers = await answers_to(request, "predict", top, threshold)
+        answers = await images.answers(request, "predict", top, threshold)
         predictions = [{"name": upload.name, **answer.content} for upload, answer in answers]
-        content = {**pool.about, "predictions": predictions}
+        content = {**images.pool.about, "predictions": predictions}
         status = 200
         if all("error" in prediction for prediction in predictions):
             status, content["error"] = _unreadable(predictions)
         # The page needs it to show an image as the model sees it.
-        headers = {"x-exif-orientation": str(pool.oriented).lower()}
+        headers = {"x-exif-orientation": str(images.pool.oriented).lower()}
         return JSONResponse(content, status, headers)
 
     @app.post(
@@ -247,7 +266,7 @@ def _add_image_paths(
         """Returns a PNG of one image, coloured where the model looks. The image is sent as to
         /predict.
         """
-        return await picture_of(request, "attention")
+        return await images.picture(request, "attention")
 
     @app.post(
         "/mask", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE
@@ -256,18 +275,7 @@ def _add_image_paths(
         """Returns a PNG of the size of one image, whose pixels are the numbers of their classes: with
         a palette, or of more than 256 classes 16-bit grey. The image is sent as to /predict.
         """
-        return await picture_of(request, "mask")
-
-    async def picture_of(request: Request, kind: str) -> Response:
-        """Returns the PNG that a worker makes of an image."""
-        [(upload, answer)] = await answers_to(request, kind, top=1, threshold=0.0)
-        if "error" in answer.content:
-            status, line = _unreadable([{"name": upload.name, **answer.content}])
-            raise Refused(status, line)
-        media_type = "image/png"
-        if request.headers.get("accept") == _BYTES:
-            media_type = _BYTES
-        return Response(answer.picture, media_type=media_type)
+        return await images.picture(request, "mask")
 
 
 def _add_status_paths(
