@@ -177,6 +177,8 @@ class Block(nn.Layer):
         return [shift_mask(size, self.window_size, self.shift_size)]
 
 
+# Paddle's tracing takes no keywords of zip.
+@paddle.jit.not_to_static
 def shift_mask(
     resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]
 ) -> np.ndarray:

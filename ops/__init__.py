@@ -12,6 +12,7 @@ Every function of a tensor below expects that ``usable`` returned True for its o
 import contextlib
 import ctypes
 import functools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -442,7 +443,8 @@ def relative_bias(products: paddle.Tensor, side: int, window: int) -> paddle.Ten
 
 def transpose(x: paddle.Tensor, rows: int, shape: Sequence[int]) -> paddle.Tensor:
     """Transposes x [B, ...], read as [B, rows, columns]; returns it in ``shape``."""
-    columns = x.size // x.shape[0] // rows
+    # Not x.size, which is a function where Paddle 2.6 has traced the caller.
+    columns = math.prod(x.shape) // x.shape[0] // rows
     return _run("vit_swap", x, rows, columns, x.shape, shape)[0]
 
 
