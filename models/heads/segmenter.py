@@ -80,6 +80,8 @@ class Segmenter(Head):
         places = l2_normalize(linear(x[:, : -self.num_classes], self.proj_patch, None))
         classes = l2_normalize(linear(x[:, -self.num_classes :], self.proj_classes, None))
         cosines = paddle.matmul(places, classes, transpose_y=True)
+        # Paddle 2.6 doesn't know the last side in a graph.
+        cosines = cosines.reshape([x.shape[0], -1, self.num_classes])
         logits = swap_axes(self.mask_norm(cosines))
         return logits.reshape([-1, self.num_classes, height, width])
 

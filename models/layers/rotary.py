@@ -128,8 +128,10 @@ class RotaryEmbedding(nn.Layer):
         axis = places(side).astype("float32").unsqueeze(1)
         length = as_tensor(side).astype("float32")
         if self.kind == "dinov3":
+            powers = paddle.to_tensor(self._powers())
             axis = 2 * ((axis + 0.5) / length) - 1
-            return float(np.float32(2 * np.pi)) * axis / paddle.to_tensor(self._powers())
+            # Tiled first: with fewer rows than powers, oneDNN of Paddle 2.6 divides by the rows.
+            return float(np.float32(2 * np.pi)) * axis.tile([1, len(powers)]) / powers
         if self.reference is not None:
             axis = axis / length * self.reference
         return axis * paddle.to_tensor(np.float32(1) / self._powers())
