@@ -113,6 +113,8 @@ def write_export(
         paddlex.check_paddlex(config, kind, task)
     check_target(target)
     gives_maps = answers_of(task) == "pixels"
+    if gives_maps:
+        _check_views(config)
     if precision == "int8":
         if gives_maps:
             raise InputError(
@@ -187,6 +189,20 @@ def check_target(target: Path) -> None:
     """Raises InputError if an export's folder exists already."""
     if os.path.lexists(target):
         raise InputError(f"{target} exists; choose another -output")
+
+
+def _check_views(config: Configuration) -> None:
+    """Raises InputError if the configuration averages views, which an export doesn't."""
+    method = config.METHOD
+    for key, value, one_view in (
+        ("METHOD.SCALES", list(method.SCALES), [1.0]),
+        ("METHOD.FLIP", method.FLIP, False),
+    ):
+        if value != one_view:
+            raise InputError(
+                f"{key} is {value}, expected {one_view} for an export, whose graph computes one view;"
+                " give it to what runs the export, such as tools/predict.py"
+            )
 
 
 def _manifest(config: Configuration) -> dict[str, Any]:

@@ -17,8 +17,9 @@ it names no background, pixels that nothing is drawn on are ignored. LabelMe's "
 ignored, too.
 
 The output holds copies of the images, not links, in images/train and images/val, the masks as grey
-PNG files in masks/, and classes.txt. It is written whole or not at all. -val is the share of the
-images for validation, which are drawn by their names and -seed; lists of VOC's decide this themselves.
+PNG files in masks/, and classes.txt. The mask of an image that EXIF turns gets the same note of EXIF.
+The output is written whole or not at all. -val is the share of the images for validation, which are
+drawn by their names and -seed; lists of VOC's decide this themselves.
 """
 
 import argparse

@@ -125,6 +125,9 @@ def _indices(image: Image.Image, data: bytes, has_table: bool) -> np.ndarray:
         raise Unreadable(f"its file is too large ({len(data)} bytes); save it again as grey")
     if is_grey and data[_BITS] in _STRETCHED:
         values = values // _STRETCHED[data[_BITS]]
+    # NumPy would take the booleans of 1 bit for a choice of pixels.
+    if values.dtype == bool:
+        values = values.astype(np.uint8)
     return values
 
 

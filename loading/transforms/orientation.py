@@ -67,6 +67,13 @@ class Turn(NamedTuple):
         """Returns the picture for the stored image."""
         return image if self == TURNS[1] else image.transpose(_METHODS[self])
 
+    def back(self, image: Image.Image) -> Image.Image:
+        """Returns the stored image for the picture."""
+        if self.swapped:
+            # A mirror image of columns is one of rows before the two are swapped.
+            return Turn(True, across=self.down, down=self.across).image(image)
+        return self.image(image)
+
 
 # The turns by EXIF's number.
 TURNS = {

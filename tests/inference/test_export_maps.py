@@ -89,6 +89,15 @@ def test_what_can_not_be_exported_is_refused(data, tmp_path):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("key", "value"), [("METHOD.SCALES", "[0.75, 1.25]"), ("METHOD.FLIP", "True")]
+)
+def test_views_that_an_export_would_not_have_are_refused(key, value, data, tmp_path):
+    with pytest.raises(InputError, match=rf"^{key} is .*, expected .* for an export"):
+        exported(data, tmp_path / "export", "paddle", key, value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_export_that_computes_otherwise_is_an_error(data):
     config, _ = evaluation(data, "HEAD.STRIDE", "20")
     model = random_model(config)

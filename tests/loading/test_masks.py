@@ -19,6 +19,7 @@ from config import get_config
 from datasets import FileDataset, get_dataloader, get_dataset
 from errors import InputError, RunError
 from loading.files import Paths
+from loading.mask_tables import index_table
 from loading.sources import Files, Masks
 from loading.subsets import read_split
 from loading.transforms.auto import TrivialAugmentWide
@@ -498,6 +499,14 @@ def test_indices_are_read_as_they_are_stored(bits, dtype):
         file = io.BytesIO()
         palette.save(file, "PNG", bits=bits)
         np.testing.assert_array_equal(read_mask(file.getvalue(), dtype), values)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_a_table_maps_indices_of_any_bits(bits):
+    values = np.random.default_rng(bits).integers(0, min(200, 2**bits), (8, 16))
+    table = index_table({index: 200 - index for index in range(200)})
+    found = mask_image(grey_png(values, bits), "m.png", 10**6, np.dtype(np.uint8), table=table)
+    np.testing.assert_array_equal(np.asarray(found), 200 - values)
 
 
 def test_indices_of_16_bits_need_a_column_that_holds_them(tmp_path):

@@ -13,6 +13,7 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError, RunError
 from loading.mask_tables import class_colors
+from loading.transforms.orientation import TAG, TURNS, orientation_of
 from tools import make_masks
 from tools.annotations.coco import runs_to_pixels
 
@@ -44,11 +45,11 @@ def read(path):
     return np.asarray(Image.open(path))
 
 
-def datasets_of(folder):
+def datasets_of(folder, *more):
     words = ["TASK", "segmentation", "DATA.DATASET", "masks", "DATA.DATA_PATH", str(folder)]
     words += ["MODEL.NUM_CLASSES", "auto", "DATA.IMAGE_SIZE", "32", "HEAD.NAME", "linear"]
     words += ["DATA.CROP_MODE", "own", "DATA.NUM_WORKERS", "0"]
-    return get_datasets(get_config(None, words))
+    return get_datasets(get_config(None, [*words, *more]))
 
 
 # --------------------------------------------------------------------- LabelMe
@@ -232,13 +233,55 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in"]
 
 
-def test_a_picture_may_be_annotated_as_its_exif_turns_it(convert, tmp_path):
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [SIZE, (50, 50)])
+def test_masks_fit_pictures_that_exif_turns(orientation, size, convert, tmp_path):
+    # LabelMe shows and annotates a picture as its EXIF turns it.
+    corner = [{"label": "tree", "shape_type": "rectangle", "points": [[0, 0], [15, 9]]}]
     exif = Image.Exif()
-    exif[274] = 6
-    write_image(tmp_path / "in/a.jpg", exif=exif)
-    write_labelme(tmp_path / "in/a.json", SHAPES[:1], size=SIZE[::-1])
-    convert("-format=labelme", "-data_path=in", "-val=0")
-    assert read(tmp_path / "out/masks/train/a.png").shape == SIZE
+    exif[TAG] = orientation
+    picture = Image.new("RGB", size, "black")
+    picture.paste("white", (0, 0, 16, 10))
+    turn = TURNS[orientation]
+    stored = turn.back(picture)
+    (tmp_path / "in").mkdir()
+    stored.save(tmp_path / "in/a.png", exif=exif.tobytes())
+    write_labelme(tmp_path / "in/a.json", corner, size=size)
+    assert "EXIF" not in convert("-format=labelme", "-data_path=in", "-val=0")
+    shutil.copytree(tmp_path / "out/images/train", tmp_path / "out/images/val")
+    shutil.copytree(tmp_path / "out/masks/train", tmp_path / "out/masks/val")
+    for oriented in (False, True):
+        data = datasets_of(tmp_path / "out", "DATA.EXIF_ORIENTATION", str(oriented))[2]
+        shown = np.asarray(data.image(0))[..., 0] > 0
+        mask = np.asarray(data.mask("mask", 0))
+        np.testing.assert_array_equal(mask, shown.astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("orientation", "annotated", "stored", "is_clear"),
+    [
+        (6, SIZE, SIZE, True),
+        (6, SIZE[::-1], SIZE, True),
+        # Nothing tells a picture that stands on its head from one that doesn't.
+        (3, SIZE, SIZE, False),
+        (6, (50, 50), (50, 50), False),
+    ],
+)
+def test_what_exif_leaves_open_is_said(orientation, annotated, stored, is_clear, convert, tmp_path):
+    exif = Image.Exif()
+    exif[TAG] = orientation
+    write_image(tmp_path / "in/a.jpg", size=stored, exif=exif)
+    image = {"id": 1, "file_name": "a.jpg", "width": annotated[0], "height": annotated[1]}
+    outline = {"id": 1, "image_id": 1, "category_id": 1, "segmentation": [[0, 0, 9, 0, 9, 9]]}
+    content = {"images": [image], "annotations": [outline]}
+    content |= {"categories": [{"id": 1, "name": "tree"}]}
+    (tmp_path / "in/a.json").write_text(json.dumps(content))
+    said = convert("-format=coco", "-data_path=in/a.json", "-val=0")
+    assert ("EXIF turns 1 image" in said) != is_clear
+    mask = tmp_path / "out/masks/train/a.png"
+    assert read(mask).shape == stored[::-1]
+    # Without a note of its own, DATA.EXIF_ORIENTATION decides which way it is.
+    assert orientation_of(mask.read_bytes()) == (orientation if is_clear else 1)
 
 
 # ------------------------------------------------------------------------ COCO

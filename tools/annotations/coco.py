@@ -37,6 +37,8 @@ class Coco:
         InputError: the file can't be read, or pycocotools isn't installed.
     """
 
+    as_shown = False
+
     def __init__(self, file: Path, images: Path) -> None:
         self.file = file
         self.tools = _pycocotools()

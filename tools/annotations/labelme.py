@@ -37,6 +37,9 @@ class LabelMe:
         InputError: there are none, or one can't be read.
     """
 
+    # LabelMe shows pictures as their EXIF turns them.
+    as_shown = True
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files = [

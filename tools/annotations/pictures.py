@@ -17,6 +17,7 @@ from loading.layout import IMAGE_SUFFIXES
 from loading.mask_tables import MOST_MASK_CLASSES, mask_kind
 from loading.splits import validation
 from loading.transforms import largest_file, opened_image
+from loading.transforms.orientation import TAG, TURNS, orientation_of
 from settings.plain import parsed_json, whole_file
 
 # The class of pixels that nothing was drawn on, as it is written and as LabelMe calls it.
@@ -74,7 +75,13 @@ class Indices(NamedTuple):
 
 
 class Source(Protocol):
-    """Annotations of a format."""
+    """Annotations of a format.
+
+    Attributes:
+        as_shown: annotations are of pictures as their EXIF turns them. False: of either.
+    """
+
+    as_shown: bool
 
     def labels(self) -> Sequence[str]:
         """Returns the labels that there are, in the order of their classes."""
@@ -215,9 +222,11 @@ def write_folder(
         chosen = validation([picture.name for picture in pictures], zeros, share, seed)
         parts = ["val" if is_val else "train" for is_val in chosen]
     pixels = np.zeros(len(names), np.int64)
+    unclear = 0
     progress = tqdm(pictures, "masks", disable=None, dynamic_ncols=True)
     for picture, part in zip(progress, parts, strict=True):
-        mask = _write_pair(source, picture, output, part or "train", indices, most)
+        mask, is_clear = _write_pair(source, picture, output, part or "train", indices, most)
+        unclear += not is_clear
         pixels += np.bincount(mask.ravel(), minlength=len(names))[: len(names)]
     with writing_whole(output / FILE) as file:
         file.write("".join(f"{name}\n" for name in names))
@@ -227,29 +236,58 @@ def write_folder(
         said += f"; without a class {BACKGROUND}, pixels that nothing is drawn on are ignored"
     if empty := [name for name, count in zip(names, pixels, strict=True) if not count]:
         said += f"; {counted(len(empty), 'class has', 'classes have')} no pixel, such as {empty[0]}"
+    if unclear:
+        said += (
+            f"; EXIF turns {counted(unclear, 'image', 'images')}, and nothing says which way"
+            " the annotations are: set DATA.EXIF_ORIENTATION True if they are of the turned images,"
+            " and look at them with tools/show_batch.py"
+        )
     return said
 
 
 def _write_pair(
     source: Source, picture: Picture, output: Path, part: str, indices: Indices, most: int
-) -> np.ndarray:
-    """Writes an image, as it is, and its mask; returns the mask."""
+) -> tuple[np.ndarray, bool]:
+    """Writes an image, as it is, and its mask.
+
+    A mask is stored as its image is, with the same note of EXIF. So both fit each other, whether
+    DATA.EXIF_ORIENTATION turns them or not. Where nothing says which way it was annotated, it has
+    no note, and the key decides.
+
+    Returns:
+        The mask, and whether it is clear which way it was annotated.
+    """
     with reading(picture.image, IMAGE, "; repair it, or remove its annotation"):
         data = contents(picture.image, largest_file(most))
         size = opened_image(data, most)[0].size
     mask = source.mask(picture, size, indices)
+    annotated = mask.shape[::-1]
     # A picture may be turned by its EXIF, and be annotated as it is shown.
-    if mask.shape not in (size, size[::-1]):
+    if annotated not in (size, size[::-1]):
         raise InputError(
             f"{picture.image}: it has {size[0]} x {size[1]} pixels, its annotation is of"
-            f" {mask.shape[1]} x {mask.shape[0]}; annotate this image"
+            f" {annotated[0]} x {annotated[1]}; annotate this image"
         )
+    orientation = orientation_of(data)
+    turn = TURNS[orientation]
+    fits_stored = annotated == size
+    fits_shown = annotated == turn.size(size)
+    is_turned = orientation != 1
+    is_clear = not is_turned or source.as_shown or fits_stored != fits_shown
+    stored = Image.fromarray(mask.astype(indices.dtype))
+    if fits_shown and (source.as_shown or not fits_stored):
+        stored = turn.back(stored)
     image = output / "images" / part / f"{picture.name}{picture.image.suffix.lower()}"
     image.parent.mkdir(parents=True, exist_ok=True)
     with writing_whole(image, "wb") as file:
         file.write(data)
+    note = b""
+    if is_turned and is_clear:
+        exif = Image.Exif()
+        exif[TAG] = orientation
+        note = exif.tobytes()
     png = output / "masks" / part / f"{picture.name}.png"
     png.parent.mkdir(parents=True, exist_ok=True)
     with writing_whole(png, "wb") as file:
-        Image.fromarray(mask.astype(indices.dtype)).save(file, "PNG")
-    return mask
+        stored.save(file, "PNG", exif=note)
+    return mask, is_clear

@@ -39,6 +39,8 @@ class Voc:
         InputError: a folder or an image is missing, or a list can't be read.
     """
 
+    as_shown = False
+
     def __init__(self, folder: Path, images: Path | None, most: int) -> None:
         self.folder = folder
         self.images = images or folder / _IMAGES
