@@ -88,7 +88,6 @@ def test_what_can_not_be_exported_is_refused(data, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == []
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("key", "value"), [("METHOD.SCALES", "[0.75, 1.25]"), ("METHOD.FLIP", "True")]
 )
@@ -98,6 +97,7 @@ def test_views_that_an_export_would_not_have_are_refused(key, value, data, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.smoke
 def test_an_export_that_computes_otherwise_is_an_error(data):
     config, _ = evaluation(data, "HEAD.STRIDE", "20")
     model = random_model(config)
