@@ -86,9 +86,9 @@ class Block(nn.Layer):
     """x + attention(norm1(x)) within windows, then x + mlp(norm2(x)), each branch with drop path.
 
     Windows are no larger than the feature map of image_size. They are shifted by half their side
-    where it has more than one; both stay so for maps of other sizes. A map that isn't a multiple
-    of them is padded by zeros. As in timm and the original, tokens attend to these, too.
-    timm shifts the windows before it pads.
+    where it has more than one; both stay so for maps of other sizes. With ``always_partition`` the
+    map of image_size plays no part. A map that isn't a multiple of the windows is padded by zeros.
+    As in timm and the original, tokens attend to these, too. timm shifts the windows before it pads.
 
     Args:
         dim: channels D of the tokens.
@@ -102,6 +102,7 @@ class Block(nn.Layer):
         qkv_bias: whether the queries, keys and values have a bias.
         attn_drop: dropout of the attention weights.
         pad_first: whether maps are padded before the windows are shifted.
+        always_partition: whether windows keep their size, and are shifted, on maps of any size.
 
     Attributes:
         attention: the class of the attention layer, which a subclass may replace.
@@ -124,13 +125,17 @@ class Block(nn.Layer):
         qkv_bias: bool,
         attn_drop: float,
         pad_first: bool = False,
+        always_partition: bool = False,
     ) -> None:
         super().__init__()
         self.pad_first = pad_first
         self.resolution = resolution
-        self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
+        self.window_size = (window_size, window_size)
+        if not always_partition:
+            self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
         self.shift_size = tuple(
-            window_size // 2 if shift and side > window_size else 0 for side in resolution
+            window_size // 2 if shift and (always_partition or side > window_size) else 0
+            for side in resolution
         )
         self.norm1 = LayerNorm(dim)
         self.attn = self.attention(
@@ -282,6 +287,10 @@ class SwinTransformer(ImageModel):
         pad_first: whether maps are padded to a multiple of the windows before these are shifted, as
             in the authors' segmentation, transformers and PaddleViT. Otherwise it is done
             afterwards, as in timm.
+        always_partition: whether windows keep their size, and every second block shifts them, on
+            maps of any size, as in the authors' segmentation and in transformers' backbones.
+            Otherwise the windows of a stage are no larger than its map of image_size, and are
+            shifted only where there are several.
         dropout: rate after the attention's projection and in the MLP.
         attention_dropout: dropout of the attention weights.
         droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
@@ -314,6 +323,7 @@ class SwinTransformer(ImageModel):
         mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,
         pad_first: bool = False,
+        always_partition: bool = False,
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
@@ -348,6 +358,7 @@ class SwinTransformer(ImageModel):
             drop=dropout,
             attn_drop=attention_dropout,
             pad_first=pad_first,
+            always_partition=always_partition,
         )
         resolution = self.patch_embed.grid_size
         self.layers = nn.LayerList()

@@ -574,9 +574,11 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
             check_form(encoder, _FORM)
             type_, keys = _TYPES[kind]
             values = keys(_DEFAULTS[kind] | encoder)
-            # Its backbones pad maps before they shift windows. Classifiers have no map to pad.
+            # Its backbones pad maps before they shift windows, and never make windows smaller.
+            # Classifiers have no map to pad, and do.
             if encoder is not config and type_ == "Swin":
                 values["PAD_FIRST"] = True
+                values["ALWAYS_PARTITION"] = True
             return type_, values
         except InputError as error:
             raise InputError(f"the config.json of {path}: {error}") from None

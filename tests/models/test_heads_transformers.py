@@ -29,6 +29,7 @@ SWIN_KEYS = {
     "NUM_HEADS": SWIN["num_heads"],
     "WINDOW_SIZE": SWIN["window_size"],
     "PAD_FIRST": True,
+    "ALWAYS_PARTITION": True,
 }
 CONVNEXT_KEYS = {"STAGE_DEPTHS": CONVNEXT["depths"], "EMBED_DIMS": CONVNEXT["hidden_sizes"]}
 PLAIN_KEYS = {
@@ -70,8 +71,8 @@ def loaded(name, folder):
     """Returns a case's model without dropout, with the weights of a file of transformers."""
     shipped, keys, head = MODELS[name]
     options = ["TASK", "segmentation", "MODEL.NUM_CLASSES", CLASSES, "HEAD.DROPOUT", 0.0]
-    # Swin's windows are those of images that are large enough for them.
-    options += ["DATA.IMAGE_SIZE", 224 if "swin" in name else SIZES[name][0]]
+    # Swin's last map of this size has 2 x 2 places, fewer than its windows.
+    options += ["DATA.IMAGE_SIZE", 64 if "swin" in name else SIZES[name][0]]
     options += ["MODEL.DROPPATH", 0.0, "DATA.CROP_MODE", "squash", "DATA.CROP_PCT", 1.0]
     for key, value in keys.items():
         options += [f"MODEL.{key}", value]
@@ -156,6 +157,21 @@ def test_a_folder_alone_describes_the_model(name, tmp_path):
     model.eval()
     logits = model(paddle.to_tensor(images(name))).numpy()
     with np.load(GOLDEN / f"heads_{name}.npz") as golden:
+        assert_near(places(logits, 512), golden["logits"], "logits")
+
+
+@pytest.mark.parametrize("side", [32, 64])
+def test_swins_windows_keep_their_size_for_small_images(side, tmp_path):
+    """Whatever IMAGE_SIZE is, the logits of transformers' Swin are the same ones."""
+    write("upernet_swin", tmp_path)
+    preprocessor = {"size": {"height": side, "width": side}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    model = build_model(description_of(tmp_path).to_config())
+    report = load_weights(model, tmp_path)
+    assert "resized" not in str(report)
+    model.eval()
+    logits = model(paddle.to_tensor(images("upernet_swin"))).numpy()
+    with np.load(GOLDEN / "heads_upernet_swin.npz") as golden:
         assert_near(places(logits, 512), golden["logits"], "logits")
 
 

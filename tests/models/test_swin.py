@@ -72,6 +72,13 @@ def test_windows_are_no_larger_than_the_map_and_shift_where_there_are_two():
     assert [block.shift_size for block in blocks] == [(0, 0), (2, 2), (0, 0), (2, 0), (0, 0)]
 
 
+def test_windows_that_are_always_partitioned_keep_their_size_and_shift():
+    model = small_swin("swin_odd", always_partition=True)
+    blocks = [block for stage in model.layers for block in stage.blocks]
+    assert {block.attn.window_size for block in blocks} == {(4, 4)}
+    assert [block.shift_size for block in blocks] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0)]
+
+
 # ---------------------------------------------------------- what training needs
 
 
