@@ -99,6 +99,7 @@ class ImageModel(nn.Layer):
             ``num_chs``, its channels; ``reduction``, how many pixels along a side make one place.
         layout: axes of a stage's output: "NCHW", "NHWC", or "NLC": tokens, row by row.
         pos_embed_layout: axes of ``pos_embed``, if there is one.
+        pos_resize: how it is resized to another grid (``weights.resize.RESIZING``).
         num_prefix_tokens: number of tokens before those of the places.
         takes_masks: whether ``_stage`` takes a ``mask`` of the attention, and more tokens than the
             images have. The mask [B, N, N] is added to the scores of N tokens.
@@ -119,6 +120,7 @@ class ImageModel(nn.Layer):
     feature_info: Sequence[dict[str, Any]] = ()
     layout: Literal["NCHW", "NHWC", "NLC"] = "NCHW"
     pos_embed_layout: str = "NLC"
+    pos_resize: str = "bicubic"
     num_prefix_tokens = 0
     takes_masks = False
     num_features: int

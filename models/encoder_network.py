@@ -28,6 +28,7 @@ class EncoderNetwork(nn.Layer):
     weight_names: ModuleType | None = None
     input_tokens: tuple[str, ...] = ()
     pos_embed_layout = "NLC"
+    pos_resize = "bicubic"
     min_image_size: int | None
 
     def __init__(self, encoder: ImageModel, encoders: tuple[str, ...] = ("encoder",)) -> None:

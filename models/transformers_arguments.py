@@ -163,6 +163,10 @@ def _vit(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _dpt(config: dict[str, Any]) -> dict[str, Any]:
+    return _vit(config) | {"POS_RESIZE": "bilinear"}
+
+
 def _deit(config: dict[str, Any]) -> dict[str, Any]:
     # With a teacher, both tokens have a head. Without one, no head reads the distillation token,
     # which makes it a register.
@@ -521,7 +525,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "mobilevit": ("MobileViT", _mobilevit),
     "convnext": ("ConvNeXt", _convnext),
     "convnextv2": ("ConvNeXt", _convnext),
-    "dpt": ("ViT", _vit),
+    "dpt": ("ViT", _dpt),
     "resnet": ("ResNet", _resnet),
     "regnet": ("RegNet", _regnet),
 }

@@ -85,6 +85,8 @@ class VisionTransformer(ImageModel):
         no_embed_class: whether the position embedding covers the patches only.
         pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), for patches only, and in no
             weight file.
+        pos_resize: how positions are resized to another grid. "bicubic": antialiased, as in timm;
+            "bilinear": as in DPT (arXiv:2103.13413), and without antialiasing.
         weight_init: how fresh weights are drawn. "timm"; "deit": as timm's, but the class token
             with the deviation of the positions, 0.02 instead of 1e-6; "big_vision"
             (``init_as_big_vision``); "mae": Linears and patches uniform (``init_as_mae``), tokens
@@ -146,6 +148,7 @@ class VisionTransformer(ImageModel):
         reg_tokens: Count = 0,
         no_embed_class: bool = False,
         pos_embed: Literal["learn", "sincos2d"] = "learn",
+        pos_resize: Literal["bicubic", "bilinear"] = "bicubic",
         weight_init: Literal["timm", "deit", "big_vision", "mae"] = "timm",
         pre_norm: bool = False,
         cut_images: bool = False,
@@ -226,7 +229,10 @@ class VisionTransformer(ImageModel):
             positions = self.pos_embed_prefix + self.patch_embed.num_patches
             std = embed_dim**-0.5 if weight_init == "big_vision" else 0.02
             self.pos_embed = self._make_tokens(positions, Normal(std=std))
-        self.resized_positions = ResizedPositions(self.patch_embed.grid_size, self.pos_embed_prefix)
+        self.pos_resize = pos_resize
+        self.resized_positions = ResizedPositions(
+            self.patch_embed.grid_size, self.pos_embed_prefix, pos_resize
+        )
         self.pos_drop = nn.Dropout(dropout)
         self.patch_drop = PatchDropout(patch_drop, positioned_prefix)
         self.norm_pre = norm_layer() if pre_norm else nn.Identity()

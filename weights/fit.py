@@ -233,7 +233,7 @@ def _fit_positions(
     old = grid_of(array.shape[1] - model.pos_embed_prefix, shape, grid)
     if old in (None, grid):
         return []
-    arrays[name] = resize_pos_embed(array, model.pos_embed_prefix, grid, old)
+    arrays[name] = resize_pos_embed(array, model.pos_embed_prefix, grid, old, model.pos_resize)
     return ["{} resized from {} x {} to {} x {}".format(name, *old, *grid)]
 
 

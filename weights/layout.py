@@ -15,6 +15,7 @@ class Target(Protocol):
     num_classes: int
     first_conv: str
     pos_embed_layout: str
+    pos_resize: str
     beside_first_conv: tuple[str, ...]
 
     def classifier_names(self) -> tuple[str, ...]: ...

@@ -15,10 +15,9 @@ def resize_pos_embed(
     num_prefix_tokens: int,
     grid_size: int | tuple[int, int],
     old_grid: tuple[int, int] | None = None,
+    method: str = "bicubic",
 ) -> np.ndarray:
     """Resizes a position embedding to another grid, as timm's ``resample_abs_pos_embed`` does.
-
-    The interpolation is bicubic and antialiased.
 
     Args:
         pos_embed: [1, prefix + h * w, D].
@@ -26,6 +25,7 @@ def resize_pos_embed(
             unchanged.
         grid_size: the new grid (H, W), or one number for both.
         old_grid: the old grid (h, w); None: a square.
+        method: the interpolation, one of ``RESIZING``.
 
     Returns:
         [1, prefix + H * W, D], float32.
@@ -42,7 +42,7 @@ def resize_pos_embed(
         raise InputError(
             f"a position embedding has {patches.shape[1]} patches, expected {expected}; give their grid"
         )
-    rows, columns = map(bicubic_matrix, old, new)
+    rows, columns = map(RESIZING[method], old, new)
     resized = rows @ patches[0].T.reshape(-1, *old) @ columns.T
     return np.concatenate([prefix, _rows(resized)[None]], axis=1)
 
@@ -163,6 +163,20 @@ def bicubic_matrix(old: int, new: int) -> np.ndarray:
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def bilinear_matrix(old: int, new: int) -> np.ndarray:
+    """Returns the matrix [new, old] that resizes ``old`` samples to ``new`` linearly.
+
+    The result is that of PyTorch's ``interpolate(mode="bilinear", align_corners=False)``, which
+    isn't antialiased.
+    """
+    places = ((np.arange(new) + 0.5) * (old / new) - 0.5).clip(0, old - 1)
+    return (1 - np.abs(np.arange(old) - places[:, None])).clip(min=0)
+
+
+# The matrices that resize one side of a position embedding, by MODEL.POS_RESIZE.
+RESIZING = {"bicubic": bicubic_matrix, "bilinear": bilinear_matrix}
 
 
 def _geometric_matrix(old: int, new: int) -> np.ndarray:

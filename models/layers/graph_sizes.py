@@ -71,6 +71,18 @@ def bicubic_weights(old: int, new: Any) -> paddle.Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
+def bilinear_weights(old: int, new: Any) -> paddle.Tensor:
+    """Returns the matrix [new, old] of ``weights.resize.bilinear_matrix``, float32.
+
+    Places are fractions of whole numbers, which are exact.
+    """
+    to = as_tensor(new)
+    out = places(new).unsqueeze(1)
+    at = ((2 * out + 1) * old - to).astype("float32") / (2 * to).astype("float32")
+    source = paddle.arange(old, dtype="float32").unsqueeze(0)
+    return (1 - (source - at.clip(0, old - 1)).abs()).clip(min=0)
+
+
 def bicubic(x: paddle.Tensor) -> paddle.Tensor:
     """Returns the bicubic weights of distances x >= 0 (Keys 1981), with a = -0.5."""
     near = (1.5 * x - 2.5) * x * x + 1

@@ -5,8 +5,11 @@ import paddle
 
 from errors import InputError
 from models.layers.constants import Constants
-from models.layers.graph_sizes import bicubic_weights, is_known
-from weights.resize import bicubic_matrix
+from models.layers.graph_sizes import bicubic_weights, bilinear_weights, is_known
+from weights.resize import RESIZING
+
+# As RESIZING, for sides that are known only when a graph is run.
+_IN_GRAPH = {"bicubic": bicubic_weights, "bilinear": bilinear_weights}
 
 
 def sincos_2d(
@@ -45,17 +48,19 @@ class ResizedPositions:
     """Resizes a position embedding to the grid of the images at hand, as timm's
     ``resample_abs_pos_embed`` does.
 
-    The interpolation is bicubic and antialiased. It is a product with two constant matrices, so the
-    embedding gets its gradients from images of all sizes.
+    It is a product with two constant matrices, so the embedding gets its gradients from images of
+    all sizes.
 
     Args:
         grid_size: (rows, columns) of the embedding.
         prefix: number of its leading positions, such as the class token's, that stay unchanged.
+        method: "bicubic", which is antialiased, or "bilinear", which isn't.
     """
 
-    def __init__(self, grid_size: tuple[int, int], prefix: int) -> None:
+    def __init__(self, grid_size: tuple[int, int], prefix: int, method: str = "bicubic") -> None:
         self.grid_size = grid_size
         self.prefix = prefix
+        self.method = method
         self.matrices = Constants(self._matrices)
 
     def resized(self, pos_embed: paddle.Tensor, grid_size: tuple[int, int]) -> paddle.Tensor:
@@ -67,8 +72,9 @@ class ResizedPositions:
         if is_known(*grid_size):
             rows, columns = self.matrices.at(grid_size)
         else:
-            rows = bicubic_weights(self.grid_size[0], grid_size[0])
-            columns = bicubic_weights(self.grid_size[1], grid_size[1])
+            weights = _IN_GRAPH[self.method]
+            rows = weights(self.grid_size[0], grid_size[0])
+            columns = weights(self.grid_size[1], grid_size[1])
         width = pos_embed.shape[-1]
         # Autocast would round the products to half precision.
         with paddle.amp.auto_cast(enable=False):
@@ -82,6 +88,7 @@ class ResizedPositions:
 
     def _matrices(self, grid_size: tuple[int, int]) -> list[np.ndarray]:
         """Returns the matrices that resize rows and columns, float32."""
-        rows = bicubic_matrix(self.grid_size[0], grid_size[0])
-        columns = bicubic_matrix(self.grid_size[1], grid_size[1])
+        matrix = RESIZING[self.method]
+        rows = matrix(self.grid_size[0], grid_size[0])
+        columns = matrix(self.grid_size[1], grid_size[1])
         return [rows.astype(np.float32), columns.astype(np.float32)]

@@ -15,6 +15,8 @@ SIZES = {
     "dpt_add": (80, 80),
     "dpt_ignore": (64, 64),
 }
+# Of images whose positions are resized to more places and to fewer. transformers takes squares alone.
+OTHER_SIZES = {"dpt": [(112, 112), (48, 48)]}
 SWIN = {
     "patch_size": 4,
     "embed_dim": 4,
@@ -46,9 +48,13 @@ DPT = {
 }
 
 
-def images(name: str) -> np.ndarray:
-    """Returns a case's two images [2, 3, height, width], which differ much."""
-    values = array("images", (2, 3, *SIZES[name]))
+def images(name: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Returns a case's two images [2, 3, height, width], which differ much.
+
+    Args:
+        size: (height, width); None: as in ``SIZES``.
+    """
+    values = array("images", (2, 3, *(size or SIZES[name])))
     values[1] = 3 * np.abs(values[1, ::-1])
     return values
 

@@ -3,10 +3,10 @@ transformers give with the formula's weights, in float64 (transformers 5.24.0, t
 
 PYTHONPATH=tests python tests/golden/make_heads.py
 
-An .npz holds 512 ``places`` each of the ``logits`` of evaluation at the images' size, and in
-training of ``train`` and ``auxiliary`` at their own sizes. Then the batch norms go
-on with their running statistics, and grad/NAME are gradients of the sum of both times
-``loss_weights``, by the names in files.
+An .npz holds 512 ``places`` each of the ``logits`` of evaluation at the images' size, of
+``logits_SIDE`` at ``OTHER_SIZES``, and in training of ``train`` and ``auxiliary`` at their own
+sizes. Then the batch norms go on with their running statistics, and grad/NAME are gradients of the
+sum of both times ``loss_weights``, by the names in files.
 
 heads.json holds config.json and the tensors' names and shapes, as ``save_pretrained`` writes them.
 """
@@ -31,6 +31,7 @@ from golden.heads import (  # noqa: E402
     CLASSES,
     CONVNEXT,
     DPT,
+    OTHER_SIZES,
     PLAIN,
     SIZES,
     STAGES,
@@ -123,6 +124,12 @@ def record(name):
     with torch.no_grad():
         logits = model(inputs).logits
         logits = torch.nn.functional.interpolate(logits, SIZES[name], mode="bilinear")
+    others = {}
+    for size in OTHER_SIZES.get(name, []):
+        with torch.no_grad():
+            larger = model(torch.from_numpy(images(name, size)).double()).logits
+            larger = torch.nn.functional.interpolate(larger, size, mode="bilinear")
+        others[f"logits_{size[0]}"] = places(larger.float().numpy(), 512)
     for layer in model.modules():
         if isinstance(layer, torch.nn.Dropout):
             layer.p = 0.0
@@ -137,6 +144,7 @@ def record(name):
         model(inputs)
     arrays = {key: places(tensor.float().numpy(), 512) for key, tensor in outputs.items()}
     arrays["logits"] = places(logits.float().numpy(), 512)
+    arrays |= others
     # The first pass has changed the running statistics.
     for layer in model.modules():
         if isinstance(layer, torch.nn.BatchNorm2d):

@@ -9,12 +9,12 @@ from inference import formats
 from inference.backends import RUNNERS
 from models import build_model
 from models.layers.conv import adaptive_mean
-from models.layers.graph_sizes import bicubic_weights, means_of_regions
+from models.layers.graph_sizes import bicubic_weights, bilinear_weights, means_of_regions
 from models.layers.rotary import RotaryEmbedding
 from models.layers.windows import _in_windows_in_graph, in_windows
 from models.paddle_inference import inputs_of, save_program
 from models.swin import shift_mask, shift_mask_in_graph
-from weights.resize import bicubic_matrix
+from weights.resize import bicubic_matrix, bilinear_matrix
 
 SIZE = 64
 # The small encoders: their options.
@@ -22,10 +22,15 @@ PLAIN = "MODEL.PATCH_SIZE 8 MODEL.EMBED_DIM 32 MODEL.DEPTH 4 MODEL.NUM_HEADS 2"
 STAGES = "MODEL.EMBED_DIM 16 MODEL.STAGE_DEPTHS [2,2,2,2] MODEL.NUM_HEADS [1,2,2,4]"
 ENCODERS = {
     "vit": f"MODEL.TYPE vit {PLAIN}",
+    "vit_bilinear": f"MODEL.TYPE vit {PLAIN} MODEL.POS_RESIZE bilinear",
     "eva": f"MODEL.TYPE eva {PLAIN}",
     "dinov3": f"MODEL.TYPE eva {PLAIN} MODEL.ROPE_TYPE dinov3 MODEL.USE_ABS_POS_EMB False",
     "swin": f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 3",
     "swin_pad_first": f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 3 MODEL.PAD_FIRST True",
+    "swin_always_partition": (
+        f"MODEL.TYPE swin {STAGES} MODEL.WINDOW_SIZE 5 MODEL.PAD_FIRST True"
+        " MODEL.ALWAYS_PARTITION True"
+    ),
     "swinv2": f"MODEL.TYPE swinv2 {STAGES} MODEL.WINDOW_SIZE 3",
     "pvtv2": (
         "MODEL.TYPE pvtv2 MODEL.STAGE_DEPTHS [1,1,1,1] MODEL.EMBED_DIMS [8,16,16,32]"
@@ -44,10 +49,12 @@ CASES = [
     ("vit", "setr_mla", True),
     ("vit", "dpt", True),
     ("vit", "eomt", True),
+    ("vit_bilinear", "dpt", True),
     ("eva", "linear", True),
     ("dinov3", "linear", True),
     ("swin", "linear", True),
     ("swin_pad_first", "linear", True),
+    ("swin_always_partition", "linear", True),
     ("swinv2", "linear", True),
     ("pvtv2", "segformer", True),
     ("topformer", "topformer", True),
@@ -143,9 +150,11 @@ def sides(*values):
 
 
 @pytest.mark.parametrize(("old", "new"), [(8, 8), (8, 13), (8, 5), (8, 1), (1, 4)])
-def test_bicubic_weights_are_those_of_positions(old, new):
+def test_weights_of_resizing_are_those_of_positions(old, new):
     found = bicubic_weights(old, *sides(new)).numpy()
     np.testing.assert_allclose(found, bicubic_matrix(old, new), atol=1e-6)
+    found = bilinear_weights(old, *sides(new)).numpy()
+    np.testing.assert_allclose(found, bilinear_matrix(old, new), atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (6, 6), (9, 7), (11, 5)])

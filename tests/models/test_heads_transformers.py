@@ -7,7 +7,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.formula import array, places
-from golden.heads import CLASSES, CONVNEXT, PLAIN, SIZES, SWIN, images, loss_weights
+from golden.heads import CLASSES, CONVNEXT, OTHER_SIZES, PLAIN, SIZES, SWIN, images, loss_weights
 from safetensors.numpy import save_file
 
 from config import get_config
@@ -158,6 +158,25 @@ def test_a_folder_alone_describes_the_model(name, tmp_path):
     logits = model(paddle.to_tensor(images(name))).numpy()
     with np.load(GOLDEN / f"heads_{name}.npz") as golden:
         assert_near(places(logits, 512), golden["logits"], "logits")
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize("size", OTHER_SIZES["dpt"])
+def test_dpts_positions_are_resized_bilinearly(size, is_declared, tmp_path):
+    """Both where images of IMAGE_SIZE have other positions than the file, and where an image has
+    other ones than those.
+    """
+    write("dpt", tmp_path)
+    if is_declared:
+        preprocessor = {"size": {"height": size[0], "width": size[1]}}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    model = build_model(description_of(tmp_path).to_config())
+    report = load_weights(model, tmp_path)
+    assert ("pos_embed resized from 4 x 4" in str(report)) is is_declared
+    model.eval()
+    logits = model(paddle.to_tensor(images("dpt", size)))
+    with np.load(GOLDEN / "heads_dpt.npz") as golden:
+        assert_near(places(logits.numpy(), 512), golden[f"logits_{size[0]}"], "logits")
 
 
 @pytest.mark.parametrize("side", [32, 64])

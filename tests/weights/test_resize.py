@@ -12,6 +12,7 @@ from errors import InputError
 from weights.resize import (
     adapt_input_channels,
     bicubic_matrix,
+    bilinear_matrix,
     resample_patch_kernel,
     resize_pos_embed,
     resize_rel_pos_bias_table,
@@ -104,3 +105,15 @@ def test_only_three_channels_become_others():
 
 def test_bicubic_weights_of_the_same_size_change_nothing():
     assert (bicubic_matrix(5, 5) == np.eye(5)).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (2, 4, [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]]),
+        # Places between the new ones are skipped: the matrix isn't antialiased.
+        (5, 2, [[0.25, 0.75, 0, 0, 0], [0, 0, 0, 0.75, 0.25]]),
+    ],
+)
+def test_bilinear_weights_are_those_of_two_neighbours(old, new, expected):
+    np.testing.assert_allclose(bilinear_matrix(old, new), expected, atol=1e-12)
