@@ -293,13 +293,13 @@ def _log_sharing(
 def share_batch(config: Configuration, ranks: int) -> Configuration:
     """Returns the configuration with each rank's share of DATA.GLOBAL_BATCH as DATA.BATCH_SIZE.
 
-    Without DATA.GLOBAL_BATCH it is returned as it is.
+    Without DATA.GLOBAL_BATCH, and in an evaluation, which doesn't read it, it is returned as it is.
 
     Raises:
         InputError: the batch can't be divided by ``ranks``.
     """
     batch = config.DATA.GLOBAL_BATCH
-    if batch is None:
+    if batch is None or config.EVAL:
         return config
     if batch % ranks:
         raise InputError(

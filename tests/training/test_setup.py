@@ -6,7 +6,7 @@ from conftest import without
 from support.training_runs import records, train, weights
 
 import utils
-from config import get_config
+from config import get_config, with_values
 from errors import InputError
 from models import build_model
 from training.setup import precision, precision_text, share_batch
@@ -132,6 +132,9 @@ def test_the_global_batch_is_kept_or_the_batch_per_device():
         InputError, match="DATA.GLOBAL_BATCH is 96, found 5 processes; make it a multiple of their"
     ):
         share_batch(kept, 5)
+    # An evaluation takes batches of another size.
+    evaluated = with_values(kept, "a test", EVAL=True)
+    assert share_batch(evaluated, 5) is evaluated
 
 
 @pytest.mark.parametrize(
