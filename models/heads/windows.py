@@ -105,7 +105,8 @@ def _views(images: paddle.Tensor, way: Way) -> Iterator[tuple[paddle.Tensor, boo
     """Yields the images at each scale, and whether they are mirrored."""
     height, width = images.shape[2:]
     for scale in way.scales:
-        size = max(1, round(height * scale)), max(1, round(width * scale))
+        # Halves are rounded up, as in mmsegmentation and PaddleViT; round() would take the even one.
+        size = max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5))
         scaled = resized(images, size)
         yield scaled, False
         if way.flip:

@@ -133,7 +133,7 @@ def test_several_scales_and_mirror_images_are_means_of_probabilities(data, strid
 
     def one(scale, mirrored):
         def view(model, images):
-            size = [max(1, round(side * scale)) for side in images.shape[2:]]
+            size = [max(1, int(side * scale + 0.5)) for side in images.shape[2:]]
             images = F.interpolate(images, size, mode="bilinear")
             if mirrored:
                 images = images.flip([3])
