@@ -1,0 +1,144 @@
+"""Reduced models of the families that only PaddleViT has; run with PaddleViT's folder it records
+what its own code computes:
+
+    PYTHONPATH=.:tests python -m golden.paddlevit_models PADDLEVIT [CASE ...]
+
+PADDLEVIT is a checkout of BR-IDL/PaddleViT (the files: 5ac7d89, with paddle 3.3.1). A case is a YAML
+file in PaddleViT's own keys. It has the folder of its family, the module in it and the function that
+builds the model. paddlevit_CASE.npz holds, under PaddleViT's names:
+
+- shapes: the names and shapes of the parameters, as JSON; their values are those of ``array``
+- buffer/NAME: the other tensors of its weight file, such as masks
+- logits: of IMAGES images in evaluation
+- loss and training_logits: of a training step on the same images
+- grad/NAME: the gradients of that step
+- mean/NAME: the batch norms' running means after it
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+IMAGES = 4
+CLASSES = 5
+
+
+class Case(NamedTuple):
+    """A reduced model.
+
+    Attributes:
+        folder: of its family in PaddleViT's image_classification.
+        module: that defines it.
+        function: that builds it from a configuration.
+        text: its YAML file. A rate of drop path or dropout has to be 0.
+    """
+
+    folder: str
+    module: str
+    function: str
+    text: str
+
+
+CASES: dict[str, Case] = {}
+
+
+def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns random values for a tensor by its name in PyTorch's files and its shape in Paddle.
+
+    Weights of norms and variances are about 1, other vectors about 0. Matrices and kernels keep the
+    variance of their input.
+    """
+    values = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if name == "images":
+        # Noise alone would look the same to a layer that averages over places.
+        return np.float32(values + 2 * values[:, :, :1, :1])
+    if len(shape) < 2:
+        ones = 1.0 if name.endswith(("weight", "running_var")) else 0.0
+        values = ones + np.clip(values, -2, 2) / 5
+    elif name.endswith("weight"):
+        fan_in = shape[0] if len(shape) == 2 else np.prod(shape[1:])
+        values = values / np.sqrt(fan_in)
+    else:
+        values = values / 2
+    return np.float32(values)
+
+
+def labels() -> np.ndarray:
+    """Returns the labels of the training step."""
+    return np.arange(IMAGES) * 2 % CLASSES
+
+
+def file_name(name: str) -> str:
+    """Returns ``weights.layout.file_name``, which the recorder can't import."""
+    return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
+
+
+def record(name: str, file: str) -> None:
+    """Writes the golden file of a case. This process has to be in the family's folder, whose modules
+    it imports.
+
+    Args:
+        file: the case's YAML file.
+    """
+    import paddle
+
+    case = CASES[name]
+    settings = importlib.import_module("config")
+    config = settings.get_config()
+    settings._update_config_from_file(config, file)
+    model = getattr(importlib.import_module(case.module), case.function)(config)
+    for key, tensor in model.named_parameters():
+        tensor.set_value(array(file_name(key), tuple(tensor.shape)))
+    side = config.DATA.IMAGE_SIZE
+    images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)))
+    model.eval()
+    with paddle.no_grad():
+        arrays = {"logits": model(images)}
+    model.train()
+    logits = model(images)
+    loss = paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(labels()))
+    loss.backward()
+    arrays |= {"training_logits": logits, "loss": loss}
+    shapes = {}
+    for key, parameter in model.named_parameters():
+        shapes[key] = list(parameter.shape)
+        if parameter.grad is not None:
+            arrays[f"grad/{key}"] = parameter.grad
+        if key.endswith("._mean"):
+            arrays[f"mean/{key}"] = parameter
+    for key, tensor in model.state_dict().items():
+        if key not in shapes:
+            arrays[f"buffer/{key}"] = tensor
+    np.savez_compressed(
+        FOLDER / f"paddlevit_{name}.npz",
+        shapes=json.dumps(shapes),
+        **{key: tensor.detach().numpy() for key, tensor in arrays.items()},
+    )
+    count = sum(np.prod(shape, dtype=int) for shape in shapes.values())
+    print(f"{name}: {len(shapes)} tensors of {count} numbers", flush=True)
+
+
+def main() -> None:
+    """Records each case in a process of its own: all families' modules have the same names."""
+    paddlevit = Path(sys.argv[1]).resolve()
+    for name in sys.argv[2:] or CASES:
+        folder = paddlevit / "image_classification" / CASES[name].folder
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(CASES[name].text)
+            file.flush()
+            code = f"from golden.paddlevit_models import record; record({name!r}, {file.name!r})"
+            environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+            subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
+
+
+if __name__ == "__main__":
+    main()
