@@ -4,8 +4,7 @@ what its own code computes:
     PYTHONPATH=.:tests python -m golden.paddlevit_models PADDLEVIT [CASE ...]
 
 PADDLEVIT is a checkout of BR-IDL/PaddleViT (the files: 5ac7d89, with paddle 3.3.1). A case is a YAML
-file in PaddleViT's own keys. It has the folder of its family, the module in it and the function that
-builds the model. paddlevit_CASE.npz holds, under PaddleViT's names:
+file in PaddleViT's own keys. paddlevit_CASE.npz holds, under PaddleViT's names:
 
 - shapes: the names and shapes of the parameters, as JSON; their values are those of ``array``
 - buffer/NAME: the other tensors of its weight file, such as masks
@@ -15,7 +14,6 @@ builds the model. paddlevit_CASE.npz holds, under PaddleViT's names:
 - mean/NAME: the batch norms' running means after it
 """
 
-import importlib
 import json
 import os
 import subprocess
@@ -37,14 +35,10 @@ class Case(NamedTuple):
 
     Attributes:
         folder: of its family in PaddleViT's image_classification.
-        module: that defines it.
-        function: that builds it from a configuration.
         text: its YAML file. A rate of drop path or dropout has to be 0.
     """
 
     folder: str
-    module: str
-    function: str
     text: str
 
 
@@ -84,18 +78,16 @@ def file_name(name: str) -> str:
 
 def record(name: str, file: str) -> None:
     """Writes the golden file of a case. This process has to be in the family's folder, whose modules
-    it imports.
+    hide ours of the same names.
 
     Args:
         file: the case's YAML file.
     """
     import paddle
 
-    case = CASES[name]
-    settings = importlib.import_module("config")
-    config = settings.get_config()
-    settings._update_config_from_file(config, file)
-    model = getattr(importlib.import_module(case.module), case.function)(config)
+    from tools.benchmarks.paddlevit_reference import build
+
+    config, model = build(Path.cwd(), Path(file))
     for key, tensor in model.named_parameters():
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
     side = config.DATA.IMAGE_SIZE
@@ -136,7 +128,8 @@ def main() -> None:
             file.write(CASES[name].text)
             file.flush()
             code = f"from golden.paddlevit_models import record; record({name!r}, {file.name!r})"
-            environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+            path = os.pathsep.join([str(FOLDER.parent), str(FOLDER.parent.parent)])
+            environment = os.environ | {"PYTHONPATH": path}
             subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
 
 

@@ -30,6 +30,7 @@ _ROOMS = (
 FOR_DEVELOPERS = (
     "tools/benchmark.py",
     "tools/benchmarks",
+    "tools/check_paddlevit.py",
     "tools/check_parity.py",
     "tools/gpu",
 )

@@ -1,0 +1,105 @@
+"""PaddleViT's side of tools/check_paddlevit.py, in a process of its own: PaddleViT's modules have
+the names of this toolkit's, which it imports none of.
+
+The arguments are one of PaddleViT's YAML files, in its place in a checkout, and a folder. Two files
+are written to the folder. One is weights.pdparams, with random weights. The other one is
+outputs.npz, with two images and their logits. The answer is a line of JSON with ``parameters`` and
+Paddle's version.
+"""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+
+def build(folder: Path, file: Path) -> tuple[Any, nn.Layer]:
+    """Returns PaddleViT's configuration and model of a YAML file.
+
+    Args:
+        folder: of the family, within PaddleViT's image_classification.
+        file: the YAML file.
+    """
+    sys.path.insert(0, str(folder))
+    settings = importlib.import_module("config")
+    config = settings.get_config()
+    settings._update_config_from_file(config, str(file))
+    # Each program says which function of which module builds its models.
+    program = (folder / "main_multi_gpu.py").read_text(encoding="utf-8")
+    found = re.findall(r"^from (\w+) import (\w+) as build_model(\w*)$", program, re.MULTILINE)
+    functions = {suffix: (module, function) for module, function, suffix in found}
+    suffix = "_v2" if config.MODEL.TYPE.lower().endswith("v2") and "_v2" in functions else ""
+    module, function = functions[suffix]
+    return config, getattr(importlib.import_module(module), function)(config)
+
+
+def batch_norms(model: nn.Layer) -> list[Any]:
+    """Returns the batch norms of a model."""
+    kind = nn.layer.norm._BatchNormBase
+    return [layer for layer in model.sublayers() if isinstance(layer, kind)]
+
+
+@paddle.no_grad()
+def randomise(model: nn.Layer, images: paddle.Tensor) -> None:
+    """Gives random values to parameters that start at zero, at one or close to it, and the images'
+    statistics to batch norms. So each path of the model affects the logits, and so do the images.
+    """
+    for name, parameter in model.named_parameters():
+        shape = parameter.shape
+        if name.endswith(("._mean", "._variance")):
+            continue
+        if len(shape) <= 1 and name.endswith("weight"):
+            # the weight of a norm
+            parameter.set_value(paddle.normal(1.0, 0.1, shape))
+        elif len(shape) <= 1 and name.endswith("bias"):
+            parameter.set_value(paddle.normal(0.0, 0.05, shape))
+        elif len(shape) <= 1:
+            # layer scale
+            parameter.set_value(paddle.uniform(shape, min=0.1, max=1.0))
+        elif parameter.std().item() < 5e-3:
+            # tokens, tables, classifiers
+            parameter.set_value(paddle.normal(0.0, 0.05, shape))
+    norms = batch_norms(model)
+    # Paddle's momentum is the share of the old statistics.
+    momenta = [norm._momentum for norm in norms]
+    for norm in norms:
+        norm._momentum = 0.02
+    if norms:
+        model.train()
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm._momentum = momentum
+    model.eval()
+
+
+def main() -> None:
+    file, folder = (Path(argument).resolve() for argument in sys.argv[1:])
+    paddle.seed(0)
+    config, model = build(file.parent.parent, file)
+    model.eval()
+    side = config.DATA.IMAGE_SIZE
+    # Noise alone would look the same to a layer that averages over places.
+    coarse = nn.functional.interpolate(paddle.randn([2, 3, 4, 4]), [side, side], mode="bilinear")
+    images = coarse + 0.3 * paddle.randn([2, 3, side, side])
+    randomise(model, images)
+    with paddle.no_grad():
+        logits = model(images)
+    paddle.save(model.state_dict(), str(folder / "weights.pdparams"))
+    np.savez(folder / "outputs.npz", images=images.numpy(), logits=logits.numpy())
+    statistics = ("._mean", "._variance")
+    parameters = sum(
+        parameter.size
+        for name, parameter in model.named_parameters()
+        if not name.endswith(statistics)
+    )
+    print(json.dumps({"parameters": int(parameters), "paddle": paddle.__version__}))
+
+
+if __name__ == "__main__":
+    main()

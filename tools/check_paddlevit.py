@@ -1,0 +1,144 @@
+"""Compares PaddleViT's own models, at full size, with what this toolkit makes of its files.
+
+    python tools/check_paddlevit.py PADDLEVIT ["vip*"] [-python PYTHON]
+
+PADDLEVIT is a checkout of BR-IDL/PaddleViT. PYTHON is an interpreter with Paddle for PaddleViT's
+code, by default this one. It needs no GPU.
+
+For each YAML file below PADDLEVIT/image_classification, PaddleViT's code builds the model, gives it
+random weights and computes the logits of two random images. This toolkit reads the same YAML file
+and weights, and computes the logits again. The largest difference is printed as a share of the
+logits' range. The change from one image to the other is printed, too: without it, equal logits
+would show nothing.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
+
+import launch.startup  # noqa: E402, F401  (signals and streams)
+from errors import (  # noqa: E402  (first: it says what isn't installed)
+    InputError,
+    RunError,
+    reporting,
+)
+
+# isort: split
+from config import get_config  # noqa: E402
+from launch.files import temporary_folder  # noqa: E402
+from launch.startup import end_with_parent  # noqa: E402
+from settings.parser import Parser  # noqa: E402
+
+# The largest difference of logits, over their range.
+TOLERANCE = 1e-5
+
+
+def compare(file: Path, python: str, folder: Path) -> dict[str, Any]:
+    """Compares the model of one of PaddleViT's YAML files.
+
+    Args:
+        python: the interpreter for PaddleViT's code.
+        folder: for the weights and the outputs.
+
+    Returns:
+        a dict of ``parameters``, ``expected`` (PaddleViT's count), ``difference`` (of the logits)
+        and ``change`` (from one image to the other); the last two are over the range of the logits.
+    """
+    import numpy as np
+    import paddle
+
+    from models import build_model
+    from weights import load_weights
+
+    script = ROOT / "tools" / "benchmarks" / "paddlevit_reference.py"
+    done = subprocess.run(
+        [python, str(script), str(file), str(folder)],
+        capture_output=True,
+        text=True,
+        preexec_fn=end_with_parent,
+        check=False,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunError(f"{file}: PaddleViT's code fails: {reason}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    model = build_model(get_config(file), head_init_scale=1.0)
+    load_weights(model, folder / "weights.pdparams")
+    model.eval()
+    outputs = np.load(folder / "outputs.npz")
+    with paddle.no_grad():
+        logits = model(paddle.to_tensor(outputs["images"])).numpy()
+    expected = outputs["logits"]
+    span = np.ptp(expected)
+    return {
+        "parameters": sum(parameter.size for parameter in model.parameters()),
+        "expected": answer["parameters"],
+        "difference": float(np.abs(logits - expected).max() / span),
+        "change": float(np.abs(np.diff(expected, axis=0)).max() / span),
+    }
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("paddlevit", help="a checkout of BR-IDL/PaddleViT")
+    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of its YAML files")
+    parser.add_argument(
+        "-python", "--python", default=sys.executable, help="an interpreter with Paddle"
+    )
+    arguments = parser.parse_args()
+    if not shutil.which(arguments.python):
+        raise InputError(f"-python is {arguments.python}, but there is no such program")
+    pattern = arguments.pattern.removesuffix(".yaml")
+    place = Path(arguments.paddlevit) / "image_classification"
+    files = sorted(place.glob(f"*/configs/{pattern}.yaml"), key=lambda file: file.stem)
+    if not files:
+        raise InputError(
+            f"no file {place}/*/configs/{pattern}.yaml; expected a checkout of BR-IDL/PaddleViT"
+        )
+    import paddle
+
+    from ops.device import set_tf32, tune_cpu
+
+    tune_cpu(1)
+    # TF32 has 10 bits, and would differ by more than the tolerance.
+    set_tf32(False)
+    failed = []
+    print("| model | reference | parameters | difference | change | s |")
+    print("|---|---|---|---|---|---|")
+    for file in files:
+        start = time.monotonic()
+        with temporary_folder() as folder:
+            found = compare(file, arguments.python, folder)
+        has_same_count = found["parameters"] == found["expected"]
+        count = f"{found['parameters']:,}"
+        if not has_same_count:
+            count += f", PaddleViT's {found['expected']:,}"
+        cells = [
+            file.stem,
+            "PaddleViT",
+            count,
+            f"{found['difference']:.1e}",
+            f"{found['change']:.3f}",
+            f"{time.monotonic() - start:.0f}",
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
+        is_near = found["difference"] <= TOLERANCE
+        if not (has_same_count and is_near and found["change"] > TOLERANCE):
+            failed.append(file.stem)
+    print(f"\n{len(files)} models; paddle {paddle.__version__}; tolerance {TOLERANCE:g}")
+    if failed:
+        raise RunError(
+            f"{len(failed)} of {len(files)} models differ from PaddleViT's: {', '.join(failed)}"
+        )
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()
