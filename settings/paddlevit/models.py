@@ -144,10 +144,33 @@ def _every(blocks: list[Any]) -> int | None:
     return count
 
 
+def _of_vip(settings: _Settings, path: Path) -> _Settings:
+    """Translates the Vision Permutator.
+
+    PaddleViT's SEGMENT_DIM is the number of places along a side of each stage's maps, which follows
+    from the image here. The last of its TRANSITIONS has no meaning.
+    """
+    depths = settings.pop("MODEL.MIXER.LAYER")
+    transitions = settings.pop("MODEL.MIXER.TRANSITIONS")
+    segments = settings.pop("MODEL.MIXER.SEGMENT_DIM")
+    places = settings["DATA.IMAGE_SIZE"] // settings.get("MODEL.MIXER.PATCH_SIZE", 7)
+    expected = []
+    for halves in transitions:
+        expected.append(places)
+        places = places // 2 if halves else places
+    if segments != expected:
+        raise InputError(
+            f"{path}: SEGMENT_DIM is {segments}, expected the places along a side of each stage's"
+            f" maps: {expected}"
+        )
+    return {"MODEL.STAGE_DEPTHS": depths, "MODEL.TRANSITIONS": transitions[:-1]}
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
     "IMG_SIZE": _of_crossvit,
     "TRANS.IMG_SIZE": _of_crossvit,
     "STAGE1_BLOCK": _of_halonet,
+    "MIXER.SEGMENT_DIM": _of_vip,
 }

@@ -42,7 +42,22 @@ class Case(NamedTuple):
     text: str
 
 
-CASES: dict[str, Case] = {}
+CASES = {
+    "vip": Case("ViP", """
+DATA: {IMAGE_SIZE: 56}
+MODEL:
+  TYPE: ViP
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  MIXER:
+    PATCH_SIZE: 7
+    LAYER: [1, 1, 2, 1]
+    EMBED_DIMS: [16, 32, 32, 32]
+    MLP_RATIO: [2, 3, 3, 3]
+    TRANSITIONS: [True, False, False, False]
+    SEGMENT_DIM: [8, 4, 4, 4]
+"""),
+}  # fmt: skip
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -50,6 +50,10 @@ FAMILIES = {
     "{TYPE: coat, SERIAL_DEPTHS: [1, 2, 1, 1]}": ("coat", {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.DROPPATH": 0.0}),
     "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
     "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
+    "TYPE: vip": (
+        "vip",
+        {**RECIPE, "MODEL.TYPE": "ViP", "MODEL.STAGE_DEPTHS": [4, 3, 8, 3], "MODEL.TRANSITIONS": [True, False, False]},
+    ),
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
     "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: XCiT, ETA: 1e-5, CLS_ATTN_LAYERS: 3}": ("xcit", {"MODEL.INIT_VALUES": 1e-5, "MODEL.DEPTH_TOKEN_ONLY": 3}),

@@ -59,6 +59,7 @@ from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.tinyvit import TinyViT
 from models.topformer import TopFormer
+from models.vip import VisionPermutator
 from models.vit import VisionTransformer
 from models.volo import VOLO
 from models.xcit import XCiT
@@ -252,6 +253,11 @@ def small_tinyvit(case="tinyvit", **changes):
 def small_topformer(case="topformer", **changes):
     sizes = {"image_size": topformer.SIZES[case]} | topformer.CASES[case]
     return TopFormer(**sizes | changes)
+
+
+def small_vip(**changes):
+    sizes = {"stage_depths": (1, 1, 2, 1), "embed_dims": (16, 32, 32, 32), "mlp_ratio": (2, 3, 3, 3)}
+    return VisionPermutator(**{"image_size": 56, "num_classes": 5} | sizes | changes)
 
 
 def small_vit(case="vit", **changes):

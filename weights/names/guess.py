@@ -32,6 +32,7 @@ _NAMES = {
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
     "topformer": r"stages\.\d+\.\d+\.conv2_kxk\.conv\.weight",
+    "vip": r"network\.\d+\.\d+\.attn\.mlp_h\.weight",
     "volo": r"network\.\d+\.\d+\.norm1\.weight",
     "xcit": r"cls_attn_blocks\.\d+\.norm1\.weight",
     # DINOv2 has its blocks in chunks.
