@@ -19,7 +19,6 @@ ABSENT = [
     ("CSwin", "cswin", "cswin_tiny_224", ""),
     ("CvT", "CvT", "cvt-13-224x224", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
-    ("FF_Only", "FF_Only", "ff_only_base", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
     ("HVT", "hvt", "hvt_s0_patch16_224", ""),
     ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),

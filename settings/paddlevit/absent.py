@@ -46,7 +46,6 @@ _FAMILIES = (
     _Family("CSwin", types="cswin", models="cswin_"),
     _Family("CvT", types="cvt", models="cvt[-_]"),
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
-    _Family("FF_Only", types="ff_only|ffonly", models="ff_(only_|base|tiny)"),
     _Family("Focal Transformer", types="focal", models="focal_"),
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),
     _Family("MobileFormer", types="mobileformer", models="mobileformer_"),

@@ -13,6 +13,7 @@ _NAMES = {
     "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
+    "ff_only": r"pos_encoding\.cls_pos_embed",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
     "halonet": r"stages\.\d+\.\d+\.self_attn\.pos_embed\.height_rel",
     "lenet": r"features\.0\.weight",
