@@ -47,6 +47,30 @@ CASES = {
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
 """),
+    "replknet": Case("RepLKNet", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: RepLKNet
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  CHANNELS: [8, 12, 16, 24]
+  LAYERS: [1, 1, 2, 1]
+  LARGE_KERNEL_SIZES: [13, 9, 7, 5]
+  FFN_RATIO: 2.0
+"""),
+    "replknet_xl": Case("RepLKNet", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: RepLKNet
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  CHANNELS: [8, 8, 16, 16]
+  LAYERS: [1, 1, 1, 1]
+  LARGE_KERNEL_SIZES: [9, 9, 9, 5]
+  FFN_RATIO: 2.0
+  DW_RATIO: 1.5
+  SMALL_KERNEL: null
+"""),
     "topformer": Case("TopFormer", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:
