@@ -215,6 +215,19 @@ def pyramid_keys(settings: TrackedSettings, section: str, channels: str) -> _Set
     }
 
 
+def _of_repmlp(settings: _Settings, path: Path) -> _Settings:
+    """Translates RepMLP, whose linear layers read whole maps here, as in all of PaddleViT's files."""
+    sides = [settings["DATA.IMAGE_SIZE"] // (4 * 2**stage) for stage in range(4)]
+    for key in ("HEIGHTS", "WIDTHS"):
+        found = settings.pop(f"MODEL.{key}")
+        if found != sides:
+            raise InputError(
+                f"{path}: {key} is {printable(str(found), 100)}, expected the places along a side of each"
+                f" stage's maps: {sides}"
+            )
+    return {}
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
@@ -223,4 +236,5 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "STAGE1_BLOCK": _of_halonet,
     "MIXER.SEGMENT_DIM": _of_vip,
     "CFGS": _of_topformer,
+    "HEIGHTS": _of_repmlp,
 }

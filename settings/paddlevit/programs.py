@@ -63,7 +63,7 @@ _MODULES = {
 _MODELS = {
     "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "deit", "ffonly", "gmlp", "halonet",
     "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
-    "replknet", "resmlp", "swin", "topformer", "transformer", "vip", "vit", "volo", "xcit",
+    "replknet", "repmlp", "resmlp", "swin", "topformer", "transformer", "vip", "vit", "volo", "xcit",
 }  # fmt: skip
 
 

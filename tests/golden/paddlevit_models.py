@@ -71,6 +71,16 @@ MODEL:
   DW_RATIO: 1.5
   SMALL_KERNEL: null
 """),
+    "repmlp": Case("RepMLP", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: RepMLP
+  CHANNELS: [8, 12, 16, 24]
+  NUM_BLOCKS: [1, 1, 2, 1]
+  HEIGHTS: [16, 8, 4, 2]
+  WIDTHS: [16, 8, 4, 2]
+  SHARESETS_NUMS: [2, 2, 4, 8]
+"""),
     "topformer": Case("TopFormer", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:

@@ -56,6 +56,7 @@ from models.poolformer import PoolFormer
 from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
 from models.replknet import RepLKNet
+from models.repmlp import RepMLPNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
@@ -233,6 +234,18 @@ def small_regnet(case="regnety", **changes):
         "se_ratio": regnet.CASES[case]["se_ratio"],
     }
     return RegNet(regnet.SIZES[case], **options | changes)
+
+
+def small_repmlp(**changes):
+    """The convolutions start louder than the authors': images have an effect without training."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2, 1),
+        "embed_dims": (8, 12, 16, 24),
+        "sharesets_nums": (1, 2, 4, 8),
+    }
+    return RepMLPNet(**options | changes).apply(init_convolution)
 
 
 def small_replknet(**changes):
