@@ -14,7 +14,6 @@ from settings.paddlevit.reading import families
 # The TYPE of each family's files (of every year), one of its names, and a key that this toolkit
 # doesn't have.
 ABSENT = [
-    ("BoTNet", "BoTNet", "botnet50", "DATA: {FMAP_SIZE: 14}"),
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
     ("CSwin", "cswin", "cswin_tiny_224", ""),
     ("CvT", "CvT", "cvt-13-224x224", ""),

@@ -41,7 +41,6 @@ class _Task(NamedTuple):
 
 
 _FAMILIES = (
-    _Family("BoTNet", types="botnet", models="botnet50"),
     _Family("ConvMLP", types="convmlp", models="convmlp_"),
     _Family("CSwin", types="cswin", models="cswin_"),
     _Family("CvT", types="cvt", models="cvt[-_]"),

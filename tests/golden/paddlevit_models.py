@@ -36,13 +36,19 @@ class Case(NamedTuple):
     Attributes:
         folder: of its family in PaddleViT's image_classification.
         text: its YAML file. A rate of drop path or dropout has to be 0.
+        small: whether its gradients are few enough to be stored.
     """
 
     folder: str
     text: str
+    small: bool = True
 
 
 CASES = {
+    "botnet": Case("BoTNet", """
+DATA: {IMAGE_SIZE: 64, FMAP_SIZE: "(4, 4)"}
+MODEL: {TYPE: BoTNet, NUM_CLASSES: 5}
+""", small=False),
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
@@ -125,6 +131,7 @@ def record(name: str, file: str) -> None:
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
     # In float64, since batch norms over few values would magnify rounding.
     model.to(dtype="float64")
+    paddle.set_default_dtype("float64")
     side = config.DATA.IMAGE_SIZE
     images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)), "float64")
     model.eval()
@@ -138,9 +145,9 @@ def record(name: str, file: str) -> None:
     shapes = {}
     for key, parameter in model.named_parameters():
         shapes[key] = list(parameter.shape)
-        if parameter.grad is not None:
+        if parameter.grad is not None and CASES[name].small:
             arrays[f"grad/{key}"] = parameter.grad
-        if key.endswith("._mean"):
+        if key.endswith("._mean") and CASES[name].small:
             arrays[f"mean/{key}"] = parameter
     for key, tensor in model.state_dict().items():
         if key not in shapes:

@@ -71,6 +71,8 @@ def test_logits_are_paddlevits(golden, model):
 def test_a_training_step_is_paddlevits(dtype, golden, load, model):
     """With float32, the compiled operators compute the step. Batch norms magnify its rounding."""
     _, arrays, shapes = golden
+    if not any(key.startswith("grad/") for key in arrays):
+        pytest.skip("too large for its gradients: tools/check_paddlevit.py -double compares them")
     has_batch_norms = any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers())
     within = 1e-3 if has_batch_norms and dtype == "float32" else 1e-5
     # The gradients and the running means come from PaddleViT's names to ours as weights do.

@@ -56,6 +56,11 @@ FAMILIES = {
         | {"MODEL.STEM_DIM": 16, "MODEL.POOL_STRIDE": 2, "TRAIN.MIXUP_ALPHA": 0.2, "TRAIN.MODEL_EMA": True},
     ),
     "{TYPE: FF_Only, LAYERS: 3}": ("ff_only", {**RECIPE, "MODEL.TYPE": "FF_Only", "MODEL.DEPTH": 3, "MODEL.EMBED_DIM": 768}),
+    "{TYPE: BoTNet, NUM_HEADS: 12}": (
+        "botnet",
+        {**RECIPE, "MODEL.TYPE": "BoTNet", "MODEL.NUM_HEADS": [0, 0, 0, 4], "MODEL.LAST_STRIDE": 1, "DATA.CROP_PCT": 0.95}
+        | {"TRAIN.LINEAR_SCALED_LR": 128},
+    ),
     "TYPE: vip": (
         "vip",
         {**RECIPE, "MODEL.TYPE": "ViP", "MODEL.STAGE_DEPTHS": [4, 3, 8, 3], "MODEL.TRANSITIONS": [True, False, False]},

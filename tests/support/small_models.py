@@ -7,6 +7,7 @@ arguments that differ from the case. timm's names of arguments are translated to
 
 from golden import (
     beit,
+    botnet,
     cait,
     coat,
     convmixer,
@@ -34,6 +35,7 @@ from golden import (
 )
 
 from models.beit import Beit
+from models.botnet import BoTNet
 from models.cait import Cait
 from models.coat import CoaT
 from models.convmixer import ConvMixer
@@ -76,6 +78,15 @@ def _renamed(case, **our_names):
 
 def small_beit(case="beit", **changes):
     return Beit(**_renamed(beit.CASES[case], img_size="image_size") | changes)
+
+
+def small_botnet(case="botnet", **changes):
+    """The residual branches have an effect from the start, unlike the architecture's default."""
+    options = dict(botnet.CASES[case])
+    keys = ("stage_depths", "embed_dims", "attention_every", "num_heads")
+    options |= dict(zip(keys, map(list, zip(*options.pop("stages"), strict=True)), strict=True))
+    options |= {"image_size": botnet.SIZES[case], "num_classes": 5, "zero_init_last": False}
+    return BoTNet(**options | changes)
 
 
 def small_cait(case="cait", **changes):

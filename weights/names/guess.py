@@ -7,6 +7,7 @@ from collections.abc import Collection
 # architecture whose names others have, too, comes after these.
 _NAMES = {
     "beit": r"blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.relative_position_bias_table",
+    "botnet": r"stages\.\d+\.\d+\.self_attn\.qkv\.weight",
     "cait": r"blocks_token_only\.\d+\.norm1\.weight",
     "coat": r"crpe\d\.conv_list\.0\.weight",
     "convmixer": r"blocks\.\d+\.0\.fn\.0\.weight",
