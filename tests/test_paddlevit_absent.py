@@ -16,7 +16,6 @@ from settings.paddlevit.reading import families
 ABSENT = [
     ("BoTNet", "BoTNet", "botnet50", "DATA: {FMAP_SIZE: 14}"),
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
-    ("CSwin", "cswin", "cswin_tiny_224", ""),
     ("CvT", "CvT", "cvt-13-224x224", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
     ("FF_Only", "FF_Only", "ff_only_base", ""),

@@ -43,7 +43,6 @@ class _Task(NamedTuple):
 _FAMILIES = (
     _Family("BoTNet", types="botnet", models="botnet50"),
     _Family("ConvMLP", types="convmlp", models="convmlp_"),
-    _Family("CSwin", types="cswin", models="cswin_"),
     _Family("CvT", types="cvt", models="cvt[-_]"),
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
     _Family("FF_Only", types="ff_only|ffonly", models="ff_(only_|base|tiny)"),

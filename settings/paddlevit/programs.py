@@ -61,7 +61,7 @@ _MODULES = {
 }
 # PaddleViT's modules of models that this toolkit builds from a configuration.
 _MODELS = {
-    "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "deit", "gmlp", "halonet",
+    "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "cswin", "deit", "gmlp", "halonet",
     "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
     "resmlp", "swin", "transformer", "vit", "volo", "xcit",
 }  # fmt: skip

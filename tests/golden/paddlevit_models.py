@@ -42,7 +42,23 @@ class Case(NamedTuple):
     text: str
 
 
-CASES: dict[str, Case] = {}
+CASES: dict[str, Case] = {
+    "cswin": Case(
+        "CSwin",
+        """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: cswin
+  NAME: cswin
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  EMBED_DIM: 8
+  DEPTHS: [1, 1, 2, 1]
+  SPLIT_SIZES: [1, 2, 2, 2]
+  NUM_HEADS: [2, 2, 4, 4]
+""",
+    ),
+}
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
