@@ -19,6 +19,7 @@ from models.layers.activations import relu
 from models.layers.attention import attend_heads
 from models.layers.conv import Conv2D, adaptive_mean
 from models.layers.conv_norm import ConvNorm
+from models.layers.folding import NormLinear, fold
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places, swap_axes
 from models.layers.mlp import hidden_width
@@ -143,7 +144,7 @@ class TopFormer(ImageModel):
 
     Its intermediates are the outputs of four stages of convolutions, and that of the attention. Its
     features are the latter: [B, sum(embed_dims), H / (32 * pool_stride), W / (32 * pool_stride)],
-    rounded up. The classifier reads their mean.
+    rounded up. The classifier is a batch norm and a Linear, and reads their mean.
 
     Args:
         stage_depths: inverted residuals of each of four stages.
@@ -251,6 +252,19 @@ class TopFormer(ImageModel):
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(mean_of_places(x))
+
+    def inference_model(self) -> ImageModel:
+        """Returns a copy with the classifier's batch norm folded into its Linear."""
+        return fold(self)
+
+    def classifier_names(self) -> tuple[str, ...]:
+        # A head without classes, and one whose norm is folded, has no ``linear``.
+        return ("head.linear",) if isinstance(self.head, NormLinear) else ("head",)
+
+    def _add_classifiers(self) -> None:
+        self.head = nn.Identity()
+        if self.num_classes:
+            self.head = NormLinear(self.num_features, self.num_classes, drop=0.0)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups: the stem, each inverted residual, each block, the classifier."""

@@ -49,7 +49,19 @@ def test_a_file_is_a_difference_to_its_familys_defaults(model, read):
         build_model(config, head_init_scale=1.0)
 
 
+@pytest.mark.parametrize("kind", ["ViP"])
+def test_a_key_of_2021_alone_tells_the_format(kind, read):
+    """Its keys of MODEL are those of 2022."""
+    config = read(f"MODEL: {{TYPE: {kind}}}\nTAG: default\n")
+    assert f"with the defaults of configs/paddlevit/{kind.lower()}_2021.yaml" in config.notes[0]
+    assert config.TRAIN.AUTO_AUGMENT == "original"
+    with paddle.LazyGuard():
+        build_model(config, head_init_scale=1.0)
+
+
 NO_MODEL = {  # of files whose models aren't here
+    "{TYPE: ViP, MIXER: {SEGMENT_DIM: [32, 16, 16, 8]}}": r"expected the places along a side .*: \[32, 16, 16, 16\]",
+    "{TYPE: TopFormer, CFGS: [[3, 1, 16, 2]]}": r"CFGS is \[\[3, 1, 16, 2\]\], expected stages that end with",
     "{TYPE: crossvit, DEPTH: [[1, 4, 0], [1, 5, 0]]}": r"DEPTH \[\[1, 4, 0\], \[1, 5, 0\]\], IMG_SIZE \[240, 224\]",
     "{TYPE: crossvit, DEPTH: [[1, 4, 1]]}": "expected sizes in pixels, and equal stages: blocks of both",
     "{TYPE: crossvit, IMG_SIZE: null}": "IMG_SIZE None, IMAGE_SIZE 224: expected sizes in pixels",

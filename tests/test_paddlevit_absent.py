@@ -18,7 +18,6 @@ ABSENT = [
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
     ("CvT", "CvT", "cvt-13-224x224", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
-    ("FF_Only", "FF_Only", "ff_only_base", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
     ("HVT", "hvt", "hvt_s0_patch16_224", ""),
     ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
@@ -35,7 +34,6 @@ ABSENT = [
         "TRAIN: {NUM_EPOCHS: 300}",
     ),
     ("T2T-ViT", "T2T-ViT", "t2t_vit_7", "DATA: {CROP_PCT: 0.9}"),
-    ("ViP", "ViP", "vip_s7", "EVAL: maybe"),
 ]
 
 

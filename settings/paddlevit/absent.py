@@ -45,7 +45,6 @@ _FAMILIES = (
     _Family("ConvMLP", types="convmlp", models="convmlp_"),
     _Family("CvT", types="cvt", models="cvt[-_]"),
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
-    _Family("FF_Only", types="ff_only|ffonly", models="ff_(only_|base|tiny)"),
     _Family("Focal Transformer", types="focal", models="focal_"),
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),
     _Family("MobileFormer", types="mobileformer", models="mobileformer_"),
@@ -54,7 +53,6 @@ _FAMILIES = (
     _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
     _Family("T2T-ViT", types="t2t-vit|t2t_vit", models="t2t[-_]vit[-_]"),
-    _Family("ViP", types="vip", models="vip_"),
 )
 _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")
 _TASKS = (

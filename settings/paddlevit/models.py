@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, printable
+from settings.paddlevit.tracked import TrackedSettings
 
 _Settings = dict[str, Any]
 
@@ -144,10 +145,82 @@ def _every(blocks: list[Any]) -> int | None:
     return count
 
 
+def _of_vip(settings: _Settings, path: Path) -> _Settings:
+    """Translates the Vision Permutator.
+
+    PaddleViT's SEGMENT_DIM is the number of places along a side of each stage's maps, which follows
+    from the image here. The last of its TRANSITIONS has no meaning.
+    """
+    depths = settings.pop("MODEL.MIXER.LAYER")
+    transitions = settings.pop("MODEL.MIXER.TRANSITIONS")
+    segments = settings.pop("MODEL.MIXER.SEGMENT_DIM")
+    places = settings["DATA.IMAGE_SIZE"] // settings.get("MODEL.MIXER.PATCH_SIZE", 7)
+    expected = []
+    for halves in transitions:
+        expected.append(places)
+        places = places // 2 if halves else places
+    if segments != expected:
+        raise InputError(
+            f"{path}: SEGMENT_DIM is {segments}, expected the places along a side of each stage's"
+            f" maps: {expected}"
+        )
+    return {"MODEL.STAGE_DEPTHS": depths, "MODEL.TRANSITIONS": transitions[:-1]}
+
+
+def _of_topformer(settings: _Settings, path: Path) -> _Settings:
+    """Translates TopFormer, whose CFGS lists the blocks of its pyramid. The family's defaults have
+    no blocks.
+    """
+    found = {"MODEL.POOL_STRIDE": settings.pop("MODEL.C2T_STRIDE")}
+    if settings["MODEL.CFGS"] is not None:
+        found |= pyramid_keys(TrackedSettings(settings, path), "MODEL.", "CHANNELS")
+    for key in ("CFGS", "CHANNELS", "EMBED_OUT_INDICE"):
+        settings.pop(f"MODEL.{key}")
+    return found
+
+
+def pyramid_keys(settings: TrackedSettings, section: str, channels: str) -> _Settings:
+    """Returns the keys of TopFormer's convolutions.
+
+    CFGS has (side of the kernels, expansion, channels, stride) of each block of its pyramid, and
+    EMBED_OUT_INDICE the last block of each stage.
+
+    Args:
+        section: of PaddleViT's keys, such as "MODEL.TRANS.".
+        channels: the key of the stages' channels within it.
+    """
+    cfgs = f"{section}CFGS"
+    blocks = settings[cfgs]
+    lasts = settings.numbers(f"{section}EMBED_OUT_INDICE", 4)
+    dims = settings.numbers(f"{section}{channels}", 4)
+    are_blocks = isinstance(blocks, list) and blocks
+    if not are_blocks or any(not isinstance(block, list) or len(block) != 4 for block in blocks):
+        settings.refuse(cfgs, "four numbers for each block")
+    depths = [last - before for before, last in zip([-1, *lasts[:3]], lasts, strict=True)]
+    # The first block keeps the size; the first other one of each stage halves it.
+    expected = [[blocks[0][2], 1]]
+    for stage, (depth, dim) in enumerate(zip(depths, dims, strict=True)):
+        expected += [[dim, 2]] + [[dim, 1]] * (depth - 1 - (stage == 0))
+    if [block[2:] for block in blocks] != expected:
+        settings.refuse(
+            cfgs,
+            f"stages that end with the blocks {lasts}, of {dims} channels, which halve the size",
+        )
+    return {
+        "MODEL.STAGE_DEPTHS": depths,
+        "MODEL.EMBED_DIMS": dims,
+        "MODEL.STEM_DIM": blocks[0][2],
+        "MODEL.KERNEL_SIZE": [block[0] for block in blocks],
+        "MODEL.EXPAND_RATIO": [block[1] for block in blocks],
+    }
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
     "IMG_SIZE": _of_crossvit,
     "TRANS.IMG_SIZE": _of_crossvit,
     "STAGE1_BLOCK": _of_halonet,
+    "MIXER.SEGMENT_DIM": _of_vip,
+    "CFGS": _of_topformer,
 }

@@ -61,9 +61,9 @@ _MODULES = {
 }
 # PaddleViT's modules of models that this toolkit builds from a configuration.
 _MODELS = {
-    "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "cswin", "deit", "gmlp", "halonet",
-    "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
-    "resmlp", "swin", "transformer", "vit", "volo", "xcit",
+    "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "cswin", "deit", "ffonly", "gmlp",
+    "halonet", "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2",
+    "regnet", "resmlp", "swin", "topformer", "transformer", "vip", "vit", "volo", "xcit",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from settings.paddlevit.models import pyramid_keys
 from settings.paddlevit.tracked import TrackedSettings
 
 
@@ -180,11 +181,7 @@ def _of_segformer(settings: TrackedSettings) -> dict[str, Any]:
 
 
 def _of_topformer(settings: TrackedSettings) -> dict[str, Any]:
-    """Returns the keys of TopFormer.
-
-    CFGS has (side of the kernels, expansion, channels, stride) of each block of its pyramid, and
-    EMBED_OUT_INDICE the last block of each stage.
-    """
+    """Returns the keys of TopFormer."""
     settings.require("MODEL.ENCODER.TYPE", "TopTransformer")
     settings.require("MODEL.DECODER_TYPE", "SimpleHead")
     settings.require("MODEL.TRANS.INJECTION", True)
@@ -198,7 +195,7 @@ def _of_topformer(settings: TrackedSettings) -> dict[str, Any]:
     # The first map isn't injected.
     if settings["MODEL.TRANS.OUT_CHANNELS"][1:] != [channels] * 3:
         settings.refuse("MODEL.TRANS.OUT_CHANNELS", f"three times {channels} after the first")
-    return _of_pyramid(settings) | {
+    return pyramid_keys(settings, "MODEL.TRANS.", "INPUT_CHANNELS") | {
         "MODEL.TYPE": "TopFormer",
         "MODEL.DEPTH": settings["MODEL.TRANS.DEPTH"],
         "MODEL.NUM_HEADS": settings["MODEL.TRANS.NUM_HEADS"],
@@ -215,33 +212,6 @@ def _of_topformer(settings: TrackedSettings) -> dict[str, Any]:
         "HEAD.DROPOUT": settings["MODEL.SIMPLE.DROPOUT_RATIO"],
         # PaddleViT applies the gate's function twice, unlike the paper.
         "HEAD.GATED_TWICE": True,
-    }
-
-
-def _of_pyramid(settings: TrackedSettings) -> dict[str, Any]:
-    """Returns the keys of TopFormer's convolutions."""
-    blocks = settings["MODEL.TRANS.CFGS"]
-    lasts = settings.numbers("MODEL.TRANS.EMBED_OUT_INDICE", 4)
-    dims = settings.numbers("MODEL.TRANS.INPUT_CHANNELS", 4)
-    are_blocks = isinstance(blocks, list) and blocks
-    if not are_blocks or any(not isinstance(block, list) or len(block) != 4 for block in blocks):
-        settings.refuse("MODEL.TRANS.CFGS", "four numbers for each block")
-    depths = [last - before for before, last in zip([-1, *lasts[:3]], lasts, strict=True)]
-    # The first block keeps the size; the first other one of each stage halves it.
-    expected = [[blocks[0][2], 1]]
-    for stage, (depth, dim) in enumerate(zip(depths, dims, strict=True)):
-        expected += [[dim, 2]] + [[dim, 1]] * (depth - 1 - (stage == 0))
-    if [block[2:] for block in blocks] != expected:
-        settings.refuse(
-            "MODEL.TRANS.CFGS",
-            f"stages that end with the blocks {lasts}, of {dims} channels, which halve the size",
-        )
-    return {
-        "MODEL.STAGE_DEPTHS": depths,
-        "MODEL.EMBED_DIMS": dims,
-        "MODEL.STEM_DIM": blocks[0][2],
-        "MODEL.KERNEL_SIZE": [block[0] for block in blocks],
-        "MODEL.EXPAND_RATIO": [block[1] for block in blocks],
     }
 
 

@@ -4,7 +4,7 @@ what its own code computes:
     PYTHONPATH=.:tests python -m golden.paddlevit_models PADDLEVIT [CASE ...]
 
 PADDLEVIT is a checkout of BR-IDL/PaddleViT (the files: 5ac7d89, with paddle 3.3.1). A case is a YAML
-file in PaddleViT's own keys. paddlevit_CASE.npz holds, under PaddleViT's names:
+file in PaddleViT's own keys. paddlevit_step_CASE.npz holds, under PaddleViT's names:
 
 - shapes: the names and shapes of the parameters, as JSON; their values are those of ``array``
 - buffer/NAME: the other tensors of its weight file, such as masks
@@ -42,23 +42,51 @@ class Case(NamedTuple):
     text: str
 
 
-CASES: dict[str, Case] = {
-    "cswin": Case(
-        "CSwin",
-        """
+CASES = {
+    "cswin": Case("CSwin", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:
   TYPE: cswin
-  NAME: cswin
   NUM_CLASSES: 5
   DROPPATH: 0.0
   EMBED_DIM: 8
   DEPTHS: [1, 1, 2, 1]
   SPLIT_SIZES: [1, 2, 2, 2]
   NUM_HEADS: [2, 2, 4, 4]
-""",
-    ),
-}
+"""),
+    "ff_only": Case("FF_Only", """
+DATA: {IMAGE_SIZE: 224}
+MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
+"""),
+    "topformer": Case("TopFormer", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: TopFormer
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  CHANNELS: [8, 16, 24, 32]
+  EMBED_OUT_INDICE: [1, 2, 3, 5]
+  DEPTH: 2
+  KEY_DIM: 4
+  NUM_HEADS: 3
+  C2T_STRIDE: 1
+  CFGS: [[3, 1, 16, 1], [3, 4, 8, 2], [5, 3, 16, 2], [3, 3, 24, 2], [5, 6, 32, 2], [3, 6, 32, 1]]
+"""),
+    "vip": Case("ViP", """
+DATA: {IMAGE_SIZE: 56}
+MODEL:
+  TYPE: ViP
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  MIXER:
+    PATCH_SIZE: 7
+    LAYER: [1, 1, 2, 1]
+    EMBED_DIMS: [16, 32, 32, 32]
+    MLP_RATIO: [2, 3, 3, 3]
+    TRANSITIONS: [True, False, False, False]
+    SEGMENT_DIM: [8, 4, 4, 4]
+"""),
+}  # fmt: skip
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -106,8 +134,10 @@ def record(name: str, file: str) -> None:
     config, model = build(Path.cwd(), Path(file))
     for key, tensor in model.named_parameters():
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
+    # In float64, since batch norms over few values would magnify rounding.
+    model.to(dtype="float64")
     side = config.DATA.IMAGE_SIZE
-    images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)))
+    images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)), "float64")
     model.eval()
     with paddle.no_grad():
         arrays = {"logits": model(images)}
@@ -127,9 +157,9 @@ def record(name: str, file: str) -> None:
         if key not in shapes:
             arrays[f"buffer/{key}"] = tensor
     np.savez_compressed(
-        FOLDER / f"paddlevit_{name}.npz",
+        FOLDER / f"paddlevit_step_{name}.npz",
         shapes=json.dumps(shapes),
-        **{key: tensor.detach().numpy() for key, tensor in arrays.items()},
+        **{key: np.float32(tensor.detach().numpy()) for key, tensor in arrays.items()},
     )
     count = sum(np.prod(shape, dtype=int) for shape in shapes.values())
     print(f"{name}: {len(shapes)} tensors of {count} numbers", flush=True)

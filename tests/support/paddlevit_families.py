@@ -50,6 +50,16 @@ FAMILIES = {
     "{TYPE: coat, SERIAL_DEPTHS: [1, 2, 1, 1]}": ("coat", {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.DROPPATH": 0.0}),
     "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
     "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
+    "{TYPE: TopFormer, CHANNELS: [8, 8, 8, 8], EMBED_OUT_INDICE: [1, 2, 3, 4], CFGS: [[3, 1, 16, 1], [3, 4, 8, 2], [5, 3, 8, 2], [3, 3, 8, 2], [5, 6, 8, 2]]}": (
+        "topformer",
+        {"MODEL.STAGE_DEPTHS": [2, 1, 1, 1], "MODEL.KERNEL_SIZE": [3, 3, 5, 3, 5], "MODEL.EXPAND_RATIO": [1, 4, 3, 3, 6]}
+        | {"MODEL.STEM_DIM": 16, "MODEL.POOL_STRIDE": 2, "TRAIN.MIXUP_ALPHA": 0.2, "TRAIN.MODEL_EMA": True},
+    ),
+    "{TYPE: FF_Only, LAYERS: 3}": ("ff_only", {**RECIPE, "MODEL.TYPE": "FF_Only", "MODEL.DEPTH": 3, "MODEL.EMBED_DIM": 768}),
+    "TYPE: vip": (
+        "vip",
+        {**RECIPE, "MODEL.TYPE": "ViP", "MODEL.STAGE_DEPTHS": [4, 3, 8, 3], "MODEL.TRANSITIONS": [True, False, False]},
+    ),
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
     "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: XCiT, ETA: 1e-5, CLS_ATTN_LAYERS: 3}": ("xcit", {"MODEL.INIT_VALUES": 1e-5, "MODEL.DEPTH_TOKEN_ONLY": 3}),
@@ -78,6 +88,7 @@ FAMILIES = {
     "{TYPE: Mixer, MIXER: {NUM_LAYERS: 3}}": ("mixer_2021", {"MODEL.DEPTH": 3, "TRAIN.WEIGHT_DECAY": 0.01, **NOTHING}),
     "{TYPE: GatedMLP, MIXER: {HIDDEN_SIZE: 8}}": ("gmlp_2021", {"MODEL.EMBED_DIM": 8, "MODEL.DEPTH": 30, **NOTHING}),
     "{TYPE: ResMLP, MIXER: {HIDDEN_SIZE: 8}}": ("resmlp_2021", {"MODEL.EMBED_DIM": 8, "TRAIN.COLOR_JITTER": 0.4}),
+    "{TYPE: FF_Only, MIXER: {EMBED_DIM: 192}}": ("ff_only_2021", {**AUTO, "MODEL.EMBED_DIM": 192, "MODEL.DEPTH": 12}),
     "{TYPE: PiT, DISTILL: True}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": True, "MODEL.NUM_HEADS": [4, 8, 16]}),
     "{TYPE: PiT, DISTILL: False}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: cait, TRANS: {DEPTH: 3}}": ("cait_2021", {"MODEL.DEPTH": 3, "MODEL.INIT_VALUES": 1e-4, **NOTHING}),

@@ -41,6 +41,7 @@ from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
 from models.eva import Eva
+from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
@@ -60,6 +61,7 @@ from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.tinyvit import TinyViT
 from models.topformer import TopFormer
+from models.vip import VisionPermutator
 from models.vit import VisionTransformer
 from models.volo import VOLO
 from models.xcit import XCiT
@@ -149,6 +151,11 @@ def small_eva(case="eva", **changes):
         options["norm_eps"] = 1e-5
     del options["use_rot_pos_emb"]
     return Eva(**options | changes)
+
+
+def small_ff_only(**changes):
+    sizes = {"image_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_classes": 5}
+    return FeedForwardOnly(**sizes | changes)
 
 
 def small_gmlp(case="gmlp", **changes):
@@ -266,6 +273,15 @@ def small_tinyvit(case="tinyvit", **changes):
 def small_topformer(case="topformer", **changes):
     sizes = {"image_size": topformer.SIZES[case]} | topformer.CASES[case]
     return TopFormer(**sizes | changes)
+
+
+def small_vip(**changes):
+    sizes = {
+        "stage_depths": (1, 1, 2, 1),
+        "embed_dims": (16, 32, 32, 32),
+        "mlp_ratio": (2, 3, 3, 3),
+    }
+    return VisionPermutator(**{"image_size": 56, "num_classes": 5} | sizes | changes)
 
 
 def small_vit(case="vit", **changes):

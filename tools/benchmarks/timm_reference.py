@@ -174,7 +174,9 @@ class TopFormer(torch.nn.Module):
         self.num_features = sum(embed_dims)
         blocks = [TopFormerBlock(self.num_features, key_dim, num_heads) for _ in range(depth)]
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(self.num_features, num_classes)
+        self.head = nn.Sequential()
+        self.head.bn = nn.BatchNorm1d(self.num_features)
+        self.head.linear = nn.Linear(self.num_features, num_classes)
         self.feature_info = [
             {"num_chs": dim, "reduction": reduction}
             for dim, reduction in zip(

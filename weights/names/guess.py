@@ -14,6 +14,7 @@ _NAMES = {
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "cswin": r"stage\d\.\d+\.attns\.0\.get_v\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
+    "ff_only": r"pos_encoding\.cls_pos_embed",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
     "halonet": r"stages\.\d+\.\d+\.self_attn\.pos_embed\.height_rel",
     "lenet": r"features\.0\.weight",
@@ -33,6 +34,7 @@ _NAMES = {
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
     "topformer": r"stages\.\d+\.\d+\.conv2_kxk\.conv\.weight",
+    "vip": r"network\.\d+\.\d+\.attn\.mlp_h\.weight",
     "volo": r"network\.\d+\.\d+\.norm1\.weight",
     "xcit": r"cls_attn_blocks\.\d+\.norm1\.weight",
     # DINOv2 has its blocks in chunks.

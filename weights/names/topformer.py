@@ -10,6 +10,7 @@ _RULES = (
     (r"^trans\.layers\.", "blocks."),
     (r"\.proj\.1\.", ".proj."),
     (r"\.norm\.", ".bn."),
+    (r"^head\.l\.", "head.linear."),
 )
 # The layers of an inverted residual, in PaddleViT's order. The last convolution has its norm beside
 # it.
