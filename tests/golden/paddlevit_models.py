@@ -49,6 +49,17 @@ CASES = {
 DATA: {IMAGE_SIZE: 64, FMAP_SIZE: "(4, 4)"}
 MODEL: {TYPE: BoTNet, NUM_CLASSES: 5}
 """, small=False),
+    "cswin": Case("CSwin", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: cswin
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  EMBED_DIM: 8
+  DEPTHS: [1, 1, 2, 1]
+  SPLIT_SIZES: [1, 2, 2, 2]
+  NUM_HEADS: [2, 2, 4, 4]
+"""),
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}

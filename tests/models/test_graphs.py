@@ -29,6 +29,7 @@ FLASH = {
     "volo": 3,
     "hiera": 2,
     "crossvit": 6,
+    "cswin": 9,
     "metaformer": 2,
     "mobilevit": 4,
 }  # blocks of the small form

@@ -72,6 +72,11 @@ FAMILIES = {
         "crossvit",
         {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.DEPTH": 3, "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
     ),
+    "{TYPE: cswin, SPLIT_SIZES: [1, 2, 7, 7], NUM_HEADS: [4, 8, 16, 32]}": (
+        "cswin",
+        {**RECIPE, "MODEL.SPLIT_SIZES": [1, 2, 7, 7], "MODEL.STAGE_DEPTHS": [2, 2, 6, 2], "MODEL.PAD_TOKENS": False}
+        | {"MODEL.NUM_HEADS": [4, 8, 16, 32], "TRAIN.BASE_LR": 2e-3, "TRAIN.GRAD_CLIP": 5.0},
+    ),
     "{TYPE: halo, ACT: silu}": (
         "halonet",
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
@@ -104,6 +109,10 @@ FAMILIES = {
     "{TYPE: halo, ACT: relu, RESUME_EMA: null}": (
         "halonet_2021",
         {"TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.COLOR_JITTER": 0.0, "TRAIN.RANDOM_ERASE_PROB": 0.0, "MODEL.ACT": "relu"},
+    ),
+    "{TYPE: cswin, TRANS: {SPLIT_SIZES: [1, 2, 7, 7], NUM_HEADS: [4, 8, 16, 32]}}": (
+        "cswin_2021",
+        {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

@@ -41,6 +41,7 @@ from models.coat import CoaT
 from models.convmixer import ConvMixer
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
+from models.cswin import CSwin
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
@@ -135,6 +136,19 @@ def small_crossvit(case="crossvit", **changes):
     stages = options["depth"]
     options |= {"depth": len(stages), "branch_depths": stages[0][:2]}
     return CrossViT(**options | changes)
+
+
+def small_cswin(**changes):
+    """The stripes don't divide the maps of the first and the third stage."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "embed_dim": 8,
+        "stage_depths": (1, 1, 2, 1),
+        "split_sizes": (5, 2, 3, 2),
+        "num_heads": (2, 2, 4, 4),
+    }
+    return CSwin(**options | changes)
 
 
 def small_eva(case="eva", **changes):

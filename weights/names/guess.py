@@ -13,6 +13,7 @@ _NAMES = {
     "convmixer": r"blocks\.\d+\.0\.fn\.0\.weight",
     "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
+    "cswin": r"stage\d\.\d+\.attns\.0\.get_v\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "ff_only": r"pos_encoding\.cls_pos_embed",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
