@@ -63,7 +63,7 @@ _MODULES = {
 _MODELS = {
     "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "deit", "gmlp", "halonet",
     "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
-    "resmlp", "swin", "transformer", "vit", "volo", "xcit",
+    "resmlp", "swin", "t2t_vit", "transformer", "vit", "volo", "xcit",
 }  # fmt: skip
 
 

@@ -9,7 +9,15 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.paddlevit_models import CASES, CLASSES, IMAGES, array, file_name, labels
+from golden.paddlevit_models import (
+    CASES,
+    CLASSES,
+    IMAGES,
+    array,
+    file_name,
+    labels,
+    without_dropout,
+)
 
 from config import get_config
 from models import build_model
@@ -56,6 +64,7 @@ def test_a_training_step_is_paddlevits(name, read):
     assert_near(logits, golden["logits"], "logits in evaluation")
 
     model.train()
+    without_dropout(model)
     logits = model(images)
     assert logits.shape == [IMAGES, CLASSES]
     loss = paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(labels()))
