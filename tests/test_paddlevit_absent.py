@@ -32,7 +32,6 @@ ABSENT = [
         "shuffle_vit_tiny_patch4_window7_224",
         "TRAIN: {NUM_EPOCHS: 300}",
     ),
-    ("T2T-ViT", "T2T-ViT", "t2t_vit_7", "DATA: {CROP_PCT: 0.9}"),
 ]
 
 

@@ -82,6 +82,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
         | {"MODEL.STAGE_DEPTHS": [3, 4, 6, 3], "MODEL.NUM_HEADS": [0, 4, 8, 8], "TRAIN.LINEAR_SCALED_LR": 128},
     ),
+    "{TYPE: T2T-ViT, TOKEN_TYPE: transformer}": (
+        "t2t_vit",
+        {**RECIPE, "MODEL.TYPE": "T2T_ViT", "MODEL.TOKEN_TYPE": "transformer", "MODEL.NORM_EPS": 1e-6}
+        | {"MODEL.FIXED_TABLES": False, "TRAIN.LINEAR_SCALED_LR": None, "TRAIN.MODEL_EMA": True},
+    ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     # by their names of 2021
@@ -114,5 +119,6 @@ FAMILIES = {
         "cswin_2021",
         {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
     ),
+    "{TYPE: T2T-ViT, TRANS: {DEPTH: 3}}": ("t2t_vit_2021", {**AUTO, "MODEL.DEPTH": 3, "MODEL.DROPPATH": 0.0}),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

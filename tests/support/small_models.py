@@ -27,6 +27,7 @@ from golden import (
     regnet,
     swin,
     swinv2,
+    t2t_vit,
     tinyvit,
     topformer,
     vit,
@@ -47,6 +48,7 @@ from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
+from models.layers import Linear
 from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
@@ -61,6 +63,7 @@ from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
+from models.t2t_vit import T2TViT
 from models.tinyvit import TinyViT
 from models.topformer import TopFormer
 from models.vip import VisionPermutator
@@ -274,6 +277,18 @@ def small_swin(case="swin", **changes):
 def small_swinv2(case="swinv2", **changes):
     options = _renamed(swinv2.CASES[case], img_size="image_size", depths="stage_depths")
     return SwinTransformerV2(**options | changes)
+
+
+def small_t2t_vit(case="t2t_vit", **changes):
+    """Its Linears have ten times the architecture's weights: its first norm takes away the images'
+    size, so that they would hardly change a model as small as this.
+    """
+    options = _renamed(t2t_vit.CASES[case], tokens_type="token_type")
+    model = T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes)
+    for layer in model.sublayers():
+        if isinstance(layer, Linear):
+            layer.weight.set_value(10 * layer.weight)
+    return model
 
 
 def small_tinyvit(case="tinyvit", **changes):

@@ -40,7 +40,21 @@ def build(folder: Path, file: Path) -> tuple[Any, nn.Layer]:
     functions = {suffix: (module, function) for module, function, suffix in found}
     suffix = "_v2" if config.MODEL.TYPE.lower().endswith("v2") and "_v2" in functions else ""
     module, function = functions[suffix]
-    return config, getattr(importlib.import_module(module), function)(config)
+    models = importlib.import_module(module)
+    mend(models)
+    return config, getattr(models, function)(config)
+
+
+def mend(module: Any) -> None:
+    """Mends what stops PaddleViT's own code in a module of models."""
+
+    def split_heads(attention: Any, x: paddle.Tensor) -> paddle.Tensor:
+        # PaddleViT's adds a list to a tuple of sizes.
+        width = attention.in_dim if attention.skip else attention.dim_head
+        return x.reshape([*x.shape[:-1], attention.num_heads, width]).transpose([0, 2, 1, 3])
+
+    if module.__name__ == "t2t_vit":
+        module.Attention.transpose_multihead = split_heads
 
 
 def batch_norms(model: nn.Layer) -> list[Any]:

@@ -33,6 +33,7 @@ _NAMES = {
     "resnet": r"layer1\.0\.conv1\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
+    "t2t_vit": r"tokens_to_token\.project\.weight",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
     "topformer": r"stages\.\d+\.\d+\.conv2_kxk\.conv\.weight",
     "vip": r"network\.\d+\.\d+\.attn\.mlp_h\.weight",
