@@ -21,7 +21,6 @@ ABSENT = [
     ("HVT", "hvt", "hvt_s0_patch16_224", ""),
     ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
     ("MobileFormer", "MobileFormer", "mobileformer_151m", ""),
-    ("RepLKNet", "RepLKNet", "replknet_31b", ""),
     ("RepMLP", "RepMLP", "repmlp_b_224", ""),
     ("RepMLP", "RepMLP_ResNet", "repmlp_b_256", ""),
     ("ResT", "ResT", "rest_base", ""),

@@ -41,7 +41,7 @@ _ALIASES = {
     "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS",
     "LAYERS": "DEPTH", "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO",
     "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
-    "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY",
+    "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY", "CHANNELS": "EMBED_DIMS",
 }  # fmt: skip
 # The keys of TASK mae, by PaddleViT's of its pre-training.
 _MAE_KEYS = {
@@ -391,6 +391,8 @@ def own_key(key: str, value: Any = None) -> str:
     name = _ALIASES.get(name, name)
     if name == "IN_CHANNELS":
         return "DATA.IMAGE_CHANNELS"
+    if name == "SYNC_BN":
+        return "TRAIN.SYNC_BN"
     if isinstance(value, list):
         # A number for each stage.
         name = {"EMBED_DIM": "EMBED_DIMS", "DEPTH": "STAGE_DEPTHS"}.get(name, name)

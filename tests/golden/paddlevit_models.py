@@ -64,6 +64,30 @@ MODEL:
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
 """),
+    "replknet": Case("RepLKNet", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: RepLKNet
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  CHANNELS: [8, 12, 16, 24]
+  LAYERS: [1, 1, 2, 1]
+  LARGE_KERNEL_SIZES: [13, 9, 7, 5]
+  FFN_RATIO: 2.0
+"""),
+    "replknet_xl": Case("RepLKNet", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: RepLKNet
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  CHANNELS: [8, 8, 16, 16]
+  LAYERS: [1, 1, 1, 1]
+  LARGE_KERNEL_SIZES: [9, 9, 9, 5]
+  FFN_RATIO: 2.0
+  DW_RATIO: 1.5
+  SMALL_KERNEL: null
+"""),
     "t2t_vit": Case("T2T_ViT", """
 DATA: {IMAGE_SIZE: 48}
 MODEL: {TYPE: T2T-ViT, NUM_CLASSES: 5, EMBED_DIM: 24, DEPTH: 2, NUM_HEADS: 3, MLP_RATIO: 2.0, DROPPATH: 0.0}

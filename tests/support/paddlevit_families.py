@@ -89,6 +89,11 @@ FAMILIES = {
     ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
+    "{TYPE: RepLKNet, LARGE_KERNEL_SIZES: [31, 29, 27, 13], SMALL_KERNEL: None}": (
+        "replknet",
+        {**RECIPE, "TRAIN.AUTO_AUGMENT": "original-mstd0.5", "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.LR_SCALED": "base"}
+        | {"MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.EMBED_DIMS": [128, 256, 512, 1024], "MODEL.SMALL_KERNEL": None},
+    ),
     # by their names of 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),

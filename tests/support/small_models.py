@@ -49,6 +49,7 @@ from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
 from models.layers import Linear
+from models.layers.init import init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
@@ -59,6 +60,7 @@ from models.pit import PoolingVisionTransformer
 from models.poolformer import PoolFormer
 from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
+from models.replknet import RepLKNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
@@ -259,6 +261,20 @@ def small_regnet(case="regnety", **changes):
         "se_ratio": regnet.CASES[case]["se_ratio"],
     }
     return RegNet(regnet.SIZES[case], **options | changes)
+
+
+def small_replknet(**changes):
+    """The convolutions start louder than the authors': images have an effect without training."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2, 1),
+        "embed_dims": (8, 12, 16, 24),
+        "large_kernel_sizes": (13, 9, 7, 5),
+        "small_kernel": 5,
+        "ffn_ratio": 2.0,
+    }
+    return RepLKNet(**options | changes).apply(init_convolution)
 
 
 def small_resmlp(case="resmlp", **changes):

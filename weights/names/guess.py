@@ -29,6 +29,7 @@ _NAMES = {
     "poolformer": r"stages\.\d+\.blocks\.\d+\.layer_scale1\.scale",
     "pvtv2": r"stages\.\d+\.blocks\.\d+\.attn\.kv\.weight",
     "regnet": r"s1\.b1\.conv1\.conv\.weight",
+    "replknet": r"stages\.\d+\.blocks\.\d+\.large_kernel\.(lkb_origin\.conv|lkb_reparam)\.weight",
     "resmlp": r"blocks\.\d+\.linear_tokens\.weight",
     "resnet": r"layer1\.0\.conv1\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
