@@ -44,6 +44,7 @@ class EncoderNetwork(nn.Layer):
             for convolution in (encoder.first_conv, *encoder.beside_first_conv)
         ]
         self.beside_first_conv = tuple(others)
+        self.window_side = encoder.window_side
 
     def classifier_names(self) -> tuple[str, ...]:
         """Returns the names of the layers that depend on the number of classes."""

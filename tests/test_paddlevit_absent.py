@@ -14,9 +14,7 @@ from settings.paddlevit.reading import families
 # The TYPE of each family's files (of every year), one of its names, and a key that this toolkit
 # doesn't have.
 ABSENT = [
-    ("BoTNet", "BoTNet", "botnet50", "DATA: {FMAP_SIZE: 14}"),
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
-    ("CSwin", "cswin", "cswin_tiny_224", ""),
     ("CvT", "CvT", "cvt-13-224x224", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
@@ -32,7 +30,6 @@ ABSENT = [
         "shuffle_vit_tiny_patch4_window7_224",
         "TRAIN: {NUM_EPOCHS: 300}",
     ),
-    ("T2T-ViT", "T2T-ViT", "t2t_vit_7", "DATA: {CROP_PCT: 0.9}"),
 ]
 
 

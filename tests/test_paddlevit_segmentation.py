@@ -53,6 +53,17 @@ MODELS = {
         # Its decoder has the rate of the encoder.
         "TRAIN.HEAD_LR": 1.0,
     },
+    "upernet_cswin": {
+        "MODEL.TYPE": "CSwin",
+        "MODEL.EMBED_DIM": 16,
+        "MODEL.STAGE_DEPTHS": [1, 1, 2, 1],
+        "MODEL.SPLIT_SIZES": [3, 2, 3, 3],
+        "MODEL.NUM_HEADS": [2, 4, 4, 8],
+        "MODEL.PAD_TOKENS": True,
+        "MODEL.DROPPATH": 0.1,
+        "HEAD.NAME": "upernet",
+        "HEAD.PYRAMID_CHANNELS": 16,
+    },
     "segmenter": {
         "MODEL.TYPE": "ViT",
         "MODEL.CLASS_TOKEN": True,
@@ -310,18 +321,13 @@ def test_each_optimizer_has_its_keys(theirs, expected, read):
 REFUSED = [
     (
         "'SwinTransformer'",
-        "'CSwinTransformer'\n        NO_SUCH: 1",
-        "MODEL.ENCODER.TYPE is 'CSwinTransformer': PaddleViT's CSwin isn't here; docs/paddlevit.md lists what is",
-    ),
-    (
-        "'SwinTransformer'",
-        "'FocalTransformer'",
-        "MODEL.ENCODER.TYPE is 'FocalTransformer': PaddleViT's Focal Transformer isn't here;",
+        "'FocalTransformer'\n        NO_SUCH: 1",
+        "MODEL.ENCODER.TYPE is 'FocalTransformer': PaddleViT's Focal Transformer isn't here; docs/paddlevit.md lists",
     ),
     (
         "'SwinTransformer'",
         "'ResNet'",
-        "MODEL.ENCODER.TYPE is 'ResNet', expected SwinTransformer, which is what this toolkit has",
+        "MODEL.ENCODER.TYPE is 'ResNet', expected SwinTransformer or CSwinTransformer, which is what",
     ),
     ("'SwinTransformer'", "[Swin]", "MODEL.ENCODER.TYPE takes a word in PaddleViT's files, found"),
     (

@@ -164,10 +164,41 @@ def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int,
 
 
 def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
-    convolutions = (model.first_conv, *model.beside_first_conv)
-    return [
-        line for name in convolutions for line in _fit_first(model, f"{name}.weight", state, arrays)
-    ]
+    lines = []
+    for name in (model.first_conv, *model.beside_first_conv):
+        if model.window_side:
+            lines += _fit_window_reader(name, model.window_side**2, state, arrays)
+        else:
+            lines += _fit_first(model, f"{name}.weight", state, arrays)
+    return lines
+
+
+def _fit_window_reader(name: str, pixels: int, state: Tensors, arrays: Arrays) -> list[str]:
+    """Adapts a Linear or a norm of windows of three channels to another number of channels.
+
+    Args:
+        name: of the layer, which reads vectors of channels * ``pixels`` values.
+        pixels: of a window.
+    """
+    lines = []
+    for key in (f"{name}.weight", f"{name}.bias"):
+        array = arrays.get(key)
+        if array is None or key not in state or array.ndim not in (1, 2):
+            continue
+        values = state[key].shape[0]
+        if array.shape[0] != 3 * pixels or values == 3 * pixels or values % pixels:
+            continue
+        channels = values // pixels
+        # As kernels [out, 3, pixels, 1] of a convolution.
+        kernels = array.reshape(3, pixels, -1).transpose(2, 0, 1)[..., None]
+        adapted = adapt_input_channels(kernels, channels)[..., 0].transpose(1, 2, 0)
+        if array.ndim == 1:
+            # A norm's factors stay as large as they are: their products aren't summed.
+            adapted = adapted * np.float32(channels / 3)
+        arrays[key] = adapted.reshape(values, *array.shape[1:])
+        if key.endswith(".weight"):
+            lines.append(f"{key} adapted from 3 channels to {channels}")
+    return lines
 
 
 def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list[str]:

@@ -17,6 +17,7 @@ class Target(Protocol):
     pos_embed_layout: str
     pos_resize: str
     beside_first_conv: tuple[str, ...]
+    window_side: int | None
 
     def classifier_names(self) -> tuple[str, ...]: ...
 

@@ -8,6 +8,7 @@ from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel
+from models.cswin import StripeAttention
 from models.halonet import HaloAttention
 from models.layers.attention import attention_layers, attention_weights
 from models.layers.class_attention import ClassAttention
@@ -47,11 +48,11 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """Returns the attention of each head to each place of an image: [H, rows, columns] float32.
 
     The queries are the tokens that the classifier reads: the class token (and the distillation
-    token), or otherwise all patches, whose attention is averaged. In windows (Swin) and mask units
-    (Hiera), tokens attend only to those of the same window. So each window has its own part of the
-    map, with the same sum. The places of a patch (MobileViT) are put together in the same way.
-    Overlapping windows (HaloNet) are added. A key that stands for several places (PVTv2) gives its
-    weight to each of them.
+    token), or otherwise all patches, whose attention is averaged. In windows (Swin), stripes
+    (CSWin) and mask units (Hiera), tokens attend only to those of the same window. So each window
+    has its own part of the map, with the same sum. The places of a patch (MobileViT) are put
+    together in the same way. Overlapping windows (HaloNet) are added. A key that stands for several
+    places (PVTv2) gives its weight to each of them.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -120,7 +121,8 @@ def _weights(
         shapes[name] = tuple(x.shape)
 
     hooks = [
-        sublayer(model, name).register_forward_pre_hook(
+        # Stripes don't show the shape of the map: that of the whole block does.
+        sublayer(model, name.partition(".attns.")[0]).register_forward_pre_hook(
             lambda _, x, name=name: store_shape(name, x[0])
         )
         for name in names
@@ -147,6 +149,9 @@ def _received_weights(
     layer = sublayer(model, name)
     if isinstance(layer, WindowAttention):
         return _join_windows(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
+    if isinstance(layer, StripeAttention):
+        block, _, index = name.partition(".attns.")
+        return _join_stripes(sublayer(model, block), int(index), weights.mean(2), shape[1:3])
     if isinstance(layer, HaloAttention):
         return _add_windows(layer, weights.mean(2), shape[2:4])
     if isinstance(model, MobileViT):
@@ -189,6 +194,31 @@ def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     # The last windows may reach into the padding.
     maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]
     return np.roll(maps, block.shift_size, axis=(1, 2))
+
+
+def _join_stripes(
+    block: nn.Layer, index: int, stripes: np.ndarray, grid: tuple[int, ...]
+) -> np.ndarray:
+    """Puts the stripes of a block of CSWin together. Their places outside of the map are dropped.
+
+    Shape: [stripes, H, keys] -> [H, rows, columns].
+
+    Args:
+        index: of the attention among the block's.
+        grid: rows and columns of the map.
+    """
+    rows, columns = grid
+    unit = block.pad_tokens or 1
+    padded = [side + -side % unit for side in grid]
+    stripe = list(padded)
+    if block.split_size:
+        # The first attention has vertical stripes.
+        stripe[1 - index] = block.split_size
+    top, left = (-side % length // 2 for side, length in zip(padded, stripe, strict=True))
+    down = -(-padded[0] // stripe[0])
+    maps = stripes.reshape(down, -1, stripes.shape[1], *stripe).transpose(2, 0, 3, 1, 4)
+    maps = maps.reshape(stripes.shape[1], down * stripe[0], -1)
+    return maps[:, top : top + rows, left : left + columns]
 
 
 def _add_windows(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:

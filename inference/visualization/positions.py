@@ -15,7 +15,6 @@ from inference.visualization.predicted_image import model_of
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
 from training.pages.plotting import figure, figure_png
-from weights.layout import sublayer
 
 # The most tiles along a side. Of a larger grid, some places are left out.
 _TILES = 16
@@ -37,8 +36,11 @@ def similarities(model: ImageModel) -> np.ndarray:
     if model.pos_embed_layout == "NCHW":
         embedding = embedding.transpose(1, 2, 0)
     if model.pos_embed_layout == "NLC":
-        # CrossViT has two grids. The last one, of its fine patches, is drawn.
-        grid = sublayer(model, model.first_conv.partition(".proj")[0]).grid_size
+        patch_embed = model.patch_embed
+        # CrossViT has two grids. The first one, of its fine patches, is drawn.
+        if isinstance(patch_embed, nn.LayerList):
+            patch_embed = patch_embed[0]
+        grid = patch_embed.grid_size
         places = embedding[len(embedding) - grid[0] * grid[1] :]
     else:
         grid = embedding.shape[:2]

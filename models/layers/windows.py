@@ -22,12 +22,12 @@ def in_windows(
         x: maps [B, H, W, D].
         window_size: (height, width). Maps that aren't a multiple of it are padded by zeros for the
             layer.
-        layer: takes and returns [B * windows, height * width, D].
+        layer: takes [B * windows, height * width, D], returns [B * windows, height * width, E].
         shift: rows and columns by which maps are rolled up and to the left for the layer.
         pad_first: whether maps are padded before they are rolled, rather than after.
 
     Returns:
-        [B, H, W, D].
+        [B, H, W, E].
     """
     if not is_known(*x.shape[1:3]):
         return _in_windows_in_graph(x, window_size, layer, shift, pad_first)
@@ -35,30 +35,35 @@ def in_windows(
     window_height, window_width = window_size
     below = -height % window_height
     right = -width % window_width
-    if pad_first and (below or right):
-        padded = in_windows(pad_maps(x, below, right), window_size, layer, shift)
-        return padded[:, :height, :width]
-    if ops.usable(x) and not (below or right):
+    padded = below or right
+    if pad_first:
+        x = pad_maps(x, below, right)
+    if ops.usable(x) and (pad_first or not padded):
         windows = layer(ops.into_windows(x, window_size, shift))
-        return ops.from_windows(windows, x.shape, window_size, shift)
+        x = ops.from_windows(windows, [*x.shape[:3], windows.shape[2]], window_size, shift)
+        return x[:, :height, :width] if padded else x
     if any(shift):
         x = paddle.roll(x, [-step for step in shift], axis=[1, 2])
-    x = pad_maps(x, below, right)
+    if not pad_first:
+        x = pad_maps(x, below, right)
     rows = (height + below) // window_height
     columns = (width + right) // window_width
     x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose(
         [0, 1, 3, 2, 4, 5]
     )
-    # Not reshape: Paddle Inference loses one between a transposition and a Linear (Paddle 3.3.1).
+    # Not reshape: Paddle Inference loses one after a transposition (Paddle 3.3.1).
     x = layer(x.flatten(0, 2).flatten(1, 2))
+    dim = x.shape[2]
     x = x.reshape([-1, rows, columns, window_height, window_width, dim]).transpose(
         [0, 1, 3, 2, 4, 5]
     )
-    x = x.reshape([-1, height + below, width + right, dim])
-    if below or right:
+    x = x.flatten(1, 2).flatten(2, 3)
+    if padded and not pad_first:
         x = x[:, :height, :width]
     if any(shift):
         x = paddle.roll(x, list(shift), axis=[1, 2])
+    if padded and pad_first:
+        x = x[:, :height, :width]
     return x
 
 
@@ -97,6 +102,7 @@ def _in_windows_in_graph(
         [0, 1, 3, 2, 4, 5]
     )
     x = layer(x.reshape([-1, window_height * window_width, dim]))
+    dim = x.shape[2]
     x = x.reshape([-1, rows, columns, window_height, window_width, dim]).transpose(
         [0, 1, 3, 2, 4, 5]
     )

@@ -41,9 +41,7 @@ class _Task(NamedTuple):
 
 
 _FAMILIES = (
-    _Family("BoTNet", types="botnet", models="botnet50"),
     _Family("ConvMLP", types="convmlp", models="convmlp_"),
-    _Family("CSwin", types="cswin", models="cswin_"),
     _Family("CvT", types="cvt", models="cvt[-_]"),
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
     _Family("Focal Transformer", types="focal", models="focal_"),
@@ -52,7 +50,6 @@ _FAMILIES = (
     _Family("RepMLP", types="repmlp_resnet", models="repmlpres50_"),
     _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
-    _Family("T2T-ViT", types="t2t-vit|t2t_vit", models="t2t[-_]vit[-_]"),
 )
 _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")
 _TASKS = (

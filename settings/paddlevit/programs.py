@@ -61,9 +61,11 @@ _MODULES = {
 }
 # PaddleViT's modules of models that this toolkit builds from a configuration.
 _MODELS = {
-    "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "deit", "ffonly", "gmlp", "halonet",
-    "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
-    "replknet", "repmlp", "resmlp", "swin", "topformer", "transformer", "vip", "vit", "volo", "xcit",
+    "beit", "botnet", "cait", "coat", "convmixer", "convmlp", "convnext", "crossvit", "cswin",
+    "cvt", "cyclemlp", "deit", "ffonly", "focal_transformer", "gmlp", "halonet", "hvt", "levit",
+    "mlp_mixer", "mobileformer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2", "regnet",
+    "replknet", "repmlp", "resmlp", "rest", "rest_v2", "shuffle_transformer", "swin", "t2t_vit",
+    "topformer", "transformer", "vip", "vit", "volo", "xcit",
 }  # fmt: skip
 
 

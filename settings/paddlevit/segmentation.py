@@ -21,7 +21,7 @@ NAME = "segmentation"
 # Keys that only files for segmentation have.
 _SIGNS = frozenset({"MODEL.ENCODER.TYPE", "MODEL.DECODER_TYPE", "VAL.MULTI_SCALES_VAL"})
 # The encoders that PaddleViT has and this toolkit hasn't, by MODEL.ENCODER.TYPE.
-_ABSENT = {"CSwinTransformer": "cswin", "FocalTransformer": "focal"}
+_ABSENT = {"FocalTransformer": "focal"}
 # Keys of training that have another name here and the same meaning.
 _SAME = {
     "DATA.BATCH_SIZE": "DATA.BATCH_SIZE",

@@ -55,11 +55,10 @@ def _of_setr(settings: TrackedSettings) -> dict[str, Any]:
 
 
 def _of_upernet(settings: TrackedSettings) -> dict[str, Any]:
-    """Returns the keys of UPerNet on Swin."""
-    settings.require("MODEL.ENCODER.TYPE", "SwinTransformer")
+    """Returns the keys of UPerNet and its encoder."""
+    encoder = settings.require("MODEL.ENCODER.TYPE", *_UPERNET_ENCODERS)
     settings.require("MODEL.DECODER_TYPE", "UperHead")
     settings.require("MODEL.ENCODER.OUT_INDICES", [0, 1, 2, 3])
-    settings.require("MODEL.TRANS.APE", False)
     settings.require("MODEL.TRANS.QK_SCALE", None)
     settings.require("MODEL.UPERHEAD.ALIGN_CORNERS", False)
     # Its network always computes the auxiliary logits.
@@ -69,14 +68,10 @@ def _of_upernet(settings: TrackedSettings) -> dict[str, Any]:
     settings.require("MODEL.AUXFCN.IN_CHANNELS", 4 * dim)
     settings.require("MODEL.AUXFCN.UP_RATIO", 16)
     return {
-        "MODEL.TYPE": "Swin",
         "DATA.IMAGE_CHANNELS": settings["MODEL.TRANS.IN_CHANNELS"],
-        "MODEL.PATCH_SIZE": settings["MODEL.TRANS.PATCH_SIZE"],
         "MODEL.EMBED_DIM": dim,
         "MODEL.STAGE_DEPTHS": settings["MODEL.TRANS.STAGE_DEPTHS"],
         "MODEL.NUM_HEADS": settings["MODEL.TRANS.NUM_HEADS"],
-        "MODEL.WINDOW_SIZE": settings["MODEL.TRANS.WINDOW_SIZE"],
-        "MODEL.PAD_FIRST": True,
         "MODEL.MLP_RATIO": settings["MODEL.TRANS.MLP_RATIO"],
         "MODEL.QKV_BIAS": settings["MODEL.TRANS.QKV_BIAS"],
         "MODEL.DROPOUT": settings["MODEL.DROPOUT"],
@@ -86,6 +81,26 @@ def _of_upernet(settings: TrackedSettings) -> dict[str, Any]:
         "HEAD.INDICES": [0, 1, 2, 3],
         "HEAD.PYRAMID_CHANNELS": settings["MODEL.UPERHEAD.CHANNELS"],
         "HEAD.POOL_SCALES": settings["MODEL.UPERHEAD.POOL_SCALES"],
+        **_UPERNET_ENCODERS[encoder](settings),
+    }
+
+
+def _swin(settings: TrackedSettings) -> dict[str, Any]:
+    settings.require("MODEL.TRANS.APE", False)
+    return {
+        "MODEL.TYPE": "Swin",
+        "MODEL.PATCH_SIZE": settings["MODEL.TRANS.PATCH_SIZE"],
+        "MODEL.WINDOW_SIZE": settings["MODEL.TRANS.WINDOW_SIZE"],
+        "MODEL.PAD_FIRST": True,
+    }
+
+
+def _cswin(settings: TrackedSettings) -> dict[str, Any]:
+    settings.require("MODEL.TRANS.PATCH_SIZE", 4)
+    return {
+        "MODEL.TYPE": "CSwin",
+        "MODEL.SPLIT_SIZES": settings["MODEL.TRANS.SPLIT_SIZES"],
+        "MODEL.PAD_TOKENS": True,
     }
 
 
@@ -223,6 +238,11 @@ def _of_trans2seg(settings: TrackedSettings) -> dict[str, Any]:
     }
 
 
+# The keys of UPerNet's encoders that aren't the same for all, by MODEL.ENCODER.TYPE.
+_UPERNET_ENCODERS: dict[str, Callable[[TrackedSettings], dict[str, Any]]] = {
+    "SwinTransformer": _swin,
+    "CSwinTransformer": _cswin,
+}
 # For each decoder of SETR: the head, and the encoder that it needs.
 _SETR_HEADS = {
     "VIT_MLAHead": ("setr_mla", "ViT_MLA"),

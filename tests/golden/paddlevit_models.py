@@ -36,13 +36,30 @@ class Case(NamedTuple):
     Attributes:
         folder: of its family in PaddleViT's image_classification.
         text: its YAML file. A rate of drop path or dropout has to be 0.
+        small: whether its gradients are few enough to be stored.
     """
 
     folder: str
     text: str
+    small: bool = True
 
 
 CASES = {
+    "botnet": Case("BoTNet", """
+DATA: {IMAGE_SIZE: 64, FMAP_SIZE: "(4, 4)"}
+MODEL: {TYPE: BoTNet, NUM_CLASSES: 5}
+""", small=False),
+    "cswin": Case("CSwin", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: cswin
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  EMBED_DIM: 8
+  DEPTHS: [1, 1, 2, 1]
+  SPLIT_SIZES: [1, 2, 2, 2]
+  NUM_HEADS: [2, 2, 4, 4]
+"""),
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
@@ -80,6 +97,15 @@ MODEL:
   HEIGHTS: [16, 8, 4, 2]
   WIDTHS: [16, 8, 4, 2]
   SHARESETS_NUMS: [2, 2, 4, 8]
+"""),
+    "t2t_vit": Case("T2T_ViT", """
+DATA: {IMAGE_SIZE: 48}
+MODEL: {TYPE: T2T-ViT, NUM_CLASSES: 5, EMBED_DIM: 24, DEPTH: 2, NUM_HEADS: 3, MLP_RATIO: 2.0, DROPPATH: 0.0}
+"""),
+    "t2t_vit_t": Case("T2T_ViT", """
+DATA: {IMAGE_SIZE: 32}
+MODEL: {TYPE: T2T-ViT, TOKEN_TYPE: transformer, NUM_CLASSES: 5, EMBED_DIM: 24, DEPTH: 2, NUM_HEADS: 3, MLP_RATIO: 2.0,
+  QKV_BIAS: False, DROPPATH: 0.0}
 """),
     "topformer": Case("TopFormer", """
 DATA: {IMAGE_SIZE: 64}
@@ -152,29 +178,29 @@ def record(name: str, file: str) -> None:
     """
     import paddle
 
-    from tools.benchmarks.paddlevit_reference import build
+    from tools.benchmarks.paddlevit_reference import build, without_drops
 
     config, model = build(Path.cwd(), Path(file))
     for key, tensor in model.named_parameters():
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
     # In float64, since batch norms over few values would magnify rounding.
     model.to(dtype="float64")
+    paddle.set_default_dtype("float64")
     side = config.DATA.IMAGE_SIZE
     images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)), "float64")
     model.eval()
     with paddle.no_grad():
         arrays = {"logits": model(images)}
-    model.train()
-    logits = model(images)
+    logits = without_drops(model)(images)
     loss = paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(labels()))
     loss.backward()
     arrays |= {"training_logits": logits, "loss": loss}
     shapes = {}
     for key, parameter in model.named_parameters():
         shapes[key] = list(parameter.shape)
-        if parameter.grad is not None:
+        if parameter.grad is not None and CASES[name].small:
             arrays[f"grad/{key}"] = parameter.grad
-        if key.endswith("._mean"):
+        if key.endswith("._mean") and CASES[name].small:
             arrays[f"mean/{key}"] = parameter
     for key, tensor in model.state_dict().items():
         if key not in shapes:

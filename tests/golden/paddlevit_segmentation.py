@@ -177,6 +177,17 @@ _UPERNET = """
         IN_CHANNELS: 48
         UP_RATIO: 16
 """
+_UPERNET_CSWIN = (
+    _UPERNET.replace("UperNet_Swin", "UperNet_CSwin")
+    .replace("SwinTransformer", "CSwinTransformer")
+    .replace("[12, 24, 48, 96]", "[16, 32, 64, 128]")
+    .replace("DIM: 12", "DIM: 16")
+    .replace("IN_CHANNELS: 48", "IN_CHANNELS: 64")
+    .replace("STAGE_DEPTHS: [2, 2, 2, 1]", "STAGE_DEPTHS: [1, 1, 2, 1]")
+    .replace("NUM_HEADS: [1, 2, 3, 6]", "NUM_HEADS: [2, 4, 4, 8]")
+    # All but the second stage's maps are padded.
+    .replace("WINDOW_SIZE: 7", "SPLIT_SIZES: [3, 2, 3, 3]")
+)
 _SETR_MLA = """
     NAME: 'SETR_MLA'
     DECODER_TYPE: 'VIT_MLAHead'
@@ -229,6 +240,7 @@ _MODELS = {
     "setr_pup": (64, _SETR_PUP + _SETR),
     "setr_naive": (64, _SETR_NAIVE + _SETR),
     "upernet_swin": (128, _UPERNET),
+    "upernet_cswin": (128, _UPERNET_CSWIN),
     "segformer": (64, _SEGFORMER),
     "segmenter": (64, _MASK.format(encoder="ViT", decoder="MaskTransformer") + _SEGMENTER),
     "segmenter_linear": (64, _MASK.format(encoder="ViT", decoder="Linear") + _SEGMENTER),

@@ -44,7 +44,13 @@ def visualize(*arguments):
 
 
 # What the help calls an architecture, where it isn't the class's name.
-NAMES = {"eva": "EVA-02", "metaformer": "CAFormer", "swinv2": "Swin V2", "vit": "ViT"}
+NAMES = {
+    "eva": "EVA-02",
+    "metaformer": "CAFormer",
+    "swinv2": "Swin V2",
+    "t2t_vit": "T2T-ViT",
+    "vit": "ViT",
+}
 
 
 def has_positions(model):

@@ -12,7 +12,7 @@ from errors import InputError
 from models.base import ImageModel
 from weights.layout import sublayer
 
-FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone", "halonet"}
+FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone", "botnet", "halonet"}
 TOKENS_ALONE = {"pit"}  # are the features
 CLASS_TOKEN_LAST = {
     "cait",

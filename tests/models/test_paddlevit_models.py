@@ -14,6 +14,7 @@ from golden.paddlevit_models import CASES, CLASSES, IMAGES, array, file_name, la
 from config import get_config
 from models import build_model
 from models.layers.batch_norm import BATCH_NORMS
+from tools.benchmarks.paddlevit_reference import without_drops
 from weights import load_weights
 from weights.formats import write_weights
 
@@ -71,6 +72,8 @@ def test_logits_are_paddlevits(golden, model):
 def test_a_training_step_is_paddlevits(dtype, golden, load, model):
     """With float32, the compiled operators compute the step. Batch norms magnify its rounding."""
     _, arrays, shapes = golden
+    if not any(key.startswith("grad/") for key in arrays):
+        pytest.skip("too large for its gradients: tools/check_paddlevit.py -double compares them")
     has_batch_norms = any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers())
     within = 1e-3 if has_batch_norms and dtype == "float32" else 1e-5
     # The gradients and the running means come from PaddleViT's names to ours as weights do.
@@ -82,7 +85,7 @@ def test_a_training_step_is_paddlevits(dtype, golden, load, model):
     expected = {key: tensor.numpy() for key, tensor in load(after).state_dict().items()}
 
     model.to(dtype=dtype)
-    model.train()
+    without_drops(model)
     logits = model(images_of(model).astype(dtype))
     # PaddleViT's RepMLP has 1,000 classes whatever its file says.
     assert logits.shape == [IMAGES, model.num_classes]

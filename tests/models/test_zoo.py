@@ -96,7 +96,10 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     assert all(within(f"{head}.weight", model.layer_groups()[-1]) for head in heads)
     for name in names:
         assert sum(within(name, group) for group in model.timm_layer_groups()) == 1, name
-    assert sublayer(model, model.first_conv).weight.shape[1] == 3
+    first = sublayer(model, model.first_conv).weight
+    # A Linear [in, out] reads windows of pixels, channel by channel.
+    channels = first.shape[0] // model.window_side**2 if model.window_side else first.shape[1]
+    assert channels == 3
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     model.eval()
     height, width = model.image_size

@@ -29,6 +29,7 @@ class Small(nn.Layer):
 
     first_conv = "conv"
     beside_first_conv = ()
+    window_side = None
 
     def __init__(self):
         super().__init__()

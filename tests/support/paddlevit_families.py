@@ -56,6 +56,11 @@ FAMILIES = {
         | {"MODEL.STEM_DIM": 16, "MODEL.POOL_STRIDE": 2, "TRAIN.MIXUP_ALPHA": 0.2, "TRAIN.MODEL_EMA": True},
     ),
     "{TYPE: FF_Only, LAYERS: 3}": ("ff_only", {**RECIPE, "MODEL.TYPE": "FF_Only", "MODEL.DEPTH": 3, "MODEL.EMBED_DIM": 768}),
+    "{TYPE: BoTNet, NUM_HEADS: 12}": (
+        "botnet",
+        {**RECIPE, "MODEL.TYPE": "BoTNet", "MODEL.NUM_HEADS": [0, 0, 0, 4], "MODEL.LAST_STRIDE": 1, "DATA.CROP_PCT": 0.95}
+        | {"TRAIN.LINEAR_SCALED_LR": 128},
+    ),
     "TYPE: vip": (
         "vip",
         {**RECIPE, "MODEL.TYPE": "ViP", "MODEL.STAGE_DEPTHS": [4, 3, 8, 3], "MODEL.TRANSITIONS": [True, False, False]},
@@ -67,10 +72,20 @@ FAMILIES = {
         "crossvit",
         {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.DEPTH": 3, "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
     ),
+    "{TYPE: cswin, SPLIT_SIZES: [1, 2, 7, 7], NUM_HEADS: [4, 8, 16, 32]}": (
+        "cswin",
+        {**RECIPE, "MODEL.SPLIT_SIZES": [1, 2, 7, 7], "MODEL.STAGE_DEPTHS": [2, 2, 6, 2], "MODEL.PAD_TOKENS": False}
+        | {"MODEL.NUM_HEADS": [4, 8, 16, 32], "TRAIN.BASE_LR": 2e-3, "TRAIN.GRAD_CLIP": 5.0},
+    ),
     "{TYPE: halo, ACT: silu}": (
         "halonet",
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
         | {"MODEL.STAGE_DEPTHS": [3, 4, 6, 3], "MODEL.NUM_HEADS": [0, 4, 8, 8], "TRAIN.LINEAR_SCALED_LR": 128},
+    ),
+    "{TYPE: T2T-ViT, TOKEN_TYPE: transformer}": (
+        "t2t_vit",
+        {**RECIPE, "MODEL.TYPE": "T2T_ViT", "MODEL.TOKEN_TYPE": "transformer", "MODEL.NORM_EPS": 1e-6}
+        | {"MODEL.FIXED_TABLES": False, "TRAIN.LINEAR_SCALED_LR": None, "TRAIN.MODEL_EMA": True},
     ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
@@ -110,5 +125,10 @@ FAMILIES = {
         "halonet_2021",
         {"TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.COLOR_JITTER": 0.0, "TRAIN.RANDOM_ERASE_PROB": 0.0, "MODEL.ACT": "relu"},
     ),
+    "{TYPE: cswin, TRANS: {SPLIT_SIZES: [1, 2, 7, 7], NUM_HEADS: [4, 8, 16, 32]}}": (
+        "cswin_2021",
+        {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
+    ),
+    "{TYPE: T2T-ViT, TRANS: {DEPTH: 3}}": ("t2t_vit_2021", {**AUTO, "MODEL.DEPTH": 3, "MODEL.DROPPATH": 0.0}),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

@@ -51,16 +51,40 @@ def assert_parity(model, name, folder, array=array, within=1e-5):
     """
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
-    logits = load_formula(model, folder, array)(images)
-    span = np.ptp(golden["logits"])
-    # The images have an effect.
-    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span
-    np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=within * span, rtol=0)
+    logits = _logits(model, golden, images, folder, array, within)
     features = model.forward_features(images).numpy()
     np.testing.assert_allclose(
         features, golden["features"], atol=within * np.ptp(golden["features"]), rtol=0
     )
     assert_intermediates(model, name, images, within)
+    _assert_gradients(model, golden, logits, array)
+
+
+def assert_as_the_authors(model, name, folder, array=array):
+    """Asserts that logits and gradients are those of the golden file, which ``golden/authors.py``
+    writes.
+    """
+    golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
+    images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
+    logits = _logits(model, golden, images, folder, array, within=1e-5)
+    assert any(key.startswith("grad/") for key in golden)
+    _assert_gradients(model, golden, logits, array)
+
+
+def _logits(model, golden, images, folder, array, within):
+    """Returns the logits with the formula's weights, after comparing them."""
+    logits = load_formula(model, folder, array)(images)
+    span = np.ptp(golden["logits"])
+    # The images have an effect.
+    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span
+    np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=within * span, rtol=0)
+    return logits
+
+
+def _assert_gradients(model, golden, logits, array):
+    """Asserts that the gradients of sum(logits * array("loss")) are those of the golden file, if it
+    has any.
+    """
     expected = {key.removeprefix("grad/"): golden[key] for key in golden if key.startswith("grad/")}
     if expected:
         (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()

@@ -7,6 +7,7 @@ arguments that differ from the case. timm's names of arguments are translated to
 
 from golden import (
     beit,
+    botnet,
     cait,
     coat,
     convmixer,
@@ -26,6 +27,7 @@ from golden import (
     regnet,
     swin,
     swinv2,
+    t2t_vit,
     tinyvit,
     topformer,
     vit,
@@ -34,16 +36,19 @@ from golden import (
 )
 
 from models.beit import Beit
+from models.botnet import BoTNet
 from models.cait import Cait
 from models.coat import CoaT
 from models.convmixer import ConvMixer
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
+from models.cswin import CSwin
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
+from models.layers import Linear
 from models.layers.init import init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
@@ -61,6 +66,7 @@ from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
+from models.t2t_vit import T2TViT
 from models.tinyvit import TinyViT
 from models.topformer import TopFormer
 from models.vip import VisionPermutator
@@ -79,6 +85,15 @@ def _renamed(case, **our_names):
 
 def small_beit(case="beit", **changes):
     return Beit(**_renamed(beit.CASES[case], img_size="image_size") | changes)
+
+
+def small_botnet(case="botnet", **changes):
+    """The residual branches have an effect from the start, unlike the architecture's default."""
+    options = dict(botnet.CASES[case])
+    keys = ("stage_depths", "embed_dims", "attention_every", "num_heads")
+    options |= dict(zip(keys, map(list, zip(*options.pop("stages"), strict=True)), strict=True))
+    options |= {"image_size": botnet.SIZES[case], "num_classes": 5, "zero_init_last": False}
+    return BoTNet(**options | changes)
 
 
 def small_cait(case="cait", **changes):
@@ -127,6 +142,19 @@ def small_crossvit(case="crossvit", **changes):
     stages = options["depth"]
     options |= {"depth": len(stages), "branch_depths": stages[0][:2]}
     return CrossViT(**options | changes)
+
+
+def small_cswin(**changes):
+    """The stripes don't divide the maps of the first and the third stage."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "embed_dim": 8,
+        "stage_depths": (1, 1, 2, 1),
+        "split_sizes": (5, 2, 3, 2),
+        "num_heads": (2, 2, 4, 4),
+    }
+    return CSwin(**options | changes)
 
 
 def small_eva(case="eva", **changes):
@@ -278,6 +306,18 @@ def small_swin(case="swin", **changes):
 def small_swinv2(case="swinv2", **changes):
     options = _renamed(swinv2.CASES[case], img_size="image_size", depths="stage_depths")
     return SwinTransformerV2(**options | changes)
+
+
+def small_t2t_vit(case="t2t_vit", **changes):
+    """Its Linears have ten times the architecture's weights: its first norm takes away the images'
+    size, so that they would hardly change a model as small as this.
+    """
+    options = _renamed(t2t_vit.CASES[case], tokens_type="token_type")
+    model = T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes)
+    for layer in model.sublayers():
+        if isinstance(layer, Linear):
+            layer.weight.set_value(10 * layer.weight)
+    return model
 
 
 def small_tinyvit(case="tinyvit", **changes):

@@ -38,6 +38,7 @@ CLAIMED = {
     "MobileOne": ("byobnet", "mobileone*"),
     "MobileViT": ("mobilevit", "*"),
     "HaloNet": ("byoanet", "*halo*"),
+    "BoTNet": ("byoanet", "botnet*"),
     "MLP-Mixer, gMLP, ResMLP": ("mlp_mixer", "*"),
     "ConvMixer": ("convmixer", "*"),
     "RegNet": ("regnet", "*"),

@@ -114,6 +114,8 @@ def graph(variant, flash=True):
         small |= {"parallel_depth": 2, "embed_dims": [16, 32, 32, 32]}
     if config.MODEL.TYPE.lower() == "volo":  # all but the first stage have one width
         small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
+    if config.MODEL.TYPE.lower() == "vip":  # multiples of the places along a side
+        small |= {"embed_dims": [32, 32, 48, 64]}
     if config.MODEL.TYPE.lower() == "topformer":  # a number for each of its five blocks
         small |= {"kernel_size": [3, 3, 3, 5, 3], "expand_ratio": [1, 4, 3, 3, 6]}
     # a graph can't change parameters in place
@@ -121,7 +123,7 @@ def graph(variant, flash=True):
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
     if config.MODEL.TYPE.lower() == "crossvit":  # two branches
         small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
-    if config.MODEL.TYPE.lower() == "halonet":  # one block a stage
+    if config.MODEL.TYPE.lower() in ("botnet", "halonet"):  # one block a stage
         small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
     # of the stem, seven blocks and the last convolution
     if config.MODEL.TYPE.lower() == "mobilevit":

@@ -40,6 +40,7 @@ class Narrow(nn.Layer):
     weight_names = None
     first_conv = "none"
     beside_first_conv = ()
+    window_side = None
 
     def __init__(self):
         super().__init__()

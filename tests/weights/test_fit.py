@@ -57,6 +57,7 @@ def test_tables_of_relative_positions_are_resized_to_their_layers_window(extra):
         first_conv="stem",
         named_sublayers=list,
         beside_first_conv=(),
+        window_side=None,
         **{k: SimpleNamespace(window_size=w) for k, w in windows.items()},
     )
     rows = {block: (2 * height - 1) * (2 * width - 1) for block, (height, width) in windows.items()}
@@ -315,6 +316,7 @@ def test_a_grid_of_as_many_places_stays_for_images_of_the_models_size():
         first_conv="stem",
         named_sublayers=list,
         beside_first_conv=(),
+        window_side=None,
         image_size=(16, 16),
         a=SimpleNamespace(window_size=(2, 8)),
     )

@@ -1,10 +1,14 @@
 """PaddleViT's side of tools/check_paddlevit.py, in a process of its own: PaddleViT's modules have
 the names of this toolkit's, which it imports none of.
 
-The arguments are one of PaddleViT's YAML files, in its place in a checkout, and a folder. Two files
-are written to the folder. One is weights.pdparams, with random weights. The other one is
-outputs.npz, with two images and their logits. The answer is a line of JSON with ``parameters`` and
-Paddle's version.
+The arguments are one of PaddleViT's YAML files, in its place in a checkout, a folder, and the type
+to compute in, float32 or float64. The answer is a line of JSON with ``parameters`` and Paddle's
+version. These files are written to the folder:
+
+- weights.pdparams, with random weights
+- outputs.npz, with two images and their logits
+- with float64, gradients.pdparams, with the gradients of a training step, and zeros for the tensors
+  that have none
 """
 
 import importlib
@@ -36,7 +40,21 @@ def build(folder: Path, file: Path) -> tuple[Any, nn.Layer]:
     functions = {suffix: (module, function) for module, function, suffix in found}
     suffix = "_v2" if config.MODEL.TYPE.lower().endswith("v2") and "_v2" in functions else ""
     module, function = functions[suffix]
-    return config, getattr(importlib.import_module(module), function)(config)
+    models = importlib.import_module(module)
+    mend(models)
+    return config, getattr(models, function)(config)
+
+
+def mend(module: Any) -> None:
+    """Mends what stops PaddleViT's own code in a module of models."""
+
+    def split_heads(attention: Any, x: paddle.Tensor) -> paddle.Tensor:
+        # PaddleViT's adds a list to a tuple of sizes.
+        width = attention.in_dim if attention.skip else attention.dim_head
+        return x.reshape([*x.shape[:-1], attention.num_heads, width]).transpose([0, 2, 1, 3])
+
+    if module.__name__ == "t2t_vit":
+        module.Attention.transpose_multihead = split_heads
 
 
 def batch_norms(model: nn.Layer) -> list[Any]:
@@ -78,8 +96,34 @@ def randomise(model: nn.Layer, images: paddle.Tensor) -> None:
     model.eval()
 
 
+def without_drops(model: nn.Layer) -> nn.Layer:
+    """Returns the model in training mode, with no dropout and no stochastic depth."""
+    for layer in model.sublayers():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+        elif hasattr(layer, "drop_prob"):
+            layer.drop_prob = 0.0
+    model.train()
+    return model
+
+
+def gradients(model: nn.Layer, images: paddle.Tensor) -> dict[str, np.ndarray]:
+    """Returns the gradients of the cross entropy for the labels 0 and 1; zeros for other tensors."""
+    logits = without_drops(model)(images)
+    nn.functional.cross_entropy(logits, paddle.to_tensor([0, 1])).backward()
+    found = {
+        name: np.zeros(tensor.shape, np.float32) for name, tensor in model.state_dict().items()
+    }
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            found[name] = np.float32(parameter.grad.numpy())
+    return found
+
+
 def main() -> None:
-    file, folder = (Path(argument).resolve() for argument in sys.argv[1:])
+    file = Path(sys.argv[1]).resolve()
+    folder = Path(sys.argv[2])
+    dtype = sys.argv[3]
     paddle.seed(0)
     config, model = build(file.parent.parent, file)
     model.eval()
@@ -88,9 +132,15 @@ def main() -> None:
     coarse = nn.functional.interpolate(paddle.randn([2, 3, 4, 4]), [side, side], mode="bilinear")
     images = coarse + 0.3 * paddle.randn([2, 3, side, side])
     randomise(model, images)
+    paddle.save(model.state_dict(), str(folder / "weights.pdparams"))
+    model.to(dtype=dtype)
+    # Some of the models make zeros as they compute.
+    paddle.set_default_dtype(dtype)
+    images = images.astype(dtype)
     with paddle.no_grad():
         logits = model(images)
-    paddle.save(model.state_dict(), str(folder / "weights.pdparams"))
+    if dtype == "float64":
+        paddle.save(gradients(model, images), str(folder / "gradients.pdparams"))
     np.savez(folder / "outputs.npz", images=images.numpy(), logits=logits.numpy())
     statistics = ("._mean", "._variance")
     parameters = sum(

@@ -7,11 +7,13 @@ from collections.abc import Collection
 # architecture whose names others have, too, comes after these.
 _NAMES = {
     "beit": r"blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.relative_position_bias_table",
+    "botnet": r"stages\.\d+\.\d+\.self_attn\.qkv\.weight",
     "cait": r"blocks_token_only\.\d+\.norm1\.weight",
     "coat": r"crpe\d\.conv_list\.0\.weight",
     "convmixer": r"blocks\.\d+\.0\.fn\.0\.weight",
     "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
+    "cswin": r"stage\d\.\d+\.attns\.0\.get_v\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "ff_only": r"pos_encoding\.cls_pos_embed",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
@@ -33,6 +35,7 @@ _NAMES = {
     "resnet": r"layer1\.0\.conv1\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
+    "t2t_vit": r"tokens_to_token\.project\.weight",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
     "topformer": r"stages\.\d+\.\d+\.conv2_kxk\.conv\.weight",
     "vip": r"network\.\d+\.\d+\.attn\.mlp_h\.weight",
