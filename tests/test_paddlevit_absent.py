@@ -14,7 +14,6 @@ from settings.paddlevit.reading import families
 # The TYPE of each family's files (of every year), one of its names, and a key that this toolkit
 # doesn't have.
 ABSENT = [
-    ("ConvMLP", "ConvMLP", "convmlp_l", ""),
     ("CvT", "CvT", "cvt-13-224x224", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),

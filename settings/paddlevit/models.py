@@ -228,6 +228,14 @@ def _of_repmlp(settings: _Settings, path: Path) -> _Settings:
     return {}
 
 
+def _of_convmlp(settings: _Settings, path: Path) -> _Settings:
+    """Translates ConvMLP, whose CHANNELS are those of its stage of convolutions."""
+    return {
+        "MODEL.STAGE_DEPTHS": settings.pop("MODEL.MIXER.BLOCKS"),
+        "MODEL.STEM_DIM": settings.pop("MODEL.MIXER.CHANNELS"),
+    }
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
@@ -237,4 +245,5 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "MIXER.SEGMENT_DIM": _of_vip,
     "CFGS": _of_topformer,
     "HEIGHTS": _of_repmlp,
+    "MIXER.N_CONV_BLOCKS": _of_convmlp,
 }

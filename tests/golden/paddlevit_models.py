@@ -49,6 +49,14 @@ CASES = {
 DATA: {IMAGE_SIZE: 64, FMAP_SIZE: "(4, 4)"}
 MODEL: {TYPE: BoTNet, NUM_CLASSES: 5}
 """, small=False),
+    "convmlp": Case("ConvMLP", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: ConvMLP
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  MIXER: {BLOCKS: [1, 2, 1], DIMS: [12, 16, 24], MLP_RATIOS: [2, 3, 2], CHANNELS: 8, N_CONV_BLOCKS: 2}
+"""),
     "cswin": Case("CSwin", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:

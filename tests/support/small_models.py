@@ -40,6 +40,7 @@ from models.botnet import BoTNet
 from models.cait import Cait
 from models.coat import CoaT
 from models.convmixer import ConvMixer
+from models.convmlp import ConvMLP
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
@@ -117,6 +118,18 @@ def small_coat(case="coat", **changes):
 def small_convmixer(case="convmixer", **changes):
     options = _renamed(convmixer.CASES[case], dim="embed_dim")
     return ConvMixer(convmixer.SIZES[case], **options | changes)
+
+
+def small_convmlp(**changes):
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 2, 1),
+        "embed_dims": (12, 16, 24),
+        "mlp_ratio": (2, 3, 2),
+        "stem_dim": 8,
+    }
+    return ConvMLP(**options | changes)
 
 
 def small_convnext(case="convnext", **changes):

@@ -11,6 +11,7 @@ _NAMES = {
     "cait": r"blocks_token_only\.\d+\.norm1\.weight",
     "coat": r"crpe\d\.conv_list\.0\.weight",
     "convmixer": r"blocks\.\d+\.0\.fn\.0\.weight",
+    "convmlp": r"stages\.\d+\.blocks\.\d+\.channel_mlp1\.fc1\.weight",
     "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "cswin": r"stage\d\.\d+\.attns\.0\.get_v\.weight",
