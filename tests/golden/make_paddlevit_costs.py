@@ -8,6 +8,7 @@ PADDLEVIT is a checkout of BR-IDL/PaddleViT. Its model is called with one image,
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import paddle
 
 FILE = Path(__file__).with_name("costs.json")
+# Parameters of PaddleViT's that the authors and this toolkit don't train: they are no parameters here.
+FIXED = re.compile(r"t2t_vit\.(pos_embed|patch_embed\.attn\d\.w)")
 
 
 def counted(file: Path) -> dict[str, object]:
@@ -37,11 +40,14 @@ def counted(file: Path) -> dict[str, object]:
         if isinstance(layer, (paddle.nn.LayerNorm, paddle.nn.GroupNorm, paddle.nn.BatchNorm2D))
     }
     # Paddle's batch norms have their statistics among their parameters.
-    statistics = sum(2 * norm._num_features for norm in reference.batch_norms(model))
+    others = sum(2 * norm._num_features for norm in reference.batch_norms(model))
+    for name, parameter in model.named_parameters():
+        if FIXED.fullmatch(f"{type(model).__module__}.{name}"):
+            others += parameter.size
     return {
         "PaddleViT": file.stem,
         "images": images,
-        "parameters": sum(layer.parameters for layer in layers) - statistics,
+        "parameters": sum(layer.parameters for layer in layers) - others,
         "flops": sum(layer.macs for layer in layers),
         "unseen": 0,
         "of_norms": sum(layer.macs for layer in layers if layer.name in norms),
