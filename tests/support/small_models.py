@@ -44,6 +44,7 @@ from models.convmlp import ConvMLP
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
+from models.cyclemlp import CycleMLP
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
@@ -168,6 +169,17 @@ def small_cswin(**changes):
         "num_heads": (2, 2, 4, 4),
     }
     return CSwin(**options | changes)
+
+
+def small_cyclemlp(**changes):
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2, 1),
+        "embed_dims": (8, 12, 16, 20),
+        "mlp_ratio": (2, 3, 2, 2),
+    }
+    return CycleMLP(**options | changes)
 
 
 def small_eva(case="eva", **changes):
