@@ -12,8 +12,8 @@ embeddings   images of a folder in the plane, by t-SNE, with classes
 positions    the learnt position embeddings; needs no image
 predictions  a grid of images with their classes, or of -mistakes
 
-attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, CSwin, HaloNet,
-PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3.
+attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, CSwin, CvT,
+HaloNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3.
 positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, VOLO, Hiera. The other
 pictures can be drawn for every architecture.
 
