@@ -15,7 +15,6 @@ from settings.paddlevit.reading import families
 # doesn't have.
 ABSENT = [
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
-    ("CvT", "CvT", "cvt-13-224x224", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
     ("HVT", "hvt", "hvt_s0_patch16_224", ""),

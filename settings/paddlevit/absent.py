@@ -42,7 +42,6 @@ class _Task(NamedTuple):
 
 _FAMILIES = (
     _Family("ConvMLP", types="convmlp", models="convmlp_"),
-    _Family("CvT", types="cvt", models="cvt[-_]"),
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
     _Family("Focal Transformer", types="focal", models="focal_"),
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),

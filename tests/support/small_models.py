@@ -43,6 +43,7 @@ from models.convmixer import ConvMixer
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
+from models.cvt import CvT
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
@@ -154,6 +155,17 @@ def small_cswin(**changes):
         "num_heads": (2, 2, 4, 4),
     }
     return CSwin(**options | changes)
+
+
+def small_cvt(**changes):
+    options = {
+        "image_size": 48,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2),
+        "embed_dims": (8, 16, 24),
+        "num_heads": (1, 2, 3),
+    }
+    return CvT(**options | changes)
 
 
 def small_eva(case="eva", **changes):

@@ -14,6 +14,7 @@ _NAMES = {
     "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "cswin": r"stage\d\.\d+\.attns\.0\.get_v\.weight",
+    "cvt": r"stage\d\.blocks\.\d+\.attn\.conv_proj_q\.conv\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "ff_only": r"pos_encoding\.cls_pos_embed",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
