@@ -14,14 +14,12 @@ from settings.paddlevit.reading import families
 # The TYPE of each family's files (of every year), one of its names, and a key that this toolkit
 # doesn't have.
 ABSENT = [
-    ("ConvMLP", "ConvMLP", "convmlp_l", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
     ("HVT", "hvt", "hvt_s0_patch16_224", ""),
     ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
     ("MobileFormer", "MobileFormer", "mobileformer_151m", ""),
-    ("RepMLP", "RepMLP", "repmlp_b_224", ""),
-    ("RepMLP", "RepMLP_ResNet", "repmlp_b_256", ""),
+    ("RepMLP", "RepMLP_ResNet", "repmlpres50_light_224_train", ""),
     ("ResT", "ResT", "rest_base", ""),
     ("ResT", "ResT_V2", "restv2_small", ""),
     (

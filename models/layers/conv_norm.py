@@ -60,5 +60,9 @@ class SqueezeExcite(nn.Layer):
         self.fc2 = Conv2D(hidden_dim, dim, 1)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return scale_planes(x, self.factors(x))
+
+    def factors(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the factors [B, dim, 1, 1] of x [B, dim, H, W]."""
         means = mean_of_places(x).unsqueeze([-1, -2])
-        return scale_planes(x, F.sigmoid(self.fc2(relu(self.fc1(means)))))
+        return F.sigmoid(self.fc2(relu(self.fc1(means))))

@@ -245,6 +245,27 @@ def _of_cvt(settings: _Settings, path: Path) -> _Settings:
     }
 
 
+def _of_repmlp(settings: _Settings, path: Path) -> _Settings:
+    """Translates RepMLP, whose linear layers read whole maps here, as in all of PaddleViT's files."""
+    sides = [settings["DATA.IMAGE_SIZE"] // (4 * 2**stage) for stage in range(4)]
+    for key in ("HEIGHTS", "WIDTHS"):
+        found = settings.pop(f"MODEL.{key}")
+        if found != sides:
+            raise InputError(
+                f"{path}: {key} is {printable(str(found), 100)}, expected the places along a side of each"
+                f" stage's maps: {sides}"
+            )
+    return {}
+
+
+def _of_convmlp(settings: _Settings, path: Path) -> _Settings:
+    """Translates ConvMLP, whose CHANNELS are those of its stage of convolutions."""
+    return {
+        "MODEL.STAGE_DEPTHS": settings.pop("MODEL.MIXER.BLOCKS"),
+        "MODEL.STEM_DIM": settings.pop("MODEL.MIXER.CHANNELS"),
+    }
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
@@ -254,4 +275,6 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "MIXER.SEGMENT_DIM": _of_vip,
     "CFGS": _of_topformer,
     "DIM_EMBED": _of_cvt,
+    "HEIGHTS": _of_repmlp,
+    "MIXER.N_CONV_BLOCKS": _of_convmlp,
 }

@@ -42,6 +42,7 @@ _ALIASES = {
     "LAYERS": "DEPTH", "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO",
     "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
     "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY", "CHANNELS": "EMBED_DIMS",
+    "NUM_BLOCKS": "STAGE_DEPTHS",
 }  # fmt: skip
 # The keys of TASK mae, by PaddleViT's of its pre-training.
 _MAE_KEYS = {

@@ -49,6 +49,14 @@ CASES = {
 DATA: {IMAGE_SIZE: 64, FMAP_SIZE: "(4, 4)"}
 MODEL: {TYPE: BoTNet, NUM_CLASSES: 5}
 """, small=False),
+    "convmlp": Case("ConvMLP", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: ConvMLP
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  MIXER: {BLOCKS: [1, 2, 1], DIMS: [12, 16, 24], MLP_RATIOS: [2, 3, 2], CHANNELS: 8, N_CONV_BLOCKS: 2}
+"""),
     "cswin": Case("CSwin", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:
@@ -111,6 +119,16 @@ MODEL:
   FFN_RATIO: 2.0
   DW_RATIO: 1.5
   SMALL_KERNEL: null
+"""),
+    "repmlp": Case("RepMLP", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: RepMLP
+  CHANNELS: [8, 12, 16, 24]
+  NUM_BLOCKS: [1, 1, 2, 1]
+  HEIGHTS: [16, 8, 4, 2]
+  WIDTHS: [16, 8, 4, 2]
+  SHARESETS_NUMS: [2, 2, 4, 8]
 """),
     "t2t_vit": Case("T2T_ViT", """
 DATA: {IMAGE_SIZE: 48}

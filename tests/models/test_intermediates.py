@@ -97,8 +97,8 @@ def test_the_last_norm_leads_to_the_features(kind):
     last_norm = getattr(model, "norm", paddle.nn.Identity())
     if kind == "crossvit":
         expected = [True] * count  # each branch has a norm
-    elif kind == "coat":
-        expected = [False] * (count - 1) + [True]  # its norms have other names
+    elif kind in ("coat", "repmlp"):
+        expected = [False] * (count - 1) + [True]  # their norms have other names
     elif kind == "volo":
         expected = [False] + [True] * (count - 1)  # all stages but the first have one width
     elif kind in TOKENS_ALONE or isinstance(last_norm, paddle.nn.Identity):

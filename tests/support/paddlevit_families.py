@@ -99,6 +99,16 @@ FAMILIES = {
         {**RECIPE, "TRAIN.AUTO_AUGMENT": "original-mstd0.5", "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.LR_SCALED": "base"}
         | {"MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.EMBED_DIMS": [128, 256, 512, 1024], "MODEL.SMALL_KERNEL": None},
     ),
+    "{TYPE: RepMLP, NUM_BLOCKS: [1, 2, 3, 4], CHANNELS: [8, 8, 32, 128]}": (
+        "repmlp",
+        {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 2, 3, 4], "MODEL.EMBED_DIMS": [8, 8, 32, 128], "DATA.DROP_LAST": False}
+        | {"TRAIN.WEIGHT_DECAY": 0.1, "DATA.INTERPOLATION": "bilinear", "TRAIN.INTERPOLATION": "bicubic"},
+    ),
+    "{TYPE: ConvMLP, MIXER: {BLOCKS: [1, 2, 3], CHANNELS: 24}}": (
+        "convmlp",
+        {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 2, 3], "MODEL.EMBED_DIMS": [128, 256, 512], "MODEL.MLP_RATIO": [2, 2, 2]}
+        | {"MODEL.STEM_DIM": 24, "MODEL.N_CONV_BLOCKS": 2, "MODEL.DROPPATH": 0.1, "TRAIN.WEIGHT_DECAY": 0.1},
+    ),
     # by their names of 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),

@@ -40,6 +40,7 @@ from models.botnet import BoTNet
 from models.cait import Cait
 from models.coat import CoaT
 from models.convmixer import ConvMixer
+from models.convmlp import ConvMLP
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
@@ -62,6 +63,7 @@ from models.poolformer import PoolFormer
 from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
 from models.replknet import RepLKNet
+from models.repmlp import RepMLPNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
@@ -117,6 +119,18 @@ def small_coat(case="coat", **changes):
 def small_convmixer(case="convmixer", **changes):
     options = _renamed(convmixer.CASES[case], dim="embed_dim")
     return ConvMixer(convmixer.SIZES[case], **options | changes)
+
+
+def small_convmlp(**changes):
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 2, 1),
+        "embed_dims": (12, 16, 24),
+        "mlp_ratio": (2, 3, 2),
+        "stem_dim": 8,
+    }
+    return ConvMLP(**options | changes)
 
 
 def small_convnext(case="convnext", **changes):
@@ -273,6 +287,18 @@ def small_regnet(case="regnety", **changes):
         "se_ratio": regnet.CASES[case]["se_ratio"],
     }
     return RegNet(regnet.SIZES[case], **options | changes)
+
+
+def small_repmlp(**changes):
+    """The convolutions start louder than the authors': images have an effect without training."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2, 1),
+        "embed_dims": (8, 12, 16, 24),
+        "sharesets_nums": (1, 2, 4, 8),
+    }
+    return RepMLPNet(**options | changes).apply(init_convolution)
 
 
 def small_replknet(**changes):
