@@ -38,6 +38,7 @@ from settings.keys import (
     FilePath,
     MixAlpha,
     Number,
+    PaddedCropShare,
     Part,
     Positive,
     Processes,
@@ -213,8 +214,9 @@ class DATA(Section):
     # depth. 8-bit values are divided by 255 and 16-bit values by 65535. Floats stay as stored.
     IMAGE_DTYPE: Literal["auto", "float32"] = "auto"
 
-    # Evaluation: the share of the resized side that the central crop keeps, 0.1 to 1.
-    CROP_PCT: CropShare = key(0.875, is_not("DATA.CROP_MODE", "short", "own"))
+    # Evaluation: the share of the resized side that the central crop keeps. Above 1, up to 2: images
+    # are resized to less than IMAGE_SIZE, and padded with black.
+    CROP_PCT: PaddedCropShare = key(0.875, is_not("DATA.CROP_MODE", "short", "own"))
 
     # Evaluation: resize the short side, then crop. "squash": resize both sides, then crop.
     # Segmentation: "short" resizes the image until it covers IMAGE_SIZE and crops nothing; "own"

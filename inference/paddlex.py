@@ -70,6 +70,10 @@ def check_paddlex(config: Configuration, kind: str, task: str) -> None:
     if height != width and data.CROP_MODE != "squash":
         size = f"until they cover {height} x {width} pixels (DATA.CROP_MODE {data.CROP_MODE})"
         raise InputError(f"-format {kind}: its client can't resize images {size}; {advice}")
+    if data.CROP_PCT > 1:
+        raise InputError(
+            f"-format {kind}: its client can't pad images (DATA.CROP_PCT {data.CROP_PCT}); {advice}"
+        )
 
 
 class Probabilities(nn.Layer):

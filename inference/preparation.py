@@ -96,9 +96,11 @@ class Preparation(nn.Layer):
             size: the pixels of the crop.
         """
         out = (paddle.arange(size, dtype="int64") + crop_begin(to - size)).unsqueeze(1)
+        # Beyond the resized image the crop is black.
+        is_inside = ((out >= 0) & (out < to)).astype("float32")
         source = paddle.arange(side, dtype="int64").unsqueeze(0)
         if self.kernel == "nearest":
-            return (source == (2 * out + 1) * side // (2 * to)).astype("float32")
+            return (source == (2 * out + 1) * side // (2 * to)).astype("float32") * is_inside
         # The distance between the centres of two pixels, in pixels of the image or of the resized
         # image, whichever are larger. It is computed in whole numbers, which are exact.
         offset = ((2 * source + 1) * to - (2 * out + 1) * side).astype("float32")
@@ -108,15 +110,20 @@ class Preparation(nn.Layer):
             weights = bicubic(distance)
         else:
             weights = (1 - distance).clip(min=0)
-        return weights / weights.sum(1, keepdim=True)
+        weights = weights * is_inside
+        return weights / (weights.sum(1, keepdim=True) + (1 - is_inside))
 
 
 def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:
-    """Returns where a central crop begins, at half of the spare pixels: int64. Halves are rounded
-    to the even neighbour, as in Python.
+    """Returns where a central crop begins, at half of the spare pixels: int64.
+
+    Halves are rounded to the even neighbour, as in Python. Where pixels are missing, the crop
+    begins before the image, by half of them rounded down.
     """
+    missing = (-spare).clip(min=0)
+    spare = spare.clip(min=0)
     half = spare // 2
-    return half + (spare - 2 * half) * (half - half // 2 * 2)
+    return half + (spare - 2 * half) * (half - half // 2 * 2) - missing // 2
 
 
 def _rounded(x: paddle.Tensor) -> paddle.Tensor:

@@ -27,11 +27,16 @@ class FiveCrops(EvalTransform):
     """The transform of an evaluation, but with five crops: [5, H, W, C], the central one first.
 
     Raises:
-        InputError: images are resized to the crop's size, so that all crops are the same.
+        InputError: images are resized to the crop's size or less, so that all crops are the same.
     """
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
+        if config.DATA.CROP_PCT > 1:
+            raise InputError(
+                f"-tta: with DATA.CROP_PCT {config.DATA.CROP_PCT} an image is smaller than the crop,"
+                " which then has one place; take -tta flip, or -o DATA.CROP_PCT 0.9"
+            )
         if config.DATA.CROP_MODE == "squash" and self.resize_to == self.size:
             raise InputError(
                 "-tta: an image that is squashed to the crop's size has one crop; take -tta flip,"

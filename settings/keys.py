@@ -162,6 +162,13 @@ CropShare = Annotated[
         "0.1 <= value <= 1: images are resized to IMAGE_SIZE / it", lambda value: 0.1 <= value <= 1
     ),
 ]
+# Likewise of an evaluation, which pads an image that is smaller than the crop.
+PaddedCropShare = Annotated[
+    float,
+    Range(
+        "0.1 <= value <= 2: images are resized to IMAGE_SIZE / it", lambda value: 0.1 <= value <= 2
+    ),
+]
 MixAlpha = Annotated[
     float, Range("0 (off), or 0.001 to 1000", lambda value: not value or 0.001 <= value <= 1000)
 ]

@@ -13,7 +13,7 @@ positions    the learnt position embeddings; needs no image
 predictions  a grid of images with their classes, or of -mistakes
 
 attention: ViT, DeiT, BEiT, EVA-02, DINOv3, T2T-ViT, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2,
-CSwin, HaloNet, BoTNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer. rollout: ViT, DeiT,
+CSwin, HaloNet, BoTNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer, CvT. rollout: ViT, DeiT,
 BEiT, EVA-02, DINOv3, T2T-ViT. positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin,
 Swin V2, VOLO, Hiera, T2T-ViT. The other pictures can be drawn for every architecture.
 

@@ -9,6 +9,7 @@ from paddle import nn
 from errors import InputError
 from models.base import ImageModel
 from models.cswin import StripeAttention
+from models.cvt import Attention as HalvedAttention
 from models.halonet import HaloAttention
 from models.layers.attention import attention_layers, attention_weights
 from models.layers.class_attention import ClassAttention
@@ -52,7 +53,7 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     (CSWin) and mask units (Hiera), tokens attend only to those of the same window. So each window
     has its own part of the map, with the same sum. The places of a patch (MobileViT) are put
     together in the same way. Overlapping windows (HaloNet) are added. A key that stands for several
-    places (PVTv2) gives its weight to each of them.
+    places (PVTv2, CvT) gives its weight to each of them.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -156,6 +157,8 @@ def _received_weights(
         return _add_windows(layer, weights.mean(2), shape[2:4])
     if isinstance(model, MobileViT):
         return _interleave(weights.mean(2), *model.grid(weights.shape[3]))
+    if isinstance(layer, HalvedAttention):
+        return _double_keys(weights[0], shape[1:3])
     if isinstance(layer, ReducedAttention):
         return _spread_keys(layer, weights[0].mean(1), shape[1:3])
     if isinstance(layer, MaskUnitAttention):
@@ -248,6 +251,20 @@ def _interleave(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """
     maps = weights.reshape(PATCH, PATCH, -1, rows, columns).transpose(2, 3, 0, 4, 1)
     return maps.reshape(-1, rows * PATCH, columns * PATCH)
+
+
+def _double_keys(weights: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
+    """Returns for each place of ``grid`` the weight of CvT's key, which stands for 2 x 2 places. A
+    class token's weights are drawn if there is one, else those of all places' mean.
+
+    Shape: [H, queries, keys] -> [H, rows, columns].
+    """
+    rows, columns = grid
+    halves = ((rows + 1) // 2, (columns + 1) // 2)
+    prefix = weights.shape[2] - halves[0] * halves[1]
+    keys = weights[:, 0] if prefix else weights.mean(1)
+    maps = keys[:, prefix:].reshape(-1, *halves)
+    return maps.repeat(2, 1).repeat(2, 2)[:, :rows, :columns]
 
 
 def _spread_keys(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:

@@ -11,7 +11,7 @@ from inference.pictures import Picture, Pictures
 from inference.predictor import Prediction, Predictor
 from inference.visualization.draw import Box, enlarge
 from loading.transforms import Bands, EncodedImage, Normalize
-from loading.transforms.image import before_crop, covering
+from loading.transforms.image import before_crop, covering, crop_begin
 from models.base import ImageModel
 from settings.configuration import pair
 from settings.suggestions import nearest
@@ -101,8 +101,8 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     base = enlarge(np.asarray(whole))
 
     # The crop's edges, from pixels of the resized image to pixels of the picture.
-    left = round((width - crop_width) / 2)
-    top = round((height - crop_height) / 2)
+    left = crop_begin(width, crop_width)
+    top = crop_begin(height, crop_height)
     drawn_height, drawn_width = base.shape[:2]
     box = (
         left * drawn_width / width,

@@ -282,7 +282,8 @@ class EvalTransform:
 
     The image is resized to IMAGE_SIZE / CROP_PCT. DATA.CROP_MODE "center" keeps the ratio
     (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
-    (the evaluation of Swin and ConvNeXt at 384). "short" resizes as "center" does at CROP_PCT 1.0
+    (the evaluation of Swin and ConvNeXt at 384). With a CROP_PCT above 1, the crop is larger than the
+    image and padded with black. "short" resizes as "center" does at CROP_PCT 1.0
     and crops nothing, and "own" keeps the image's size: the pixels of two images may then differ
     in size. With DATA.EVAL_SIZE, nothing is cropped either. Only DATA.CORRUPTION draws from the
     generator. It changes the image alone.
@@ -393,14 +394,30 @@ def _keep(
 def _resize(
     image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None
 ) -> np.ndarray:
-    """Returns an image at ``size`` (width, height), or the ``centre`` (height, width) of that."""
-    window = None
-    if centre is not None:
-        height, width = centre
-        left = round((size[0] - width) / 2)
-        top = round((size[1] - height) / 2)
-        window = left, top, left + width, top + height
-    return resized_crop(image, (0, 0, image.size[0], image.size[1]), size, resample, window)
+    """Returns an image at ``size`` (width, height), or the ``centre`` (height, width) of that.
+
+    Where the centre is larger than the image, it is padded with zeros, which are black.
+    """
+    box = (0, 0, image.size[0], image.size[1])
+    if centre is None:
+        return resized_crop(image, box, size, resample)
+    height, width = centre
+    left = crop_begin(size[0], width)
+    top = crop_begin(size[1], height)
+    window = max(left, 0), max(top, 0), min(left + width, size[0]), min(top + height, size[1])
+    pixels = resized_crop(image, box, size, resample, window)
+    if pixels.shape[:2] == centre:
+        return pixels
+    padded = np.zeros((height, width, *pixels.shape[2:]), pixels.dtype)
+    above = max(-top, 0)
+    before = max(-left, 0)
+    padded[above : above + pixels.shape[0], before : before + pixels.shape[1]] = pixels
+    return padded
+
+
+def crop_begin(side: int, crop: int) -> int:
+    """Returns where a central crop of a side begins, as in torchvision: below 0 if it is longer."""
+    return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
 
 
 # How an evaluation resizes an image, by DATA.CROP_MODE.

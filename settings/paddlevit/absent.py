@@ -41,7 +41,6 @@ class _Task(NamedTuple):
 
 
 _FAMILIES = (
-    _Family("CvT", types="cvt", models="cvt[-_]"),
     _Family("Focal Transformer", types="focal", models="focal_"),
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),
     _Family("MobileFormer", types="mobileformer", models="mobileformer_"),

@@ -215,6 +215,36 @@ def pyramid_keys(settings: TrackedSettings, section: str, channels: str) -> _Set
     }
 
 
+def _of_cvt(settings: _Settings, path: Path) -> _Settings:
+    """Translates CvT, of which each stage has rates and maybe a class token of its own."""
+    tokens = settings.pop("MODEL.CLS_TOKEN")
+    drops = settings.pop("MODEL.DROP_RATE")
+    attention_drops = settings.pop("MODEL.ATTN_DROP_RATE")
+    rates = settings.pop("MODEL.DROP_PATH_RATE")
+    stages = settings.pop("MODEL.NUM_STAGES")
+    lists = [tokens, drops, attention_drops, rates]
+    is_known = all(isinstance(values, list) and len(values) == stages > 0 for values in lists)
+    if is_known:
+        is_known = not any(tokens[:-1]) and not any(rates[:-1])
+        is_known = is_known and len(set(drops)) == 1 and len(set(attention_drops)) == 1
+    if not is_known:
+        found = (
+            f"CLS_TOKEN {tokens}, DROP_RATE {drops}, ATTN_DROP_RATE {attention_drops},"
+            f" DROP_PATH_RATE {rates}"
+        )
+        raise InputError(
+            f"{path}: {printable(found, 200)}: expected NUM_STAGES {stages} values each, a class token"
+            " and drop path in the last stage alone, and equal rates of dropout"
+        )
+    return {
+        "MODEL.EMBED_DIMS": settings.pop("MODEL.DIM_EMBED"),
+        "MODEL.CLASS_TOKEN": tokens[-1],
+        "MODEL.DROPOUT": drops[-1],
+        "MODEL.ATTENTION_DROPOUT": attention_drops[-1],
+        "MODEL.DROPPATH": rates[-1],
+    }
+
+
 def _of_repmlp(settings: _Settings, path: Path) -> _Settings:
     """Translates RepMLP, whose linear layers read whole maps here, as in all of PaddleViT's files."""
     sides = [settings["DATA.IMAGE_SIZE"] // (4 * 2**stage) for stage in range(4)]
@@ -244,6 +274,7 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "STAGE1_BLOCK": _of_halonet,
     "MIXER.SEGMENT_DIM": _of_vip,
     "CFGS": _of_topformer,
+    "DIM_EMBED": _of_cvt,
     "HEIGHTS": _of_repmlp,
     "MIXER.N_CONV_BLOCKS": _of_convmlp,
 }

@@ -77,6 +77,30 @@ MODEL:
   EMBED_DIMS: [8, 12, 16, 20]
   MLP_RATIOS: [2, 3, 2, 2]
 """),
+    "cvt": Case("CvT", """
+DATA: {IMAGE_SIZE: 48}
+MODEL:
+  TYPE: CvT
+  NUM_CLASSES: 5
+  DIM_EMBED: [8, 16, 32]
+  DEPTH: [1, 1, 2]
+  NUM_HEADS: [1, 2, 4]
+  DROP_PATH_RATE: [0.0, 0.0, 0.0]
+"""),
+    "cvt_mean": Case("CvT", """
+DATA: {IMAGE_SIZE: 36}
+MODEL:
+  TYPE: CvT
+  NUM_CLASSES: 5
+  PATCH_SIZE: [5, 2, 3]
+  PATCH_STRIDE: [3, 2, 2]
+  PATCH_PADDING: [1, 0, 1]
+  DIM_EMBED: [8, 8, 16]
+  DEPTH: [1, 1, 1]
+  NUM_HEADS: [2, 2, 4]
+  DROP_PATH_RATE: [0.0, 0.0, 0.0]
+  CLS_TOKEN: [False, False, False]
+"""),
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}

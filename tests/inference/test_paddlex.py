@@ -289,6 +289,11 @@ def test_one_threshold_serves_where_each_class_has_its_own():
             r"can't resize images until they cover 32 x 48 pixels",
         ),
         (
+            ["DATA.CROP_PCT", "1.15"],
+            "classification",
+            r"can't pad images \(DATA.CROP_PCT 1.15\)",
+        ),
+        (
             [],
             "masked",
             "is for models of classes, and TASK masked gives none; use -format",

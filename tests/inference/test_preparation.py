@@ -43,6 +43,8 @@ WHOLE = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE"]
         ["DATA.CROP_MODE", "squash"],
         ["DATA.CROP_PCT", "0.9"],
         ["DATA.CROP_PCT", "0.72"],
+        ["DATA.CROP_PCT", "1.15"],
+        ["DATA.CROP_PCT", "1.4", "DATA.CROP_MODE", "squash"],
         [*WHOLE, "short"],
         [*WHOLE, "short", "DATA.IMAGE_SIZE", "50x90"],
         [*WHOLE, "own"],

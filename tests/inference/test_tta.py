@@ -62,3 +62,13 @@ def test_one_crop_isnt_five(tmp_path):
         match="an image that is squashed to the crop's size has one crop; take -tta flip",
     ):
         list(predictor.stream([PHOTOGRAPH], tta="five"))
+
+
+def test_a_padded_image_has_one_crop(tmp_path):
+    predictor = Predictor(
+        photographs.write_weights(tmp_path / "model.safetensors"),
+        options=["DATA.CROP_PCT", "1.15"],
+    )
+    with pytest.raises(InputError, match="an image is smaller than the crop, which then has one"):
+        list(predictor.stream([PHOTOGRAPH], tta="ten"))
+    assert len(list(predictor.stream([PHOTOGRAPH], tta="flip"))) == 1

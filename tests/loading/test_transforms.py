@@ -45,6 +45,42 @@ def test_evaluation_resizes_the_short_side_and_cuts_the_centre(width, height):
     assert (found == np.asarray(resized.crop((left, top, left + 32, top + 32)))).all()
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 61), (37, 37), (34, 33)])
+def test_a_crop_that_is_larger_than_the_image_is_padded_with_black(width, height, mode):
+    """As by torchvision's CenterCrop, which timm uses for VOLO-D5 at 512 x 512."""
+    image = picture(width, height).convert(mode)
+    words = ["DATA.CROP_PCT", "1.15"]
+    if mode == "L":
+        words += [
+            "DATA.IMAGE_CHANNELS",
+            "1",
+            "DATA.IMAGENET_MEAN",
+            "[0.5]",
+            "DATA.IMAGENET_STD",
+            "[0.5]",
+        ]
+    found = EvalTransform(configured(*words))(image)
+    short = 27  # floor(32 / 1.15)
+    w, h = (short, short * height // width) if width <= height else (short * width // height, short)
+    resized = image.resize((w, h), Image.Resampling.BICUBIC)
+    black = Image.new(mode, (max(w, 32), max(h, 32)))
+    # Of five missing pixels, two are before the image.
+    black.paste(resized, ((black.width - w) // 2, (black.height - h) // 2))
+    left, top = round((black.width - 32) / 2), round((black.height - 32) / 2)
+    expected = np.asarray(black.crop((left, top, left + 32, top + 32)))
+    assert (found == expected.reshape(found.shape)).all()
+    assert not found[:2].any() or not found[:, :2].any()
+
+
+def test_a_squashed_image_is_padded_on_all_sides():
+    words = ["DATA.CROP_PCT", "1.15", "DATA.CROP_MODE", "squash"]
+    found = EvalTransform(configured(*words))(picture(60, 40))
+    expected = np.zeros((32, 32, 3), np.uint8)
+    expected[2:29, 2:29] = np.asarray(picture(60, 40).resize((27, 27), Image.Resampling.BICUBIC))
+    assert (found == expected).all()
+
+
 @pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 61), (37, 37), (20, 30)])
 @pytest.mark.parametrize(("share", "side"), [("1.0", 32), ("0.875", 36), ("0.9", 35)])
 def test_squashed_evaluation_resizes_both_sides(width, height, share, side):

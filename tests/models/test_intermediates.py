@@ -13,7 +13,7 @@ from models.base import ImageModel
 from weights.layout import sublayer
 
 FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone", "botnet", "halonet"}
-TOKENS_ALONE = {"pit"}  # are the features
+TOKENS_ALONE = {"cvt", "pit"}  # are the features
 CLASS_TOKEN_LAST = {
     "cait",
     "volo",
@@ -101,8 +101,8 @@ def test_the_last_norm_leads_to_the_features(kind):
         expected = [False] * (count - 1) + [True]  # their norms have other names
     elif kind == "volo":
         expected = [False] + [True] * (count - 1)  # all stages but the first have one width
-    elif kind == "pit" or isinstance(last_norm, paddle.nn.Identity):
-        expected = [False] * count  # PiT's norm is of the prefix tokens
+    elif kind in TOKENS_ALONE or isinstance(last_norm, paddle.nn.Identity):
+        expected = [False] * count  # PiT's and CvT's norm is of the prefix tokens
     else:
         blocks_of_one_shape = len({tuple(one.shape) for one in plain}) == 1
         expected = [blocks_of_one_shape] * (count - 1) + [True]
@@ -110,7 +110,8 @@ def test_the_last_norm_leads_to_the_features(kind):
     rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
     features = branches(features)[-1]
     if kind in TOKENS_ALONE:
-        assert features.shape == [2, model.num_prefix_tokens, model.num_features]
+        # CvT's last stage alone has a class token.
+        assert features.shape == [2, model.num_prefix_tokens or 1, model.num_features]
         return
     if kind in CHANGED_LATER:
         assert features.shape == [2, 1 + rows.shape[1] * rows.shape[2], model.num_features]
@@ -143,7 +144,7 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     np.testing.assert_array_equal(found[0].numpy(), whole[0].numpy())
     features = branches(features)[0]
     assert features.shape[0] == 2
-    places = 0 if kind in TOKENS_ALONE else paddle.numel(found[0])
+    places = 0 if kind == "pit" else paddle.numel(found[0])
     tokens = model.num_prefix_tokens + (kind in ("cait", "xcit"))
     assert paddle.numel(features) == places + 2 * tokens * found[0].shape[1]
 

@@ -77,6 +77,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.SPLIT_SIZES": [1, 2, 7, 7], "MODEL.STAGE_DEPTHS": [2, 2, 6, 2], "MODEL.PAD_TOKENS": False}
         | {"MODEL.NUM_HEADS": [4, 8, 16, 32], "TRAIN.BASE_LR": 2e-3, "TRAIN.GRAD_CLIP": 5.0},
     ),
+    "{TYPE: CvT, DEPTH: [1, 4, 16], DROP_PATH_RATE: [0.0, 0.0, 0.3], DROP_RATE: [0.1, 0.1, 0.1]}": (
+        "cvt",
+        {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 4, 16], "MODEL.EMBED_DIMS": [64, 192, 384], "MODEL.DROPPATH": 0.3}
+        | {"MODEL.DROPOUT": 0.1, "MODEL.CLASS_TOKEN": True, "MODEL.PATCH_SIZE": [7, 3, 3], "TRAIN.WEIGHT_DECAY": 0.1},
+    ),
     "{TYPE: halo, ACT: silu}": (
         "halonet",
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}

@@ -45,6 +45,7 @@ from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
 from models.cyclemlp import CycleMLP
+from models.cvt import CvT
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
@@ -180,6 +181,15 @@ def small_cyclemlp(**changes):
         "mlp_ratio": (2, 3, 2, 2),
     }
     return CycleMLP(**options | changes)
+def small_cvt(**changes):
+    options = {
+        "image_size": 48,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2),
+        "embed_dims": (8, 16, 24),
+        "num_heads": (1, 2, 3),
+    }
+    return CvT(**options | changes)
 
 
 def small_eva(case="eva", **changes):

@@ -123,6 +123,8 @@ def graph(variant, flash=True):
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
     if config.MODEL.TYPE.lower() == "crossvit":  # two branches
         small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
+    if config.MODEL.TYPE.lower() == "cvt":  # divisors of the widths above
+        small |= {"num_heads": [2, 4, 10]}
     if config.MODEL.TYPE.lower() in ("botnet", "halonet"):  # one block a stage
         small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
     # of the stem, seven blocks and the last convolution

@@ -16,6 +16,7 @@ _NAMES = {
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "cswin": r"stage\d\.\d+\.attns\.0\.get_v\.weight",
     "cyclemlp": r"network\.\d+\.\d+\.attn\.sfc_h\.weight",
+    "cvt": r"stage\d\.blocks\.\d+\.attn\.conv_proj_q\.conv\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "ff_only": r"pos_encoding\.cls_pos_embed",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
