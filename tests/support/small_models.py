@@ -181,6 +181,8 @@ def small_cyclemlp(**changes):
         "mlp_ratio": (2, 3, 2, 2),
     }
     return CycleMLP(**options | changes)
+
+
 def small_cvt(**changes):
     options = {
         "image_size": 48,
