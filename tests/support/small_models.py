@@ -44,8 +44,8 @@ from models.convmlp import ConvMLP
 from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
-from models.cyclemlp import CycleMLP
 from models.cvt import CvT
+from models.cyclemlp import CycleMLP
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
