@@ -145,5 +145,10 @@ FAMILIES = {
         {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
     ),
     "{TYPE: T2T-ViT, TRANS: {DEPTH: 3}}": ("t2t_vit_2021", {**AUTO, "MODEL.DEPTH": 3, "MODEL.DROPPATH": 0.0}),
+    "{TYPE: RepMLP_ResNet, MIXER: {NUM_BLOCKS: [1, 2, 1, 1], BLOCK_TYPE: bottleneck, FC3_GROUPS: 8}}": (
+        "repmlp_2021",
+        {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.BLOCK_TYPE": "bottleneck", "MODEL.FC3_GROUPS": 8}
+        | {"MODEL.PART_SIZE": 7, "TRAIN.AUTO_AUGMENT": None, "TRAIN.COLOR_JITTER": 0.4, "TRAIN.HFLIP": 0.0},
+    ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

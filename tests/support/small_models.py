@@ -65,6 +65,7 @@ from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
 from models.replknet import RepLKNet
 from models.repmlp import RepMLPNet
+from models.repmlp_resnet import RepMLPResNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
@@ -311,6 +312,18 @@ def small_repmlp(**changes):
         "sharesets_nums": (1, 2, 4, 8),
     }
     return RepMLPNet(**options | changes).apply(init_convolution)
+
+
+def small_repmlp_resnet(**changes):
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 2, 2, 1),
+        "embed_dims": (16, 32, 64, 64),
+        "part_size": 4,
+        "fc3_groups": 2,
+    }
+    return RepMLPResNet(**options | changes).apply(init_convolution)
 
 
 def small_replknet(**changes):

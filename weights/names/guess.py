@@ -34,6 +34,7 @@ _NAMES = {
     "regnet": r"s1\.b1\.conv1\.conv\.weight",
     "replknet": r"stages\.\d+\.blocks\.\d+\.large_kernel\.(lkb_origin\.conv|lkb_reparam)\.weight",
     "repmlp": r"stages\.\d+\.\d+\.repmlp_block\.fc3\.weight",
+    "repmlp_resnet": r"stage\d\.\d+\.(light|btnk)_repmlp\.fc3\.weight",
     "resmlp": r"blocks\.\d+\.linear_tokens\.weight",
     "resnet": r"layer1\.0\.conv1\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
