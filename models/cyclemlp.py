@@ -178,12 +178,13 @@ class CycleMLP(ImageModel):
         return self.patch_embed(x)
 
     def _stages(self) -> Iterable[Any]:
-        return range(4)
+        return [(i, self.network[2 * i]) for i in range(4)]
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        if stage > 0:
-            x = self.network[2 * stage - 1](x)
-        return self._run_all(self.network[2 * stage], x)
+        index, blocks = stage
+        if index > 0:
+            x = self.network[2 * index - 1](x)
+        return self._run_all(blocks, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.flatten(1, 2).mean(axis=1))
@@ -193,9 +194,10 @@ class CycleMLP(ImageModel):
         of a stage has the downsampling before it.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
-        for i in range(4):
-            count = len(self.network[2 * i])
-            blocks: list[tuple[str, ...]] = [(f"network.{2 * i}.{j}",) for j in range(count)]
+        for i, stage in self._stages():
+            blocks: list[tuple[str, ...]] = [
+                (f"network.{2 * i}.{j}",) for j, _ in enumerate(stage.children())
+            ]
             if i > 0:
                 blocks[0] += (f"network.{2 * i - 1}",)
             groups += blocks

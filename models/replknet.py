@@ -43,9 +43,8 @@ class LargeKernel(nn.Layer):
 
     def __init__(self, dim: int, kernel_size: int, small_kernel: int | None, merged: bool) -> None:
         super().__init__()
-        self.lkb_reparam = None
+        self.lkb_reparam = _merged_convolution(dim, kernel_size) if merged else None
         if merged:
-            self.lkb_reparam = Conv2D(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
             return
         self.lkb_origin = ConvNorm(dim, dim, kernel_size, groups=dim)
         self.small_conv = None
@@ -75,8 +74,13 @@ class LargeKernel(nn.Layer):
             kernel = kernel + nn.functional.pad(small, [margin] * 4)
             bias = bias + shift
         merged = LargeKernel(dim, side, None, merged=True)
-        fill(merged.lkb_reparam, kernel, bias)
+        merged.lkb_reparam = fill(_merged_convolution(dim, side), kernel, bias)
         return merged
+
+
+def _merged_convolution(dim: int, side: int) -> Conv2D:
+    """Returns a fresh convolution with a bias that can replace both."""
+    return Conv2D(dim, dim, side, padding=side // 2, groups=dim)
 
 
 def _folded(layer: ConvNorm) -> tuple[paddle.Tensor, paddle.Tensor]:

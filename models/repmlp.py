@@ -61,6 +61,11 @@ class SetLinear(nn.Layer):
             rows = rows + self.bias.reshape([self.sets, 1, self.places])
         return rows.transpose([1, 0, 2]).reshape([-1, self.sets, height, width])
 
+    def fill(self, *values: paddle.Tensor) -> None:
+        """Sets the weight and the bias."""
+        for parameter, value in zip(self.parameters(), values, strict=True):
+            parameter.set_value(value.reshape(parameter.shape))
+
     def init_as_torch(self) -> None:
         """Initialises weight and bias as PyTorch does by itself."""
         bound = self.places**-0.5
@@ -139,8 +144,7 @@ class RepMLPBlock(nn.Layer):
         ones = paddle.eye(places).reshape([places, 1, rows, columns])
         outputs = self.of_sets(ones.expand([places, self.sets, rows, columns])) - bias
         weight = outputs.reshape([places, -1]).transpose([1, 0])
-        folded.fc3.weight.set_value(weight.reshape(folded.fc3.weight.shape))
-        folded.fc3.bias.set_value(bias.flatten())
+        folded.fc3.fill(weight, bias)
         folded.eval()
         return folded
 
@@ -276,12 +280,13 @@ class RepMLPNet(ImageModel):
         return self.conv_embedding(x)
 
     def _stages(self) -> Iterable[Any]:
-        return range(len(self.stages))
+        return list(enumerate(self.stages))
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        if stage > 0:
-            x = self.embeds[stage - 1](x)
-        return self._run_all(self.stages[stage], x)
+        index, units = stage
+        if index > 0:
+            x = self.embeds[index - 1](x)
+        return self._run_all(units, x)
 
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head_norm(x)
@@ -295,7 +300,9 @@ class RepMLPNet(ImageModel):
         """
         groups: list[tuple[str, ...]] = [("conv_embedding",)]
         for i, stage in enumerate(self.stages):
-            units: list[tuple[str, ...]] = [(f"stages.{i}.{j}",) for j, _ in enumerate(stage)]
+            units: list[tuple[str, ...]] = [
+                (f"stages.{i}.{j}",) for j, _ in enumerate(stage.children())
+            ]
             if i > 0:
                 units[0] += (f"embeds.{i - 1}",)
             groups += units

@@ -124,8 +124,7 @@ class RepMLP(nn.Layer):
         ones = paddle.eye(length).unsqueeze(1).expand([length, self.groups, length])
         outputs = self.of_parts(ones.reshape(shape)) - bias
         weight = outputs.reshape([length, -1]).transpose([1, 0])
-        folded.fc3.weight.set_value(weight.reshape(folded.fc3.weight.shape))
-        folded.fc3.bias.set_value(bias.flatten())
+        folded.fc3.fill(weight, bias)
         if self.fc1_fc2 is not None:
             scale, shift = scale_and_shift(self.avg.bn)
             # The means of a channel's parts lie side by side.
