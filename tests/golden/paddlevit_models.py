@@ -96,6 +96,28 @@ MODEL:
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
 """),
+    "mobileformer": Case("MobileFormer", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: MobileFormer
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  MF:
+    TOKENS: [3, 16]
+    NUM_HEAD: 2
+    POINTWISECONV_GROUPS: 2
+    STEM: {OUT_CHANNELS: 8}
+    LITE_BNECK: {IN_CHANNEL: 8, HIDDEN_CHANNEL: 16, OUT_CHANNEL: 8, STRIED: 1}
+    BLOCK:
+      IN_CHANNELS: [8, 8, 16]
+      HIDDEN_CHANNELS: [16, 16, 32]
+      OUT_CHANNELS: [8, 16, 16]
+      KERNELS: [3, 3, 3]
+      STRIEDS: [2, 2, 2]
+      PADDINGS: [1, 1, 1]
+    CHANNEL_CONV: {IN_CHANNEL: 16, OUT_CHANNEL: 32}
+    HEAD: {IN_CHANNEL: 32, HIDDEN_FEATURE: 24}
+"""),
     "replknet": Case("RepLKNet", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:

@@ -61,6 +61,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.TYPE": "BoTNet", "MODEL.NUM_HEADS": [0, 0, 0, 4], "MODEL.LAST_STRIDE": 1, "DATA.CROP_PCT": 0.95}
         | {"TRAIN.LINEAR_SCALED_LR": 128},
     ),
+    "{TYPE: MobileFormer, MF: {TOKENS: [6, 192]}}": (
+        "mobileformer",
+        {"MODEL.NUM_TOKENS": 6, "MODEL.TOKEN_DIM": 192, "MODEL.LITE_DIMS": [24, 12], "MODEL.HEAD_DIM": 576}
+        | {"MODEL.STRIDES": [1, 2, 1, 2, 1, 1, 2, 1], "TRAIN.GRAD_CLIP": 2.0, "TRAIN.LINEAR_SCALED_LR": None},
+    ),
     "TYPE: vip": (
         "vip",
         {**RECIPE, "MODEL.TYPE": "ViP", "MODEL.STAGE_DEPTHS": [4, 3, 8, 3], "MODEL.TRANSITIONS": [True, False, False]},

@@ -34,6 +34,8 @@ from golden import (
     volo,
     xcit,
 )
+from paddle import nn
+from paddle.nn.initializer import Normal
 
 from models.beit import Beit
 from models.botnet import BoTNet
@@ -56,6 +58,7 @@ from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
 from models.mixer import MlpMixer
+from models.mobileformer import MobileFormer
 from models.mobileone import MobileOne
 from models.mobilevit import MobileViT
 from models.pit import PoolingVisionTransformer
@@ -245,6 +248,27 @@ def small_mixer(case="mixer", **changes):
     """The MLP-Mixer, the gMLP or the ResMLP of a case."""
     options = _renamed(mixer.CASES[case], img_size="image_size", num_blocks="depth")
     return MIXERS[case.partition("_")[0]](**options | changes)
+
+
+def small_mobileformer(**changes):
+    """Its weights keep variances: PaddleViT's leave too little of an image before training."""
+    sizes = {
+        "stem_dim": 8,
+        "lite_dims": (16, 8),
+        "embed_dims": (8, 16, 16),
+        "hidden_dims": (16, 16, 32),
+        "strides": (1, 2, 2),
+        "conv_groups": 2,
+        "token_dim": 16,
+        "num_heads": 2,
+        "last_dim": 32,
+        "head_dim": 24,
+    }
+    model = MobileFormer(**{"image_size": 64, "num_classes": 5} | sizes | changes)
+    for layer in model.sublayers():
+        if isinstance(layer, (nn.Conv2D, nn.Linear)):
+            Normal(std=1.5 * fan_in(layer) ** -0.5)(layer.weight)
+    return model
 
 
 def small_mobileone(case="mobileone", **changes):

@@ -25,6 +25,7 @@ _NAMES = {
     "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
     "metaformer": r"stages\.\d+\.blocks\.\d+\.mlp\.act\.scale",
     "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
+    "mobileformer": r"blocks\.\d+\.toformer_bridge\.output\.weight",
     "mobilevit": r"stages\.\d+\.1\.transformer\.\d+\.norm1\.weight",
     "mobileone": r"stages\.\d+\.\d+\.(conv_kxk\.0\.conv|reparam_conv)\.weight",
     "pit": r"transformers\.\d+\.blocks\.\d+\.norm1\.weight",
