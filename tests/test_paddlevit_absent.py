@@ -17,7 +17,6 @@ ABSENT = [
     ("BoTNet", "BoTNet", "botnet50", "DATA: {FMAP_SIZE: 14}"),
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
-    ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
     ("HVT", "hvt", "hvt_s0_patch16_224", ""),
     ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
     ("MobileFormer", "MobileFormer", "mobileformer_151m", ""),

@@ -44,7 +44,6 @@ _FAMILIES = (
     _Family("BoTNet", types="botnet", models="botnet50"),
     _Family("ConvMLP", types="convmlp", models="convmlp_"),
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
-    _Family("Focal Transformer", types="focal", models="focal_"),
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),
     _Family("MobileFormer", types="mobileformer", models="mobileformer_"),
     _Family("RepLKNet", types="replknet", models="replknet_"),

@@ -62,8 +62,9 @@ _MODULES = {
 # PaddleViT's modules of models that this toolkit builds from a configuration.
 _MODELS = {
     "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "cswin", "cvt", "deit", "ffonly",
-    "gmlp", "halonet", "levit", "mlp_mixer", "mobileone", "mobilevit", "pit", "poolformer", "pvtv2",
-    "regnet", "resmlp", "swin", "topformer", "transformer", "vip", "vit", "volo", "xcit",
+    "focal_transformer", "gmlp", "halonet", "levit", "mlp_mixer", "mobileone", "mobilevit", "pit",
+    "poolformer", "pvtv2", "regnet", "resmlp", "swin", "topformer", "transformer", "vip", "vit",
+    "volo", "xcit",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,40 @@ MODEL:
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
+"""),
+    "focal": Case("Focal_Transformer", """
+DATA: {IMAGE_SIZE: 128}
+MODEL:
+  TYPE: focal
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  FOCAL:
+    EMBED_DIM: 8
+    DEPTHS: [1, 1, 1, 1]
+    NUM_HEADS: [1, 2, 2, 4]
+    WINDOW_SIZE: 5
+    FOCAL_POOL: fc
+    FOCAL_LEVELS: [2, 2, 2, 2]
+    FOCAL_WINDOWS: [5, 3, 3, 1]
+    EXPAND_SIZES: [2, 1, 1, 1]
+"""),
+    "focal_conv": Case("Focal_Transformer", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: focal
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  FOCAL:
+    EMBED_DIM: 8
+    DEPTHS: [1, 2, 1, 1]
+    NUM_HEADS: [1, 2, 2, 4]
+    WINDOW_SIZE: 4
+    FOCAL_POOL: fc
+    FOCAL_STAGES: [1, 2, 3]
+    FOCAL_LEVELS: [2, 2, 1, 2]
+    FOCAL_WINDOWS: [3, 3, 3, 1]
+    EXPAND_SIZES: [1, 2, 0, 1]
+    USE_CONV_EMBED: True
 """),
     "topformer": Case("TopFormer", """
 DATA: {IMAGE_SIZE: 64}
@@ -144,6 +178,21 @@ def file_name(name: str) -> str:
     return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
 
 
+def convert(model: Any, dtype: str) -> None:
+    """Converts a model to another type of floats. ``Layer.to`` alone converts tables of whole
+    numbers, too.
+    """
+    tables = [
+        (layer, key, tensor)
+        for layer in model.sublayers()
+        for key, tensor in layer._buffers.items()
+        if tensor is not None and "int" in str(tensor.dtype)
+    ]
+    model.to(dtype=dtype)
+    for layer, key, tensor in tables:
+        layer._buffers[key] = tensor.astype("int64")
+
+
 def record(name: str, file: str) -> None:
     """Writes the golden file of a case. This process has to be in the family's folder, whose modules
     hide ours of the same names.
@@ -159,7 +208,7 @@ def record(name: str, file: str) -> None:
     for key, tensor in model.named_parameters():
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
     # In float64, since batch norms over few values would magnify rounding.
-    model.to(dtype="float64")
+    convert(model, "float64")
     side = config.DATA.IMAGE_SIZE
     images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)), "float64")
     model.eval()

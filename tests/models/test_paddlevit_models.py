@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.paddlevit_models import CASES, CLASSES, IMAGES, array, file_name, labels
+from golden.paddlevit_models import CASES, CLASSES, IMAGES, array, convert, file_name, labels
 
 from config import get_config
 from models import build_model
@@ -81,7 +81,7 @@ def test_a_training_step_is_paddlevits(dtype, golden, load, model):
             after[name] = values
     expected = {key: tensor.numpy() for key, tensor in load(after).state_dict().items()}
 
-    model.to(dtype=dtype)
+    convert(model, dtype)
     model.train()
     logits = model(images_of(model).astype(dtype))
     assert logits.shape == [IMAGES, CLASSES]
