@@ -317,6 +317,32 @@ def _of_mobileformer(settings: _Settings, path: Path) -> _Settings:
     return found
 
 
+def _of_focal(settings: _Settings, path: Path) -> _Settings:
+    """Translates Focal Transformer. A stage of two levels attends to pooled windows, too."""
+    group = "MODEL.FOCAL"
+    pool = settings.pop(f"{group}.FOCAL_POOL")
+    stages = settings.pop(f"{group}.FOCAL_STAGES")
+    levels = settings.pop(f"{group}.FOCAL_LEVELS")
+    windows = settings.pop(f"{group}.FOCAL_WINDOWS")
+    lists = [stages, levels, windows]
+    is_known = all(isinstance(values, list) for values in lists) and pool in ("fc", "none", None)
+    is_known = is_known and len(levels) == len(windows) and set(levels) <= {1, 2}
+    if not is_known:
+        found = f"FOCAL_POOL {pool}, FOCAL_STAGES {stages}, FOCAL_LEVELS {levels}"
+        raise InputError(
+            f"{path}: {printable(found, 200)}: expected the pool fc or none, and 1 or 2 levels for"
+            " each stage"
+        )
+    pooled = [
+        window if pool == "fc" and level == 2 and stage in stages else 0
+        for stage, (level, window) in enumerate(zip(levels, windows, strict=True))
+    ]
+    return {
+        "MODEL.FOCAL_WINDOWS": pooled,
+        "MODEL.CONV_EMBED": settings.pop(f"{group}.USE_CONV_EMBED"),
+    }
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
@@ -329,4 +355,5 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "DIM_EMBED": _of_cvt,
     "HEIGHTS": _of_repmlp,
     "MIXER.N_CONV_BLOCKS": _of_convmlp,
+    "FOCAL.FOCAL_LEVELS": _of_focal,
 }

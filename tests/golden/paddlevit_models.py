@@ -96,6 +96,40 @@ MODEL:
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
 """),
+    "focal": Case("Focal_Transformer", """
+DATA: {IMAGE_SIZE: 128}
+MODEL:
+  TYPE: focal
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  FOCAL:
+    EMBED_DIM: 8
+    DEPTHS: [1, 1, 1, 1]
+    NUM_HEADS: [1, 2, 2, 4]
+    WINDOW_SIZE: 5
+    FOCAL_POOL: fc
+    FOCAL_LEVELS: [2, 2, 2, 2]
+    FOCAL_WINDOWS: [5, 3, 3, 1]
+    EXPAND_SIZES: [2, 1, 1, 1]
+"""),
+    "focal_conv": Case("Focal_Transformer", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: focal
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  FOCAL:
+    EMBED_DIM: 8
+    DEPTHS: [1, 2, 1, 1]
+    NUM_HEADS: [1, 2, 2, 4]
+    WINDOW_SIZE: 4
+    FOCAL_POOL: fc
+    FOCAL_STAGES: [1, 2, 3]
+    FOCAL_LEVELS: [2, 2, 1, 2]
+    FOCAL_WINDOWS: [3, 3, 3, 1]
+    EXPAND_SIZES: [1, 2, 0, 1]
+    USE_CONV_EMBED: True
+"""),
     "mobileformer": Case("MobileFormer", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:
@@ -232,13 +266,13 @@ def record(name: str, file: str) -> None:
     """
     import paddle
 
-    from tools.benchmarks.paddlevit_reference import build, without_drops
+    from tools.benchmarks.paddlevit_reference import build, convert, without_drops
 
     config, model = build(Path.cwd(), Path(file))
     for key, tensor in model.named_parameters():
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
     # In float64, since batch norms over few values would magnify rounding.
-    model.to(dtype="float64")
+    convert(model, "float64")
     paddle.set_default_dtype("float64")
     side = config.DATA.IMAGE_SIZE
     images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)), "float64")

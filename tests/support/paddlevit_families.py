@@ -87,6 +87,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 4, 16], "MODEL.EMBED_DIMS": [64, 192, 384], "MODEL.DROPPATH": 0.3}
         | {"MODEL.DROPOUT": 0.1, "MODEL.CLASS_TOKEN": True, "MODEL.PATCH_SIZE": [7, 3, 3], "TRAIN.WEIGHT_DECAY": 0.1},
     ),
+    "{TYPE: focal, FOCAL: {FOCAL_POOL: fc, FOCAL_LEVELS: [2, 1, 2, 2], FOCAL_STAGES: [0, 1, 2]}}": (
+        "focal",
+        {**RECIPE, "MODEL.FOCAL_WINDOWS": [7, 0, 3, 0], "MODEL.CONV_EMBED": False, "TRAIN.LINEAR_SCALED_LR": None}
+        | {"MODEL.EXPAND_SIZES": [3, 3, 3, 3], "TRAIN.GRAD_CLIP": 5.0, "MODEL.STAGE_DEPTHS": [2, 2, 6, 2]},
+    ),
     "{TYPE: halo, ACT: silu}": (
         "halonet",
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
@@ -145,5 +150,9 @@ FAMILIES = {
         {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
     ),
     "{TYPE: T2T-ViT, TRANS: {DEPTH: 3}}": ("t2t_vit_2021", {**AUTO, "MODEL.DEPTH": 3, "MODEL.DROPPATH": 0.0}),
+    "{TYPE: focal, DROP_PATH: 0.3, FOCAL: {USE_CONV_EMBED: True}}": (
+        "focal_2021",
+        {**AUTO_512, "MODEL.DROPPATH": 0.3, "MODEL.FOCAL_WINDOWS": [0, 0, 0, 0], "MODEL.CONV_EMBED": True},
+    ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

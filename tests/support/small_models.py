@@ -49,11 +49,12 @@ from models.cswin import CSwin
 from models.cvt import CvT
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
+from models.focal import FocalTransformer
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
 from models.layers import Linear
-from models.layers.init import init_convolution
+from models.layers.init import fan_in, init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
@@ -201,6 +202,21 @@ def small_eva(case="eva", **changes):
 def small_ff_only(**changes):
     sizes = {"image_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_classes": 5}
     return FeedForwardOnly(**sizes | changes)
+
+
+def small_focal(**changes):
+    """The windows don't divide the maps of the first stages; the last ones have a window each."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "embed_dim": 8,
+        "stage_depths": (1, 1, 1, 1),
+        "num_heads": (1, 2, 2, 4),
+        "window_size": 5,
+        "expand_sizes": (2, 1, 1, 1),
+        "focal_windows": (3, 3, 1, 1),
+    }
+    return FocalTransformer(**options | changes)
 
 
 def small_gmlp(case="gmlp", **changes):

@@ -18,6 +18,7 @@ _NAMES = {
     "cvt": r"stage\d\.blocks\.\d+\.attn\.conv_proj_q\.conv\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "ff_only": r"pos_encoding\.cls_pos_embed",
+    "focal": r"layers\.\d+\.blocks\.\d+\.(pool_layers\.0\.weight|attn\.relative_position_bias_table_to_neighbors)",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
     "halonet": r"stages\.\d+\.\d+\.self_attn\.pos_embed\.height_rel",
     "lenet": r"features\.0\.weight",
