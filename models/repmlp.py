@@ -61,6 +61,12 @@ class SetLinear(nn.Layer):
             rows = rows + self.bias.reshape([self.sets, 1, self.places])
         return rows.transpose([1, 0, 2]).reshape([-1, self.sets, height, width])
 
+    def init_as_torch(self) -> None:
+        """Initialises weight and bias as PyTorch does by itself."""
+        bound = self.places**-0.5
+        for parameter in self.parameters():
+            Uniform(-bound, bound)(parameter)
+
 
 class RepMLPBlock(nn.Layer):
     """A linear layer over the places of a map, plus depthwise convolutions of it, times a factor for
@@ -298,9 +304,7 @@ class RepMLPNet(ImageModel):
     def _init_weights(self, layer: nn.Layer) -> None:
         init_as_torch(layer)
         if isinstance(layer, SetLinear):
-            bound = layer.places**-0.5
-            for parameter in layer.parameters():
-                Uniform(-bound, bound)(parameter)
+            layer.init_as_torch()
 
 
 class _Patches(nn.Layer):

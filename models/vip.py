@@ -9,7 +9,6 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from errors import InputError
 from models.base import ImageModel, register
@@ -18,6 +17,7 @@ from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
+from models.layers.reweight import Reweight
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
 from models.layers.windows import in_windows
@@ -45,7 +45,7 @@ class PermuteMlp(nn.Layer):
         self.mlp_c = Linear(dim, dim, bias_attr=bias_attr)
         self.mlp_h = Linear(dim, dim, bias_attr=bias_attr)
         self.mlp_w = Linear(dim, dim, bias_attr=bias_attr)
-        self.reweight = _Weights(dim, dim // 4)
+        self.reweight = Reweight(dim)
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -58,8 +58,7 @@ class PermuteMlp(nn.Layer):
         w = in_windows(rows, (width, 1), lambda row: _joined(self.mlp_w, row))
         w = w.reshape([-1, height * width, dim])
         c = self.mlp_c(x).reshape([-1, height * width, dim])
-        weights = self.reweight((h + w + c).mean(axis=1))
-        x = h * weights[0] + w * weights[1] + c * weights[2]
+        x = self.reweight(h, w, c)
         return self.proj(x).reshape([-1, height, width, dim])
 
 
@@ -69,23 +68,6 @@ def _joined(layer: nn.Layer, x: paddle.Tensor) -> paddle.Tensor:
     Shape of x: [B, places, D]; the layer takes and returns [B, places * D].
     """
     return layer(x.flatten(1)).reshape([-1, *x.shape[1:]])
-
-
-class _Weights(Mlp):
-    """The weights of three outputs, by an MLP of their mean over places.
-
-    Shape: [B, D] -> [3, B, 1, D]; the three weights of an image and a channel sum to 1.
-    """
-
-    def __init__(self, dim: int, hidden_dim: int) -> None:
-        super().__init__(dim, hidden_dim)
-        self.fused = False
-        self.fc2 = Linear(hidden_dim, 3 * dim)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        dim = x.shape[1]
-        scores = self.fc2(self.act(self.fc1(x))).reshape([-1, dim, 3])
-        return F.softmax(scores, axis=2).transpose([2, 0, 1]).unsqueeze(2)
 
 
 class Block(nn.Layer):

@@ -61,6 +61,8 @@ def test_a_key_of_2021_alone_tells_the_format(kind, read):
 
 NO_MODEL = {  # of files whose models aren't here
     "{TYPE: RepMLP, HEIGHTS: [28, 14, 7, 7]}": r"HEIGHTS is \[28, 14, 7, 7\], expected the places .*: \[56, 28, 14, 7\]",
+    "{TYPE: RepMLP_ResNet, MIXER: {IMG_H: 256}}": r"IMG_H, IMG_W, H and W are \[256, 224, 7, 7\], expected IMAGE_SIZE",
+    "{TYPE: RepMLP_ResNet, MIXER: {H: 14}}": "expected IMAGE_SIZE 224 twice, and equal H and W",
     "{TYPE: RepMLP, WIDTHS: 7}": r"WIDTHS takes a list",
     "{TYPE: ViP, MIXER: {SEGMENT_DIM: [32, 16, 16, 8]}}": r"expected the places along a side .*: \[32, 16, 16, 16\]",
     "{TYPE: TopFormer, CFGS: [[3, 1, 16, 2]]}": r"CFGS is \[\[3, 1, 16, 2\]\], expected stages that end with",

@@ -42,6 +42,20 @@ class Conv2D(nn.Conv2D):
         )
 
 
+def depthwise(x: paddle.Tensor, kernels: paddle.Tensor) -> paddle.Tensor:
+    """Returns maps, each channel convolved with a kernel of its own, with zeros around the maps.
+
+    Args:
+        x: [B, H, W, C].
+        kernels: [C, 1, h, w], with odd h and w.
+    """
+    channels, _, *sides = kernels.shape
+    padding = [side // 2 for side in sides]
+    if ops.usable(x):
+        return ops.convolution(x, kernels, None, [1, 1], padding, [1, 1], channels, True)
+    return channels_last(F.conv2d(channels_first(x), kernels, None, 1, padding, 1, channels))
+
+
 class MaxPool2D(nn.MaxPool2D):
     """``paddle.nn.MaxPool2D``, computed in float32. The output has the type of x.
 

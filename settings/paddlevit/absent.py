@@ -41,9 +41,7 @@ class _Task(NamedTuple):
 
 
 _FAMILIES = (
-    _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),
-    _Family("RepMLP", types="repmlp_resnet", models="repmlpres50_"),
     _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
 )

@@ -258,6 +258,18 @@ def _of_repmlp(settings: _Settings, path: Path) -> _Settings:
     return {}
 
 
+def _of_repmlp_resnet(settings: _Settings, path: Path) -> _Settings:
+    """Translates RepMLP-ResNet, whose maps follow from the image here, and whose parts are square."""
+    sizes = [settings.pop(f"MODEL.MIXER.{key}") for key in ("IMG_H", "IMG_W", "H", "W")]
+    pixels = settings["DATA.IMAGE_SIZE"]
+    if sizes != [pixels, pixels, sizes[2], sizes[2]]:
+        raise InputError(
+            f"{path}: IMG_H, IMG_W, H and W are {printable(str(sizes), 100)}, expected IMAGE_SIZE"
+            f" {pixels} twice, and equal H and W"
+        )
+    return {"MODEL.PART_SIZE": sizes[2]}
+
+
 def _of_convmlp(settings: _Settings, path: Path) -> _Settings:
     """Translates ConvMLP, whose CHANNELS are those of its stage of convolutions."""
     return {
@@ -354,6 +366,7 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "MF.TOKENS": _of_mobileformer,
     "DIM_EMBED": _of_cvt,
     "HEIGHTS": _of_repmlp,
+    "MIXER.BLOCK_TYPE": _of_repmlp_resnet,
     "MIXER.N_CONV_BLOCKS": _of_convmlp,
     "FOCAL.FOCAL_LEVELS": _of_focal,
 }

@@ -8,10 +8,13 @@ PADDLEVIT is a checkout of BR-IDL/PaddleViT. Its model is called with one image,
 
 import importlib
 import json
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import paddle
 
@@ -28,10 +31,19 @@ def counted(file: Path) -> dict[str, object]:
     reference = importlib.import_module("tools.benchmarks.paddlevit_reference")
     for name in ("config", "datasets", "utils"):
         sys.modules.pop(name, None)
-    config, model = reference.build(file.parent.parent, file)
+    counter = costs._Counter()
+    deformed = paddle.vision.ops.deform_conv2d
+
+    def count_deformed(x: Any, offset: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        """CycleMLP's Linears are such convolutions in PaddleViT."""
+        output = deformed(x, offset, weight, *args, **kwargs)
+        return counter._product(output, math.prod(weight.shape[1:]))
+
+    with mock.patch("paddle.vision.ops.deform_conv2d", count_deformed):
+        config, model = reference.build(file.parent.parent, file)
     model.eval()
     images = [3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE]
-    with paddle.no_grad(), costs._Counter() as counter:
+    with paddle.no_grad(), counter:
         model(paddle.zeros([1, *images]))
         layers = list(counter.layers(model))
     norms = {

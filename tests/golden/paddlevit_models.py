@@ -92,6 +92,15 @@ MODEL:
   DROP_PATH_RATE: [0.0, 0.0, 0.0]
   CLS_TOKEN: [False, False, False]
 """),
+    "cyclemlp": Case("CycleMLP", """
+DATA: {IMAGE_SIZE: 68}
+MODEL:
+  TYPE: CycleMLP
+  NUM_CLASSES: 5
+  LAYERS: [1, 1, 2, 1]
+  EMBED_DIMS: [8, 12, 16, 20]
+  MLP_RATIOS: [2, 3, 2, 2]
+"""),
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}

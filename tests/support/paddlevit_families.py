@@ -119,6 +119,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 2, 3], "MODEL.EMBED_DIMS": [128, 256, 512], "MODEL.MLP_RATIO": [2, 2, 2]}
         | {"MODEL.STEM_DIM": 24, "MODEL.N_CONV_BLOCKS": 2, "MODEL.DROPPATH": 0.1, "TRAIN.WEIGHT_DECAY": 0.1},
     ),
+    "{TYPE: CycleMLP, LAYERS: [1, 2, 3, 4], MLP_RATIOS: [8, 8, 4, 4]}": (
+        "cyclemlp",
+        {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 2, 3, 4], "MODEL.EMBED_DIMS": [64, 128, 320, 512], "MODEL.DROPPATH": 0.0}
+        | {"MODEL.MLP_RATIO": [8, 8, 4, 4], "TRAIN.WEIGHT_DECAY": 0.1, "DATA.DROP_LAST": False},
+    ),
     # by their names of 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),
@@ -153,6 +158,10 @@ FAMILIES = {
     "{TYPE: focal, DROP_PATH: 0.3, FOCAL: {USE_CONV_EMBED: True}}": (
         "focal_2021",
         {**AUTO_512, "MODEL.DROPPATH": 0.3, "MODEL.FOCAL_WINDOWS": [0, 0, 0, 0], "MODEL.CONV_EMBED": True},
+    "{TYPE: RepMLP_ResNet, MIXER: {NUM_BLOCKS: [1, 2, 1, 1], BLOCK_TYPE: bottleneck, FC3_GROUPS: 8}}": (
+        "repmlp_2021",
+        {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.BLOCK_TYPE": "bottleneck", "MODEL.FC3_GROUPS": 8}
+        | {"MODEL.PART_SIZE": 7, "TRAIN.AUTO_AUGMENT": None, "TRAIN.COLOR_JITTER": 0.4, "TRAIN.HFLIP": 0.0},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

@@ -47,6 +47,7 @@ from models.convnext import ConvNeXt
 from models.crossvit import CrossViT
 from models.cswin import CSwin
 from models.cvt import CvT
+from models.cyclemlp import CycleMLP
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
 from models.focal import FocalTransformer
@@ -68,6 +69,7 @@ from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
 from models.replknet import RepLKNet
 from models.repmlp import RepMLPNet
+from models.repmlp_resnet import RepMLPResNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
@@ -173,6 +175,17 @@ def small_cswin(**changes):
         "num_heads": (2, 2, 4, 4),
     }
     return CSwin(**options | changes)
+
+
+def small_cyclemlp(**changes):
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 1, 2, 1),
+        "embed_dims": (8, 12, 16, 20),
+        "mlp_ratio": (2, 3, 2, 2),
+    }
+    return CycleMLP(**options | changes)
 
 
 def small_cvt(**changes):
@@ -339,6 +352,18 @@ def small_repmlp(**changes):
         "sharesets_nums": (1, 2, 4, 8),
     }
     return RepMLPNet(**options | changes).apply(init_convolution)
+
+
+def small_repmlp_resnet(**changes):
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "stage_depths": (1, 2, 2, 1),
+        "embed_dims": (16, 32, 64, 64),
+        "part_size": 4,
+        "fc3_groups": 2,
+    }
+    return RepMLPResNet(**options | changes).apply(init_convolution)
 
 
 def small_replknet(**changes):

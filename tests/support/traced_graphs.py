@@ -118,6 +118,10 @@ def graph(variant, flash=True):
         small |= {"embed_dims": [32, 32, 48, 64]}
     if config.MODEL.TYPE.lower() == "topformer":  # a number for each of its five blocks
         small |= {"kernel_size": [3, 3, 3, 5, 3], "expand_ratio": [1, 4, 3, 3, 6]}
+    if config.MODEL.TYPE.lower() == "repmlp":  # numbers that divide the widths above
+        small |= {"sharesets_nums": [1, 4, 8, 16]}
+    if config.MODEL.TYPE.lower() == "repmlp_resnet":  # of which an eighth is in groups
+        small |= {"stage_depths": [1, 2, 2, 1], "embed_dims": [16, 32, 64, 128]}
     # a graph can't change parameters in place
     small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}

@@ -145,6 +145,7 @@ PYRAMIDS = {
         "10",
     ],
     "convnext_22k_": ["MODEL.EMBED_DIMS", "[4,4,4,4]", "MODEL.NUM_CLASSES", "10"],
+    "replknet_22k": ["MODEL.EMBED_DIMS", "[4,4,4,4]", "MODEL.NUM_CLASSES", "10"],
 }
 
 
