@@ -20,8 +20,6 @@ ABSENT = [
     ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
     ("MobileFormer", "MobileFormer", "mobileformer_151m", ""),
     ("RepMLP", "RepMLP_ResNet", "repmlpres50_light_224_train", ""),
-    ("ResT", "ResT", "rest_base", ""),
-    ("ResT", "ResT_V2", "restv2_small", ""),
     (
         "Shuffle Transformer",
         "shuffle",

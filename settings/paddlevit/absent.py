@@ -46,7 +46,6 @@ _FAMILIES = (
     _Family("HVT", types="hvt", models="(scale_)?hvt_"),
     _Family("MobileFormer", types="mobileformer", models="mobileformer_"),
     _Family("RepMLP", types="repmlp_resnet", models="repmlpres50_"),
-    _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
 )
 _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")

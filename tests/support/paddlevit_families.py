@@ -92,6 +92,12 @@ FAMILIES = {
         {**RECIPE, "MODEL.TYPE": "T2T_ViT", "MODEL.TOKEN_TYPE": "transformer", "MODEL.NORM_EPS": 1e-6}
         | {"MODEL.FIXED_TABLES": False, "TRAIN.LINEAR_SCALED_LR": None, "TRAIN.MODEL_EMA": True},
     ),
+    "{TYPE: ResT, DROPPATH: 0.1, DEPTHS: [2, 2, 18, 2]}": (
+        "rest",
+        {**RECIPE, "MODEL.TYPE": "ResT", "MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.SR_RATIO": [8, 4, 2, 1]}
+        | {"MODEL.APPLY_TRANSFORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.LR_SCALED": "base"},
+    ),
+    "TYPE: ResT_V2": ("restv2", {**RECIPE, "MODEL.TYPE": "ResTv2", "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256}),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     "{TYPE: RepLKNet, LARGE_KERNEL_SIZES: [31, 29, 27, 13], SMALL_KERNEL: None}": (

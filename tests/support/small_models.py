@@ -25,6 +25,7 @@ from golden import (
     poolformer,
     pvtv2,
     regnet,
+    rest,
     swin,
     swinv2,
     t2t_vit,
@@ -34,6 +35,7 @@ from golden import (
     volo,
     xcit,
 )
+from paddle import nn
 
 from models.beit import Beit
 from models.botnet import BoTNet
@@ -50,7 +52,6 @@ from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
-from models.layers import Linear
 from models.layers.init import init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
@@ -66,6 +67,7 @@ from models.replknet import RepLKNet
 from models.repmlp import RepMLPNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
+from models.rest import ResT, ResTv2
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.t2t_vit import T2TViT
@@ -83,6 +85,16 @@ REGNET_DIMS = {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}
 
 def _renamed(case, **our_names):
     return {our_names.get(name, name): value for name, value in case.items()}
+
+
+def _enlarged(model):
+    """Returns a model after multiplying the weights of its Linears and convolutions by ten: with as
+    few channels as here, the architecture's own would let little of the images through.
+    """
+    for layer in model.sublayers():
+        if isinstance(layer, nn.Linear | nn.Conv2D):
+            layer.weight.set_value(10 * layer.weight)
+    return model
 
 
 def small_beit(case="beit", **changes):
@@ -323,6 +335,18 @@ def small_resnet(**changes):
     return ResNet(**{"image_size": 33, "depth": 10, "num_classes": 5} | changes)
 
 
+def small_rest(case="rest", **changes):
+    """Attention is normalised: with weights of 0.02 it would be rounding."""
+    options = {"qkv_bias": False, "apply_transform": False, **rest.CASES[case]}
+    options = _renamed(options, depths="stage_depths", sr_ratios="sr_ratio")
+    return _enlarged(ResT(**{"image_size": rest.SIZE} | options | changes))
+
+
+def small_restv2(case="restv2", **changes):
+    options = _renamed(rest.CASES[case], depths="stage_depths", sr_ratios="sr_ratio")
+    return ResTv2(**{"image_size": rest.SIZE} | options | changes)
+
+
 def small_swin(case="swin", **changes):
     options = _renamed(swin.CASES[case], img_size="image_size", depths="stage_depths")
     return SwinTransformer(**options | changes)
@@ -334,15 +358,9 @@ def small_swinv2(case="swinv2", **changes):
 
 
 def small_t2t_vit(case="t2t_vit", **changes):
-    """Its Linears have ten times the architecture's weights: its first norm takes away the images'
-    size, so that they would hardly change a model as small as this.
-    """
+    """The first norm takes away the images' size, so that weights of 0.02 would hide them."""
     options = _renamed(t2t_vit.CASES[case], tokens_type="token_type")
-    model = T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes)
-    for layer in model.sublayers():
-        if isinstance(layer, Linear):
-            layer.weight.set_value(10 * layer.weight)
-    return model
+    return _enlarged(T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes))
 
 
 def small_tinyvit(case="tinyvit", **changes):

@@ -35,6 +35,8 @@ _NAMES = {
     "repmlp": r"stages\.\d+\.\d+\.repmlp_block\.fc3\.weight",
     "resmlp": r"blocks\.\d+\.linear_tokens\.weight",
     "resnet": r"layer1\.0\.conv1\.weight",
+    "rest": r"patch_embed_2\.conv\.weight",
+    "restv2": r"patch_2\.proj\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "t2t_vit": r"tokens_to_token\.project\.weight",
