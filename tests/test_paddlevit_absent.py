@@ -16,8 +16,6 @@ from settings.paddlevit.reading import families
 ABSENT = [
     ("CycleMLP", "CycleMLP", "cyclemlp_b1", ""),
     ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
-    ("HVT", "hvt", "hvt_s0_patch16_224", ""),
-    ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
     ("MobileFormer", "MobileFormer", "mobileformer_151m", ""),
     ("RepMLP", "RepMLP_ResNet", "repmlpres50_light_224_train", ""),
     (

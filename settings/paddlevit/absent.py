@@ -43,7 +43,6 @@ class _Task(NamedTuple):
 _FAMILIES = (
     _Family("CycleMLP", types="cyclemlp", models="cyclemlp_"),
     _Family("Focal Transformer", types="focal", models="focal_"),
-    _Family("HVT", types="hvt", models="(scale_)?hvt_"),
     _Family("MobileFormer", types="mobileformer", models="mobileformer_"),
     _Family("RepMLP", types="repmlp_resnet", models="repmlpres50_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),

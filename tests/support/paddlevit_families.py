@@ -98,6 +98,11 @@ FAMILIES = {
         | {"MODEL.APPLY_TRANSFORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.LR_SCALED": "base"},
     ),
     "TYPE: ResT_V2": ("restv2", {**RECIPE, "MODEL.TYPE": "ResTv2", "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256}),
+    "TYPE: hvt": (
+        "hvt",
+        {**RECIPE, "MODEL.TYPE": "HVT", "MODEL.POOL_BLOCK_WIDTH": 6, "MODEL.DROPPATH_SHAPE": "constant"}
+        | {"TRAIN.WEIGHT_DECAY": 0.1},
+    ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     "{TYPE: RepLKNet, LARGE_KERNEL_SIZES: [31, 29, 27, 13], SMALL_KERNEL: None}": (
@@ -146,5 +151,9 @@ FAMILIES = {
         {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
     ),
     "{TYPE: T2T-ViT, TRANS: {DEPTH: 3}}": ("t2t_vit_2021", {**AUTO, "MODEL.DEPTH": 3, "MODEL.DROPPATH": 0.0}),
+    "{TYPE: hvt, TRANS: {POOL_BLOCK_WIDTH: 4}}": (
+        "hvt_2021",
+        {**AUTO, "TRAIN.HFLIP": 0.5, "MODEL.POOL_BLOCK_WIDTH": 4, "TRAIN.ACCUM_ITER": 2},
+    ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from golden import (
     eva,
     halonet,
     hiera,
+    hvt,
     levit,
     metaformer,
     mixer,
@@ -52,6 +53,7 @@ from models.ff_only import FeedForwardOnly
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
+from models.hvt import HVT
 from models.layers.init import init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
@@ -229,6 +231,10 @@ def small_hiera(case="hiera", **changes):
     options = _renamed(hiera.CASES[case], stages="stage_depths")
     options.pop("abs_win_pos_embed", None)
     return Hiera(**{"image_size": hiera.SIZES[case]} | options | changes)
+
+
+def small_hvt(case="hvt", **changes):
+    return HVT(**{"image_size": hvt.SIZE, "patch_size": hvt.PATCH} | hvt.CASES[case] | changes)
 
 
 def small_lenet(**changes):

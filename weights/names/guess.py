@@ -22,6 +22,7 @@ _NAMES = {
     "halonet": r"stages\.\d+\.\d+\.self_attn\.pos_embed\.height_rel",
     "lenet": r"features\.0\.weight",
     "hiera": r"blocks\.\d+\.proj\.weight|pos_embed_win",
+    "hvt": r"blocks\.\d+\.pos_embed",
     "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
     "metaformer": r"stages\.\d+\.blocks\.\d+\.mlp\.act\.scale",
     "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
