@@ -268,7 +268,7 @@ class _Pyramid(ImageModel):
     def _add_stages(
         self,
         attention: Callable[[int], nn.Layer],
-        step: type[nn.Layer],
+        step: Callable[[int, int], nn.Layer],
         stage_depths: Sequence[int],
         embed_dims: Sequence[int],
         mlp_ratio: float | Sequence[float],
