@@ -139,6 +139,11 @@ MODEL:
     EXPAND_SIZES: [1, 2, 0, 1]
     USE_CONV_EMBED: True
 """),
+    "hvt": Case("HVT", """
+DATA: {IMAGE_SIZE: 48}
+MODEL: {TYPE: hvt, NUM_CLASSES: 5, PATCH_SIZE: 8, EMBED_DIM: 24, DEPTH: 3, NUM_HEADS: 3, MLP_RATIO: 2.0,
+  POOL_BLOCK_WIDTH: 2, DROPPATH: 0.0}
+"""),
     "mobileformer": Case("MobileFormer", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:
@@ -194,6 +199,19 @@ MODEL:
   HEIGHTS: [16, 8, 4, 2]
   WIDTHS: [16, 8, 4, 2]
   SHARESETS_NUMS: [2, 2, 4, 8]
+"""),
+    "rest": Case("ResT", """
+DATA: {IMAGE_SIZE: 96}
+MODEL: {TYPE: ResT, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [1, 2, 3, 4], DEPTHS: [1, 1, 1, 1]}
+"""),
+    "rest_plain": Case("ResT", """
+DATA: {IMAGE_SIZE: 64}
+MODEL: {TYPE: ResT, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [2, 2, 3, 4], DEPTHS: [1, 2, 1, 1],
+  SR_RATIOS: [4, 2, 2, 1], MLP_RATIOS: [4, 3, 2, 4], QKV_BIAS: False, APPLY_TRANSFORM: False}
+"""),
+    "restv2": Case("ResT", """
+DATA: {IMAGE_SIZE: 64}
+MODEL: {TYPE: ResT_V2, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [1, 2, 3, 4], DEPTHS: [1, 2, 1, 1]}
 """),
     "t2t_vit": Case("T2T_ViT", """
 DATA: {IMAGE_SIZE: 48}

@@ -102,6 +102,17 @@ FAMILIES = {
         {**RECIPE, "MODEL.TYPE": "T2T_ViT", "MODEL.TOKEN_TYPE": "transformer", "MODEL.NORM_EPS": 1e-6}
         | {"MODEL.FIXED_TABLES": False, "TRAIN.LINEAR_SCALED_LR": None, "TRAIN.MODEL_EMA": True},
     ),
+    "{TYPE: ResT, DROPPATH: 0.1, DEPTHS: [2, 2, 18, 2]}": (
+        "rest",
+        {**RECIPE, "MODEL.TYPE": "ResT", "MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.SR_RATIO": [8, 4, 2, 1]}
+        | {"MODEL.APPLY_TRANSFORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.LR_SCALED": "base"},
+    ),
+    "TYPE: ResT_V2": ("restv2", {**RECIPE, "MODEL.TYPE": "ResTv2", "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256}),
+    "TYPE: hvt": (
+        "hvt",
+        {**RECIPE, "MODEL.TYPE": "HVT", "MODEL.POOL_BLOCK_WIDTH": 6, "MODEL.DROPPATH_SHAPE": "constant"}
+        | {"TRAIN.WEIGHT_DECAY": 0.1},
+    ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     "{TYPE: RepLKNet, LARGE_KERNEL_SIZES: [31, 29, 27, 13], SMALL_KERNEL: None}": (
@@ -158,10 +169,15 @@ FAMILIES = {
     "{TYPE: focal, DROP_PATH: 0.3, FOCAL: {USE_CONV_EMBED: True}}": (
         "focal_2021",
         {**AUTO_512, "MODEL.DROPPATH": 0.3, "MODEL.FOCAL_WINDOWS": [0, 0, 0, 0], "MODEL.CONV_EMBED": True},
+    ),
     "{TYPE: RepMLP_ResNet, MIXER: {NUM_BLOCKS: [1, 2, 1, 1], BLOCK_TYPE: bottleneck, FC3_GROUPS: 8}}": (
         "repmlp_2021",
         {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.BLOCK_TYPE": "bottleneck", "MODEL.FC3_GROUPS": 8}
         | {"MODEL.PART_SIZE": 7, "TRAIN.AUTO_AUGMENT": None, "TRAIN.COLOR_JITTER": 0.4, "TRAIN.HFLIP": 0.0},
+    ),
+    "{TYPE: hvt, TRANS: {POOL_BLOCK_WIDTH: 4}}": (
+        "hvt_2021",
+        {**AUTO, "TRAIN.HFLIP": 0.5, "MODEL.POOL_BLOCK_WIDTH": 4, "TRAIN.ACCUM_ITER": 2},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from golden import (
     eva,
     halonet,
     hiera,
+    hvt,
     levit,
     metaformer,
     mixer,
@@ -25,6 +26,7 @@ from golden import (
     poolformer,
     pvtv2,
     regnet,
+    rest,
     swin,
     swinv2,
     t2t_vit,
@@ -56,6 +58,8 @@ from models.halonet import HaloNet
 from models.hiera import Hiera
 from models.layers import Linear
 from models.layers.init import fan_in, init_convolution
+from models.hvt import HVT
+from models.layers.init import init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
@@ -72,6 +76,7 @@ from models.repmlp import RepMLPNet
 from models.repmlp_resnet import RepMLPResNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
+from models.rest import ResT, ResTv2
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.t2t_vit import T2TViT
@@ -89,6 +94,16 @@ REGNET_DIMS = {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}
 
 def _renamed(case, **our_names):
     return {our_names.get(name, name): value for name, value in case.items()}
+
+
+def _enlarged(model):
+    """Returns a model after multiplying the weights of its Linears and convolutions by ten: with as
+    few channels as here, the architecture's own would let little of the images through.
+    """
+    for layer in model.sublayers():
+        if isinstance(layer, nn.Linear | nn.Conv2D):
+            layer.weight.set_value(10 * layer.weight)
+    return model
 
 
 def small_beit(case="beit", **changes):
@@ -251,6 +266,10 @@ def small_hiera(case="hiera", **changes):
     return Hiera(**{"image_size": hiera.SIZES[case]} | options | changes)
 
 
+def small_hvt(case="hvt", **changes):
+    return HVT(**{"image_size": hvt.SIZE, "patch_size": hvt.PATCH} | hvt.CASES[case] | changes)
+
+
 def small_lenet(**changes):
     return LeNet(**{"in_channels": 3} | changes)
 
@@ -388,6 +407,18 @@ def small_resnet(**changes):
     return ResNet(**{"image_size": 33, "depth": 10, "num_classes": 5} | changes)
 
 
+def small_rest(case="rest", **changes):
+    """Attention is normalised: with weights of 0.02 it would be rounding."""
+    options = {"qkv_bias": False, "apply_transform": False, **rest.CASES[case]}
+    options = _renamed(options, depths="stage_depths", sr_ratios="sr_ratio")
+    return _enlarged(ResT(**{"image_size": rest.SIZE} | options | changes))
+
+
+def small_restv2(case="restv2", **changes):
+    options = _renamed(rest.CASES[case], depths="stage_depths", sr_ratios="sr_ratio")
+    return ResTv2(**{"image_size": rest.SIZE} | options | changes)
+
+
 def small_swin(case="swin", **changes):
     options = _renamed(swin.CASES[case], img_size="image_size", depths="stage_depths")
     return SwinTransformer(**options | changes)
@@ -399,15 +430,9 @@ def small_swinv2(case="swinv2", **changes):
 
 
 def small_t2t_vit(case="t2t_vit", **changes):
-    """Its Linears have ten times the architecture's weights: its first norm takes away the images'
-    size, so that they would hardly change a model as small as this.
-    """
+    """The first norm takes away the images' size, so that weights of 0.02 would hide them."""
     options = _renamed(t2t_vit.CASES[case], tokens_type="token_type")
-    model = T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes)
-    for layer in model.sublayers():
-        if isinstance(layer, Linear):
-            layer.weight.set_value(10 * layer.weight)
-    return model
+    return _enlarged(T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes))
 
 
 def small_tinyvit(case="tinyvit", **changes):
