@@ -56,10 +56,8 @@ from models.focal import FocalTransformer
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
-from models.layers import Linear
-from models.layers.init import fan_in, init_convolution
 from models.hvt import HVT
-from models.layers.init import init_convolution
+from models.layers.init import fan_in, init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
