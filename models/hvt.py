@@ -118,6 +118,7 @@ class HVT(ImageModel):
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM is {embed_dim}, no multiple of NUM_HEADS {num_heads}")
         self.num_features = embed_dim
+        self.ends_in_map = not pool_block_width
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         length = self.patch_embed.num_patches
         self.pos_embed = self.create_parameter(
