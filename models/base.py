@@ -106,6 +106,7 @@ class ImageModel(nn.Layer):
         takes_masks: whether ``_stage`` takes a ``mask`` of the attention, and more tokens than the
             images have. The mask [B, N, N] is added to the scores of N tokens.
         num_features: channels of the pooled features.
+        ends_in_map: whether the last intermediate is a map, whose places are squares of the image.
 
     Raises:
         InputError: images that are too small.
@@ -126,6 +127,7 @@ class ImageModel(nn.Layer):
     pos_resize: str = "bicubic"
     num_prefix_tokens = 0
     takes_masks = False
+    ends_in_map = True
     num_features: int
 
     def __init__(

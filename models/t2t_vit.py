@@ -173,7 +173,8 @@ class TokensToToken(nn.Layer):
     ) -> None:
         super().__init__()
         self.image_size = tuple(image_size)
-        rows, columns = self.grid_size = tuple(side // _STRIDE for side in image_size)
+        rows, columns = (side // _STRIDE for side in image_size)
+        self.grid_size = (rows, columns)
         self.num_patches = rows * columns
         blocks = []
         for (side, _, _), channels in zip(_WINDOWS, (in_channels, token_dim), strict=False):

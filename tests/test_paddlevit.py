@@ -71,6 +71,7 @@ NO_MODEL = {  # of files whose models aren't here
     "{TYPE: crossvit, IMG_SIZE: null}": "IMG_SIZE None, IMAGE_SIZE 224: expected sizes in pixels",
     "{TYPE: CvT, CLS_TOKEN: [True, False, True]}": r"CLS_TOKEN \[True, False, True\], .* a class token and drop path",
     "{TYPE: CvT, DROP_RATE: [0.0, 0.1]}": r"DROP_RATE \[0.0, 0.1\], .* expected NUM_STAGES 3 values each",
+    "{TYPE: focal, FOCAL: {FOCAL_LEVELS: [3, 1, 1, 1]}}": r"FOCAL_LEVELS \[3, 1, 1, 1\]: expected the pool",
     "{TYPE: halo, ACT: relu, CHANNEL: [32, 64, 128, 256, 512]}": "expected a stem of 64 channels, and four stages",
     "{TYPE: halo}": "ACT is None, which is no activation there; give relu or silu",
     "{TYPE: halo, ACT: relu, STAGE1_BLOCK: [attn, bottle, attn]}": r"STAGE1_BLOCK to 4 \[\['attn', 'bottle', 'attn'\]",

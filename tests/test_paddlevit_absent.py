@@ -14,12 +14,6 @@ from settings.paddlevit.reading import families
 # The TYPE of each family's files (of every year), one of its names, and a key that this toolkit
 # doesn't have.
 ABSENT = [
-    ("Focal Transformer", "focal", "focal_tiny_patch4_window7_224", ""),
-    ("HVT", "hvt", "hvt_s0_patch16_224", ""),
-    ("HVT", "hvt", "scale_hvt_ti_4_patch16_224", ""),
-    ("MobileFormer", "MobileFormer", "mobileformer_151m", ""),
-    ("ResT", "ResT", "rest_base", ""),
-    ("ResT", "ResT_V2", "restv2_small", ""),
     (
         "Shuffle Transformer",
         "shuffle",

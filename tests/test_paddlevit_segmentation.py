@@ -64,6 +64,15 @@ MODELS = {
         "HEAD.NAME": "upernet",
         "HEAD.PYRAMID_CHANNELS": 16,
     },
+    "upernet_focal": {
+        "MODEL.TYPE": "Focal",
+        "MODEL.EMBED_DIM": 12,
+        "MODEL.WINDOW_SIZE": 6,
+        "MODEL.EXPAND_SIZES": [3, 2, 2, 1],
+        "MODEL.FOCAL_WINDOWS": [5, 3, 0, 1],
+        "MODEL.CONV_EMBED": True,
+        "HEAD.NAME": "upernet",
+    },
     "segmenter": {
         "MODEL.TYPE": "ViT",
         "MODEL.CLASS_TOKEN": True,
@@ -321,13 +330,8 @@ def test_each_optimizer_has_its_keys(theirs, expected, read):
 REFUSED = [
     (
         "'SwinTransformer'",
-        "'FocalTransformer'\n        NO_SUCH: 1",
-        "MODEL.ENCODER.TYPE is 'FocalTransformer': PaddleViT's Focal Transformer isn't here; docs/paddlevit.md lists",
-    ),
-    (
-        "'SwinTransformer'",
         "'ResNet'",
-        "MODEL.ENCODER.TYPE is 'ResNet', expected SwinTransformer or CSwinTransformer, which is what",
+        "MODEL.ENCODER.TYPE is 'ResNet', expected SwinTransformer or CSwinTransformer or FocalTransformer,",
     ),
     ("'SwinTransformer'", "[Swin]", "MODEL.ENCODER.TYPE takes a word in PaddleViT's files, found"),
     (

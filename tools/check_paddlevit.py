@@ -62,7 +62,7 @@ def compare(file: Path, python: str, folder: Path, dtype: str) -> dict[str, Any]
     import paddle
 
     from models import build_model
-    from tools.benchmarks.paddlevit_reference import without_drops
+    from tools.benchmarks.paddlevit_reference import convert, without_drops
     from weights import load_weights
 
     script = ROOT / "tools" / "benchmarks" / "paddlevit_reference.py"
@@ -80,7 +80,7 @@ def compare(file: Path, python: str, folder: Path, dtype: str) -> dict[str, Any]
     config = get_config(file)
     model = build_model(config, head_init_scale=1.0)
     load_weights(model, folder / "weights.pdparams")
-    model.to(dtype=dtype)
+    convert(model, dtype)
     model.eval()
     outputs = np.load(folder / "outputs.npz")
     images = paddle.to_tensor(outputs["images"], dtype)

@@ -10,6 +10,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.cswin import StripeAttention
 from models.cvt import Attention as HalvedAttention
+from models.focal import FocalAttention
 from models.halonet import HaloAttention
 from models.layers.attention import attention_layers, attention_weights
 from models.layers.class_attention import ClassAttention
@@ -148,6 +149,9 @@ def _received_weights(
         shape: the shape of the layer's input.
     """
     layer = sublayer(model, name)
+    if isinstance(layer, FocalAttention):
+        block = sublayer(model, name.rpartition(".")[0])
+        return _join_surroundings(layer, block.resolution, weights.mean(2))
     if isinstance(layer, WindowAttention):
         return _join_windows(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
     if isinstance(layer, StripeAttention):
@@ -197,6 +201,31 @@ def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     # The last windows may reach into the padding.
     maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]
     return np.roll(maps, block.shift_size, axis=(1, 2))
+
+
+def _join_surroundings(
+    layer: FocalAttention, resolution: tuple[int, int], windows: np.ndarray
+) -> np.ndarray:
+    """Adds the windows of Focal Transformer with the places around them. Pooled windows aren't drawn.
+
+    Shape: [windows, H, keys] -> [H, rows, columns].
+    """
+    size = layer.side
+    expand = layer.expand_size
+    side = size + 2 * expand
+    down, across = (-(-length // size) for length in resolution)
+    maps = np.zeros((windows.shape[1], down * size, across * size), np.float32)
+    for number, window in enumerate(windows[:, :, : side**2]):
+        y, x = divmod(number, across)
+        # Beyond its border, a map goes on at its other side.
+        rows = (np.arange(side) + y * size - expand) % (down * size)
+        columns = (np.arange(side) + x * size - expand) % (across * size)
+        np.add.at(
+            maps,
+            (slice(None), rows[:, None], columns),
+            window.reshape(-1, side, side),
+        )
+    return maps[:, : resolution[0], : resolution[1]]
 
 
 def _join_stripes(

@@ -6,7 +6,7 @@ import paddle
 
 import ops
 from models.layers.graph_sizes import as_tensor, is_known, places, rounded_up, taken
-from models.layers.layout import concat
+from models.layers.layout import channels_first, concat
 
 
 def in_windows(
@@ -123,3 +123,66 @@ def pad_maps(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
         zeros = paddle.zeros_like(x[:, :, :1]).expand([-1, -1, right, -1])
         x = concat([x, zeros], axis=2)
     return x
+
+
+def windows_of(x: paddle.Tensor, window_size: Sequence[int]) -> paddle.Tensor:
+    """Returns the windows of maps, row by row: [B, H, W, D] -> [B * windows, height * width, D].
+
+    Args:
+        window_size: (height, width), of which H and W are multiples.
+    """
+    if ops.usable(x):
+        return ops.into_windows(x, window_size, (0, 0))
+    rows = x.shape[1] // window_size[0]
+    columns = x.shape[2] // window_size[1]
+    x = x.reshape([-1, rows, window_size[0], columns, window_size[1], x.shape[3]])
+    return x.transpose([0, 1, 3, 2, 4, 5]).flatten(0, 2).flatten(1, 2)
+
+
+def surrounded_windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
+    """Returns square windows with the places around them: [B, H, W, D] -> [B * windows, (size + 2
+    halo) ** 2, D]. Beyond its border, a map goes on at its other side.
+
+    Args:
+        size: side of a window, of which H and W are multiples.
+        halo: how many places around it, at most ``size``.
+    """
+    height, width, dim = x.shape[1:]
+    side = size + 2 * halo
+    rows = height // size
+    columns = width // size
+    x = _with_neighbours(x.reshape([-1, rows, size, width * dim]), halo)
+    x = _with_neighbours(x.reshape([-1, columns, size, dim]), halo)
+    return windows_of(x.reshape([-1, rows * side, columns * side, dim]), (side, side))
+
+
+def _with_neighbours(x: paddle.Tensor, halo: int) -> paddle.Tensor:
+    """Returns blocks with the nearest places of the blocks beside them; the first and the last are
+    neighbours: [B, blocks, size, D] -> [B, blocks, size + 2 halo, D].
+    """
+    blocks, size = x.shape[1:3]
+    before = x[:, :, size - halo :]
+    after = x[:, :, :halo]
+    if blocks > 1:
+        before = concat([before[:, blocks - 1 :], before[:, : blocks - 1]], axis=1)
+        after = concat([after[:, 1:], after[:, :1]], axis=1)
+    return concat([before, x, after], axis=2)
+
+
+def neighbourhoods(x: paddle.Tensor, reach: int) -> paddle.Tensor:
+    """Returns each place of maps with those up to ``reach`` rows and columns away: [B, H, W, D] ->
+    [B * H * W, (2 reach + 1) ** 2, D]. Beyond the maps there are zeros.
+    """
+    if not reach:
+        return x.flatten(0, 2).unsqueeze(1)
+    if ops.usable(x):
+        return ops.halo_windows(channels_first(x), 1, reach).flatten(0, 1)
+    height, width = x.shape[1:3]
+    count = 2 * reach + 1
+    zeros = paddle.zeros_like(x[:, :1]).expand([-1, reach, -1, -1])
+    x = paddle.concat([zeros, x, zeros], axis=1)
+    x = paddle.stack([x[:, i : i + height] for i in range(count)], axis=2)
+    zeros = paddle.zeros_like(x[:, :, :, :1]).expand([-1, -1, -1, reach, -1])
+    x = paddle.concat([zeros, x, zeros], axis=3)
+    x = paddle.stack([x[:, :, :, i : i + width] for i in range(count)], axis=4)
+    return x.transpose([0, 1, 3, 2, 4, 5]).flatten(0, 2).flatten(1, 2)

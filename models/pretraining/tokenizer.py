@@ -295,7 +295,8 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
     # A class token that joins after the last map is read by layers that a tokenizer wouldn't train.
     joins_late = hasattr(encoder, "cls_token") and not encoder.num_prefix_tokens
     infos = encoder.feature_info
-    if joins_late or not infos or infos[-1]["num_chs"] != encoder.num_features:
+    has_map = encoder.ends_in_map and not joins_late and bool(infos)
+    if not has_map or infos[-1]["num_chs"] != encoder.num_features:
         raise without_map(encoder)
     side = encoder.feature_info[-1]["reduction"]
     height, width = encoder.image_size

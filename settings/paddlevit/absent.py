@@ -41,10 +41,6 @@ class _Task(NamedTuple):
 
 
 _FAMILIES = (
-    _Family("Focal Transformer", types="focal", models="focal_"),
-    _Family("HVT", types="hvt", models="(scale_)?hvt_"),
-    _Family("MobileFormer", types="mobileformer", models="mobileformer_"),
-    _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
     _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
 )
 _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")

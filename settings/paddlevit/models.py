@@ -278,6 +278,83 @@ def _of_convmlp(settings: _Settings, path: Path) -> _Settings:
     }
 
 
+# This toolkit's names of MobileFormer's keys below MODEL.MF.
+_MOBILEFORMER_KEYS = {
+    "STEM.OUT_CHANNELS": "STEM_DIM",
+    "LITE_BNECK.STRIED": "LITE_STRIDE",
+    "BLOCK.OUT_CHANNELS": "EMBED_DIMS",
+    "BLOCK.HIDDEN_CHANNELS": "HIDDEN_DIMS",
+    "BLOCK.STRIEDS": "STRIDES",
+    "POINTWISECONV_GROUPS": "CONV_GROUPS",
+    "NUM_HEAD": "NUM_HEADS",
+    "MLP_RATIO": "MLP_RATIO",
+    "QKV_BIAS": "QKV_BIAS",
+    "DYRELU.USE_DYRELU": "DYNAMIC_RELU",
+    "DYRELU.REDUCE": "RELU_REDUCTION",
+    "CHANNEL_CONV.OUT_CHANNEL": "LAST_DIM",
+    "HEAD.HIDDEN_FEATURE": "HEAD_DIM",
+}
+
+
+def _of_mobileformer(settings: _Settings, path: Path) -> _Settings:
+    """Translates Mobile-Former.
+
+    PaddleViT's in-channels are always those of the layer before, except in its defaults of HEAD. With
+    kernels of another side than 3, its maps would lose their margins.
+    """
+    prefix = "MODEL.MF."
+    model = {
+        key.removeprefix(prefix): settings.pop(key)
+        for key in list(settings)
+        if key.startswith(prefix)
+    }
+    found = {f"MODEL.{own}": model[name] for name, own in _MOBILEFORMER_KEYS.items()}
+    lite_dim = model["LITE_BNECK.OUT_CHANNEL"]
+    found["MODEL.LITE_DIMS"] = [model["LITE_BNECK.HIDDEN_CHANNEL"], lite_dim]
+    found["MODEL.NUM_TOKENS"], found["MODEL.TOKEN_DIM"] = model["TOKENS"]
+    dims = found["MODEL.EMBED_DIMS"]
+    expected = {
+        "LITE_BNECK.IN_CHANNEL": found["MODEL.STEM_DIM"],
+        "BLOCK.IN_CHANNELS": [lite_dim, *dims[:-1]],
+        "BLOCK.KERNELS": [3] * len(dims),
+        "BLOCK.PADDINGS": [1] * len(dims),
+        "CHANNEL_CONV.IN_CHANNEL": dims[-1],
+    }
+    for name, value in expected.items():
+        if model[name] != value:
+            raise InputError(
+                f"{path}: {prefix}{name} is {printable(str(model[name]), 100)}, expected {value},"
+                " as the other keys say"
+            )
+    return found
+
+
+def _of_focal(settings: _Settings, path: Path) -> _Settings:
+    """Translates Focal Transformer. A stage of two levels attends to pooled windows, too."""
+    group = "MODEL.FOCAL"
+    pool = settings.pop(f"{group}.FOCAL_POOL")
+    stages = settings.pop(f"{group}.FOCAL_STAGES")
+    levels = settings.pop(f"{group}.FOCAL_LEVELS")
+    windows = settings.pop(f"{group}.FOCAL_WINDOWS")
+    lists = [stages, levels, windows]
+    is_known = all(isinstance(values, list) for values in lists) and pool in ("fc", "none", None)
+    is_known = is_known and len(levels) == len(windows) and set(levels) <= {1, 2}
+    if not is_known:
+        found = f"FOCAL_POOL {pool}, FOCAL_STAGES {stages}, FOCAL_LEVELS {levels}"
+        raise InputError(
+            f"{path}: {printable(found, 200)}: expected the pool fc or none, and 1 or 2 levels for"
+            " each stage"
+        )
+    pooled = [
+        window if pool == "fc" and level == 2 and stage in stages else 0
+        for stage, (level, window) in enumerate(zip(levels, windows, strict=True))
+    ]
+    return {
+        "MODEL.FOCAL_WINDOWS": pooled,
+        "MODEL.CONV_EMBED": settings.pop(f"{group}.USE_CONV_EMBED"),
+    }
+
+
 # By a key of MODEL that only models of one kind have.
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "EXPANSIONS": _of_mobileone,
@@ -286,8 +363,10 @@ _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
     "STAGE1_BLOCK": _of_halonet,
     "MIXER.SEGMENT_DIM": _of_vip,
     "CFGS": _of_topformer,
+    "MF.TOKENS": _of_mobileformer,
     "DIM_EMBED": _of_cvt,
     "HEIGHTS": _of_repmlp,
     "MIXER.BLOCK_TYPE": _of_repmlp_resnet,
     "MIXER.N_CONV_BLOCKS": _of_convmlp,
+    "FOCAL.FOCAL_LEVELS": _of_focal,
 }

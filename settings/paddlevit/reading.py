@@ -34,15 +34,16 @@ from settings.values import parse_value, quoted
 
 FOLDER = CONFIG_DIR / "paddlevit"
 # The groups of keys that PaddleViT has within MODEL, and this toolkit hasn't.
-GROUPS = ("TRANS.", "MIXER.", "CNN.", "ENCODER.")
+GROUPS = ("TRANS.", "MIXER.", "CNN.", "ENCODER.", "FOCAL.")
 # This toolkit's names of keys of MODEL, by PaddleViT's.
 _ALIASES = {
     "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
     "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS",
     "LAYERS": "DEPTH", "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO",
+    "SR_RATIOS": "SR_RATIO",
     "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
     "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY", "CHANNELS": "EMBED_DIMS",
-    "NUM_BLOCKS": "STAGE_DEPTHS",
+    "NUM_BLOCKS": "STAGE_DEPTHS", "IN_CHANS": "IN_CHANNELS",
 }  # fmt: skip
 # The keys of TASK mae, by PaddleViT's of its pre-training.
 _MAE_KEYS = {

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from errors import InputError
-from settings.paddlevit.absent import absent_type
 from settings.paddlevit.segmentation_models import MODELS
 from settings.paddlevit.tracked import TrackedSettings
 from settings.suggestions import nearest_key
@@ -20,8 +19,6 @@ from settings.values import quoted
 NAME = "segmentation"
 # Keys that only files for segmentation have.
 _SIGNS = frozenset({"MODEL.ENCODER.TYPE", "MODEL.DECODER_TYPE", "VAL.MULTI_SCALES_VAL"})
-# The encoders that PaddleViT has and this toolkit hasn't, by MODEL.ENCODER.TYPE.
-_ABSENT = {"FocalTransformer": "focal"}
 # Keys of training that have another name here and the same meaning.
 _SAME = {
     "DATA.BATCH_SIZE": "DATA.BATCH_SIZE",
@@ -81,20 +78,15 @@ def is_segmentation(keys: Collection[str]) -> bool:
 
 
 def check_keys(path: Path, own: dict[str, Any], known: Collection[str]) -> None:
-    """Checks a file's encoder, and then its keys.
+    """Checks a file's keys.
 
     Args:
         own: the dotted keys and values that it sets.
         known: PaddleViT's keys.
 
     Raises:
-        InputError: the encoder isn't here, or PaddleViT has no such key.
+        InputError: PaddleViT has no such key.
     """
-    encoder = own.get("MODEL.ENCODER.TYPE")
-    if isinstance(encoder, str) and encoder in _ABSENT:
-        raise InputError(
-            f"{path}: MODEL.ENCODER.TYPE is '{encoder}': {absent_type(_ABSENT[encoder])}"
-        )
     for key in own:
         if key not in known:
             raise InputError(

@@ -104,6 +104,27 @@ def _cswin(settings: TrackedSettings) -> dict[str, Any]:
     }
 
 
+def _focal(settings: TrackedSettings) -> dict[str, Any]:
+    stages = settings["MODEL.TRANS.FOCAL_STAGES"]
+    levels = settings.numbers("MODEL.TRANS.FOCAL_LEVELS", 4)
+    windows = settings.numbers("MODEL.TRANS.FOCAL_WINDOWS", 4)
+    if not set(levels) <= {1, 2}:
+        settings.refuse("MODEL.TRANS.FOCAL_LEVELS", "1 or 2 for each stage")
+    if not isinstance(stages, list):
+        settings.refuse("MODEL.TRANS.FOCAL_STAGES", "the numbers of stages")
+    return {
+        "MODEL.TYPE": "Focal",
+        "MODEL.PATCH_SIZE": settings["MODEL.TRANS.PATCH_SIZE"],
+        "MODEL.WINDOW_SIZE": settings["MODEL.TRANS.WINDOW_SIZE"],
+        "MODEL.EXPAND_SIZES": settings["MODEL.TRANS.EXPAND_SIZES"],
+        "MODEL.FOCAL_WINDOWS": [
+            window if level == 2 and stage in stages else 0
+            for stage, (level, window) in enumerate(zip(levels, windows, strict=True))
+        ],
+        "MODEL.CONV_EMBED": settings["MODEL.TRANS.USE_CONV_EMBED"],
+    }
+
+
 def _of_dpt(settings: TrackedSettings) -> dict[str, Any]:
     """Returns the keys of DPT."""
     settings.require("MODEL.ENCODER.TYPE", "ViT")
@@ -242,6 +263,7 @@ def _of_trans2seg(settings: TrackedSettings) -> dict[str, Any]:
 _UPERNET_ENCODERS: dict[str, Callable[[TrackedSettings], dict[str, Any]]] = {
     "SwinTransformer": _swin,
     "CSwinTransformer": _cswin,
+    "FocalTransformer": _focal,
 }
 # For each decoder of SETR: the head, and the encoder that it needs.
 _SETR_HEADS = {

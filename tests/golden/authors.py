@@ -48,15 +48,17 @@ def stand_in_for_timm() -> None:
 
 def record(name: str, model: nn.Module, image_size: tuple[int, int], array: Callable) -> None:
     """Writes NAME.npz: logits of two images, and the gradients of sum(logits * array("loss")) by
-    parameter, as grad/NAME.
+    parameter, as grad/NAME. All is computed in float64.
     """
     images = torch.from_numpy(array("images", (2, 3, *image_size)))
-    logits = with_formula(model, array)(images)
+    model = with_formula(model, array).double()
+    logits = model(images.double())
     (logits * torch.from_numpy(array("loss", tuple(logits.shape)))).sum().backward()
     arrays = {"logits": logits}
     for key, parameter in model.named_parameters():
         if parameter.grad is not None:
             arrays[f"grad/{key}"] = parameter.grad
     np.savez_compressed(
-        FOLDER / f"{name}.npz", **{key: tensor.detach().numpy() for key, tensor in arrays.items()}
+        FOLDER / f"{name}.npz",
+        **{key: tensor.detach().float().numpy() for key, tensor in arrays.items()},
     )

@@ -68,15 +68,6 @@ MODEL:
   SPLIT_SIZES: [1, 2, 2, 2]
   NUM_HEADS: [2, 2, 4, 4]
 """),
-    "cyclemlp": Case("CycleMLP", """
-DATA: {IMAGE_SIZE: 68}
-MODEL:
-  TYPE: CycleMLP
-  NUM_CLASSES: 5
-  LAYERS: [1, 1, 2, 1]
-  EMBED_DIMS: [8, 12, 16, 20]
-  MLP_RATIOS: [2, 3, 2, 2]
-"""),
     "cvt": Case("CvT", """
 DATA: {IMAGE_SIZE: 48}
 MODEL:
@@ -101,9 +92,79 @@ MODEL:
   DROP_PATH_RATE: [0.0, 0.0, 0.0]
   CLS_TOKEN: [False, False, False]
 """),
+    "cyclemlp": Case("CycleMLP", """
+DATA: {IMAGE_SIZE: 68}
+MODEL:
+  TYPE: CycleMLP
+  NUM_CLASSES: 5
+  LAYERS: [1, 1, 2, 1]
+  EMBED_DIMS: [8, 12, 16, 20]
+  MLP_RATIOS: [2, 3, 2, 2]
+"""),
     "ff_only": Case("FF_Only", """
 DATA: {IMAGE_SIZE: 224}
 MODEL: {TYPE: FF_Only, NUM_CLASSES: 5, EMBED_DIM: 8, LAYERS: 1, DROPPATH: 0.0}
+"""),
+    "focal": Case("Focal_Transformer", """
+DATA: {IMAGE_SIZE: 128}
+MODEL:
+  TYPE: focal
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  FOCAL:
+    EMBED_DIM: 8
+    DEPTHS: [1, 1, 1, 1]
+    NUM_HEADS: [1, 2, 2, 4]
+    WINDOW_SIZE: 5
+    FOCAL_POOL: fc
+    FOCAL_LEVELS: [2, 2, 2, 2]
+    FOCAL_WINDOWS: [5, 3, 3, 1]
+    EXPAND_SIZES: [2, 1, 1, 1]
+"""),
+    "focal_conv": Case("Focal_Transformer", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: focal
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  FOCAL:
+    EMBED_DIM: 8
+    DEPTHS: [1, 2, 1, 1]
+    NUM_HEADS: [1, 2, 2, 4]
+    WINDOW_SIZE: 4
+    FOCAL_POOL: fc
+    FOCAL_STAGES: [1, 2, 3]
+    FOCAL_LEVELS: [2, 2, 1, 2]
+    FOCAL_WINDOWS: [3, 3, 3, 1]
+    EXPAND_SIZES: [1, 2, 0, 1]
+    USE_CONV_EMBED: True
+"""),
+    "hvt": Case("HVT", """
+DATA: {IMAGE_SIZE: 48}
+MODEL: {TYPE: hvt, NUM_CLASSES: 5, PATCH_SIZE: 8, EMBED_DIM: 24, DEPTH: 3, NUM_HEADS: 3, MLP_RATIO: 2.0,
+  POOL_BLOCK_WIDTH: 2, DROPPATH: 0.0}
+"""),
+    "mobileformer": Case("MobileFormer", """
+DATA: {IMAGE_SIZE: 64}
+MODEL:
+  TYPE: MobileFormer
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  MF:
+    TOKENS: [3, 16]
+    NUM_HEAD: 2
+    POINTWISECONV_GROUPS: 2
+    STEM: {OUT_CHANNELS: 8}
+    LITE_BNECK: {IN_CHANNEL: 8, HIDDEN_CHANNEL: 16, OUT_CHANNEL: 8, STRIED: 1}
+    BLOCK:
+      IN_CHANNELS: [8, 8, 16]
+      HIDDEN_CHANNELS: [16, 16, 32]
+      OUT_CHANNELS: [8, 16, 16]
+      KERNELS: [3, 3, 3]
+      STRIEDS: [2, 2, 2]
+      PADDINGS: [1, 1, 1]
+    CHANNEL_CONV: {IN_CHANNEL: 16, OUT_CHANNEL: 32}
+    HEAD: {IN_CHANNEL: 32, HIDDEN_FEATURE: 24}
 """),
     "replknet": Case("RepLKNet", """
 DATA: {IMAGE_SIZE: 64}
@@ -138,6 +199,19 @@ MODEL:
   HEIGHTS: [16, 8, 4, 2]
   WIDTHS: [16, 8, 4, 2]
   SHARESETS_NUMS: [2, 2, 4, 8]
+"""),
+    "rest": Case("ResT", """
+DATA: {IMAGE_SIZE: 96}
+MODEL: {TYPE: ResT, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [1, 2, 3, 4], DEPTHS: [1, 1, 1, 1]}
+"""),
+    "rest_plain": Case("ResT", """
+DATA: {IMAGE_SIZE: 64}
+MODEL: {TYPE: ResT, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [2, 2, 3, 4], DEPTHS: [1, 2, 1, 1],
+  SR_RATIOS: [4, 2, 2, 1], MLP_RATIOS: [4, 3, 2, 4], QKV_BIAS: False, APPLY_TRANSFORM: False}
+"""),
+    "restv2": Case("ResT", """
+DATA: {IMAGE_SIZE: 64}
+MODEL: {TYPE: ResT_V2, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [1, 2, 3, 4], DEPTHS: [1, 2, 1, 1]}
 """),
     "t2t_vit": Case("T2T_ViT", """
 DATA: {IMAGE_SIZE: 48}
@@ -219,13 +293,13 @@ def record(name: str, file: str) -> None:
     """
     import paddle
 
-    from tools.benchmarks.paddlevit_reference import build, without_drops
+    from tools.benchmarks.paddlevit_reference import build, convert, without_drops
 
     config, model = build(Path.cwd(), Path(file))
     for key, tensor in model.named_parameters():
         tensor.set_value(array(file_name(key), tuple(tensor.shape)))
     # In float64, since batch norms over few values would magnify rounding.
-    model.to(dtype="float64")
+    convert(model, "float64")
     paddle.set_default_dtype("float64")
     side = config.DATA.IMAGE_SIZE
     images = paddle.to_tensor(array("images", (IMAGES, 3, side, side)), "float64")

@@ -188,6 +188,22 @@ _UPERNET_CSWIN = (
     # All but the second stage's maps are padded.
     .replace("WINDOW_SIZE: 7", "SPLIT_SIZES: [3, 2, 3, 3]")
 )
+_UPERNET_FOCAL = (
+    _UPERNET.replace("UperNet_Swin", "UperNet_Focal")
+    .replace("SwinTransformer", "FocalTransformer")
+    .replace("STAGE_DEPTHS: [2, 2, 2, 1]", "STAGE_DEPTHS: [1, 1, 2, 1]")
+    # The last stage has one window. The others' maps of 32, 16 and 8 are padded.
+    .replace(
+        "WINDOW_SIZE: 7",
+        """WINDOW_SIZE: 6
+        FOCAL_STAGES: [0, 1, 3]
+        FOCAL_LEVELS: [2, 2, 2, 2]
+        FOCAL_WINDOWS: [5, 3, 3, 1]
+        EXPAND_STAGES: [0, 1, 2, 3]
+        EXPAND_SIZES: [3, 2, 2, 1]
+        USE_CONV_EMBED: True""",
+    )
+)
 _SETR_MLA = """
     NAME: 'SETR_MLA'
     DECODER_TYPE: 'VIT_MLAHead'
@@ -241,6 +257,7 @@ _MODELS = {
     "setr_naive": (64, _SETR_NAIVE + _SETR),
     "upernet_swin": (128, _UPERNET),
     "upernet_cswin": (128, _UPERNET_CSWIN),
+    "upernet_focal": (128, _UPERNET_FOCAL),
     "segformer": (64, _SEGFORMER),
     "segmenter": (64, _MASK.format(encoder="ViT", decoder="MaskTransformer") + _SEGMENTER),
     "segmenter_linear": (64, _MASK.format(encoder="ViT", decoder="Linear") + _SEGMENTER),
@@ -264,7 +281,9 @@ def array(name: str, shape: list[int]) -> np.ndarray | None:
 
     Weights have the deviation 1 / sqrt(inputs), scales of norms and variances are near 1.
     """
-    if name.endswith(("relative_position_index", "attn_mask")):
+    if name.endswith(("relative_position_index", "attn_mask", "valid_ind_rolled")):
+        return None
+    if "relative_position_index_" in name:
         return None
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     values = rng.standard_normal(shape)

@@ -33,6 +33,7 @@ FLASH = {
     "metaformer": 2,
     "mobilevit": 4,
     "t2t_vit": 2,
+    "hvt": 2,
 }  # blocks of the small form
 
 

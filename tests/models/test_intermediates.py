@@ -59,6 +59,9 @@ def test_an_architecture_gives_its_intermediates(kind):
         assert one.shape[:2] == [2, info["num_chs"]]
         # A window without padding, and LeNet's convolutions, leave out what is at the border.
         for side, places in zip(images.shape[2:], one.shape[2:], strict=True):
+            if kind == "hvt" and info["reduction"] > model.patch_embed.patch_size:
+                # Pooled tokens are a single row (test_hvt.py).
+                continue
             least = side // info["reduction"] - (2 if kind == "lenet" else 1)
             assert least <= places <= -(-side // info["reduction"])
         assert sublayer(model, info["module"]) is not None

@@ -14,7 +14,7 @@ from golden.paddlevit_models import CASES, CLASSES, IMAGES, array, file_name, la
 from config import get_config
 from models import build_model
 from models.layers.batch_norm import BATCH_NORMS
-from tools.benchmarks.paddlevit_reference import without_drops
+from tools.benchmarks.paddlevit_reference import convert, without_drops
 from weights import load_weights
 from weights.formats import write_weights
 
@@ -84,7 +84,7 @@ def test_a_training_step_is_paddlevits(dtype, golden, load, model):
             after[name] = values
     expected = {key: tensor.numpy() for key, tensor in load(after).state_dict().items()}
 
-    model.to(dtype=dtype)
+    convert(model, dtype)
     without_drops(model)
     logits = model(images_of(model).astype(dtype))
     # PaddleViT's RepMLP has 1,000 classes whatever its file says.

@@ -11,7 +11,7 @@ from errors import InputError
 from models.pretraining.tokenizer import Tokenizer, gumbel_noise
 
 # Their last features are no map, or not those that a classifier reads.
-WITHOUT_MAP = {"cait", "crossvit", "cvt", "lenet", "pit", "volo", "xcit"}
+WITHOUT_MAP = {"cait", "crossvit", "cvt", "hvt", "lenet", "mobileformer", "pit", "volo", "xcit"}
 
 # Their small models take images whose last places are cut.
 ODD_SIZES = {"metaformer", "pit", "resnet", "swinv2"}

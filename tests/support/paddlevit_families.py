@@ -61,6 +61,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.TYPE": "BoTNet", "MODEL.NUM_HEADS": [0, 0, 0, 4], "MODEL.LAST_STRIDE": 1, "DATA.CROP_PCT": 0.95}
         | {"TRAIN.LINEAR_SCALED_LR": 128},
     ),
+    "{TYPE: MobileFormer, MF: {TOKENS: [6, 192]}}": (
+        "mobileformer",
+        {"MODEL.NUM_TOKENS": 6, "MODEL.TOKEN_DIM": 192, "MODEL.LITE_DIMS": [24, 12], "MODEL.HEAD_DIM": 576}
+        | {"MODEL.STRIDES": [1, 2, 1, 2, 1, 1, 2, 1], "TRAIN.GRAD_CLIP": 2.0, "TRAIN.LINEAR_SCALED_LR": None},
+    ),
     "TYPE: vip": (
         "vip",
         {**RECIPE, "MODEL.TYPE": "ViP", "MODEL.STAGE_DEPTHS": [4, 3, 8, 3], "MODEL.TRANSITIONS": [True, False, False]},
@@ -82,6 +87,11 @@ FAMILIES = {
         {**RECIPE, "MODEL.STAGE_DEPTHS": [1, 4, 16], "MODEL.EMBED_DIMS": [64, 192, 384], "MODEL.DROPPATH": 0.3}
         | {"MODEL.DROPOUT": 0.1, "MODEL.CLASS_TOKEN": True, "MODEL.PATCH_SIZE": [7, 3, 3], "TRAIN.WEIGHT_DECAY": 0.1},
     ),
+    "{TYPE: focal, FOCAL: {FOCAL_POOL: fc, FOCAL_LEVELS: [2, 1, 2, 2], FOCAL_STAGES: [0, 1, 2]}}": (
+        "focal",
+        {**RECIPE, "MODEL.FOCAL_WINDOWS": [7, 0, 3, 0], "MODEL.CONV_EMBED": False, "TRAIN.LINEAR_SCALED_LR": None}
+        | {"MODEL.EXPAND_SIZES": [3, 3, 3, 3], "TRAIN.GRAD_CLIP": 5.0, "MODEL.STAGE_DEPTHS": [2, 2, 6, 2]},
+    ),
     "{TYPE: halo, ACT: silu}": (
         "halonet",
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
@@ -91,6 +101,17 @@ FAMILIES = {
         "t2t_vit",
         {**RECIPE, "MODEL.TYPE": "T2T_ViT", "MODEL.TOKEN_TYPE": "transformer", "MODEL.NORM_EPS": 1e-6}
         | {"MODEL.FIXED_TABLES": False, "TRAIN.LINEAR_SCALED_LR": None, "TRAIN.MODEL_EMA": True},
+    ),
+    "{TYPE: ResT, DROPPATH: 0.1, DEPTHS: [2, 2, 18, 2]}": (
+        "rest",
+        {**RECIPE, "MODEL.TYPE": "ResT", "MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.SR_RATIO": [8, 4, 2, 1]}
+        | {"MODEL.APPLY_TRANSFORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.LR_SCALED": "base"},
+    ),
+    "TYPE: ResT_V2": ("restv2", {**RECIPE, "MODEL.TYPE": "ResTv2", "MODEL.DROPPATH": 0.0, "TRAIN.LINEAR_SCALED_LR": 256}),
+    "TYPE: hvt": (
+        "hvt",
+        {**RECIPE, "MODEL.TYPE": "HVT", "MODEL.POOL_BLOCK_WIDTH": 6, "MODEL.DROPPATH_SHAPE": "constant"}
+        | {"TRAIN.WEIGHT_DECAY": 0.1},
     ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
@@ -145,10 +166,18 @@ FAMILIES = {
         {**AUTO, "TRAIN.LINEAR_SCALED_LR": 256, "TRAIN.ACCUM_ITER": 2, "MODEL.DROPPATH": 0.2, "SEED": 42},
     ),
     "{TYPE: T2T-ViT, TRANS: {DEPTH: 3}}": ("t2t_vit_2021", {**AUTO, "MODEL.DEPTH": 3, "MODEL.DROPPATH": 0.0}),
+    "{TYPE: focal, DROP_PATH: 0.3, FOCAL: {USE_CONV_EMBED: True}}": (
+        "focal_2021",
+        {**AUTO_512, "MODEL.DROPPATH": 0.3, "MODEL.FOCAL_WINDOWS": [0, 0, 0, 0], "MODEL.CONV_EMBED": True},
+    ),
     "{TYPE: RepMLP_ResNet, MIXER: {NUM_BLOCKS: [1, 2, 1, 1], BLOCK_TYPE: bottleneck, FC3_GROUPS: 8}}": (
         "repmlp_2021",
         {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.BLOCK_TYPE": "bottleneck", "MODEL.FC3_GROUPS": 8}
         | {"MODEL.PART_SIZE": 7, "TRAIN.AUTO_AUGMENT": None, "TRAIN.COLOR_JITTER": 0.4, "TRAIN.HFLIP": 0.0},
+    ),
+    "{TYPE: hvt, TRANS: {POOL_BLOCK_WIDTH: 4}}": (
+        "hvt_2021",
+        {**AUTO, "TRAIN.HFLIP": 0.5, "MODEL.POOL_BLOCK_WIDTH": 4, "TRAIN.ACCUM_ITER": 2},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

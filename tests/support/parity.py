@@ -64,7 +64,7 @@ def assert_as_the_authors(model, name, folder, array=array):
     """Asserts that logits and gradients are those of the golden file, which ``golden/authors.py``
     writes.
     """
-    golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
+    golden = dict(np.load(ROOT / "tests" / "golden" / f"{name}.npz"))
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = _logits(model, golden, images, folder, array, within=1e-5)
     assert any(key.startswith("grad/") for key in golden)

@@ -16,6 +16,7 @@ from golden import (
     eva,
     halonet,
     hiera,
+    hvt,
     levit,
     metaformer,
     mixer,
@@ -25,6 +26,7 @@ from golden import (
     poolformer,
     pvtv2,
     regnet,
+    rest,
     swin,
     swinv2,
     t2t_vit,
@@ -34,6 +36,8 @@ from golden import (
     volo,
     xcit,
 )
+from paddle import nn
+from paddle.nn.initializer import Normal
 
 from models.beit import Beit
 from models.botnet import BoTNet
@@ -48,15 +52,17 @@ from models.cvt import CvT
 from models.cyclemlp import CycleMLP
 from models.eva import Eva
 from models.ff_only import FeedForwardOnly
+from models.focal import FocalTransformer
 from models.gmlp import GMlp
 from models.halonet import HaloNet
 from models.hiera import Hiera
-from models.layers import Linear
-from models.layers.init import init_convolution
+from models.hvt import HVT
+from models.layers.init import fan_in, init_convolution
 from models.lenet import LeNet
 from models.levit import LeViT
 from models.metaformer import MetaFormer
 from models.mixer import MlpMixer
+from models.mobileformer import MobileFormer
 from models.mobileone import MobileOne
 from models.mobilevit import MobileViT
 from models.pit import PoolingVisionTransformer
@@ -68,6 +74,7 @@ from models.repmlp import RepMLPNet
 from models.repmlp_resnet import RepMLPResNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
+from models.rest import ResT, ResTv2
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.t2t_vit import T2TViT
@@ -85,6 +92,16 @@ REGNET_DIMS = {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}
 
 def _renamed(case, **our_names):
     return {our_names.get(name, name): value for name, value in case.items()}
+
+
+def _enlarged(model):
+    """Returns a model after multiplying the weights of its Linears and convolutions by ten: with as
+    few channels as here, the architecture's own would let little of the images through.
+    """
+    for layer in model.sublayers():
+        if isinstance(layer, nn.Linear | nn.Conv2D):
+            layer.weight.set_value(10 * layer.weight)
+    return model
 
 
 def small_beit(case="beit", **changes):
@@ -213,6 +230,21 @@ def small_ff_only(**changes):
     return FeedForwardOnly(**sizes | changes)
 
 
+def small_focal(**changes):
+    """The windows don't divide the maps of the first stages; the last ones have a window each."""
+    options = {
+        "image_size": 64,
+        "num_classes": 5,
+        "embed_dim": 8,
+        "stage_depths": (1, 1, 1, 1),
+        "num_heads": (1, 2, 2, 4),
+        "window_size": 5,
+        "expand_sizes": (2, 1, 1, 1),
+        "focal_windows": (3, 3, 1, 1),
+    }
+    return FocalTransformer(**options | changes)
+
+
 def small_gmlp(case="gmlp", **changes):
     return small_mixer(case, **changes)
 
@@ -230,6 +262,10 @@ def small_hiera(case="hiera", **changes):
     options = _renamed(hiera.CASES[case], stages="stage_depths")
     options.pop("abs_win_pos_embed", None)
     return Hiera(**{"image_size": hiera.SIZES[case]} | options | changes)
+
+
+def small_hvt(case="hvt", **changes):
+    return HVT(**{"image_size": hvt.SIZE, "patch_size": hvt.PATCH} | hvt.CASES[case] | changes)
 
 
 def small_lenet(**changes):
@@ -258,6 +294,27 @@ def small_mixer(case="mixer", **changes):
     """The MLP-Mixer, the gMLP or the ResMLP of a case."""
     options = _renamed(mixer.CASES[case], img_size="image_size", num_blocks="depth")
     return MIXERS[case.partition("_")[0]](**options | changes)
+
+
+def small_mobileformer(**changes):
+    """Its weights keep variances: PaddleViT's leave too little of an image before training."""
+    sizes = {
+        "stem_dim": 8,
+        "lite_dims": (16, 8),
+        "embed_dims": (8, 16, 16),
+        "hidden_dims": (16, 16, 32),
+        "strides": (1, 2, 2),
+        "conv_groups": 2,
+        "token_dim": 16,
+        "num_heads": 2,
+        "last_dim": 32,
+        "head_dim": 24,
+    }
+    model = MobileFormer(**{"image_size": 64, "num_classes": 5} | sizes | changes)
+    for layer in model.sublayers():
+        if isinstance(layer, (nn.Conv2D, nn.Linear)):
+            Normal(std=1.5 * fan_in(layer) ** -0.5)(layer.weight)
+    return model
 
 
 def small_mobileone(case="mobileone", **changes):
@@ -348,6 +405,18 @@ def small_resnet(**changes):
     return ResNet(**{"image_size": 33, "depth": 10, "num_classes": 5} | changes)
 
 
+def small_rest(case="rest", **changes):
+    """Attention is normalised: with weights of 0.02 it would be rounding."""
+    options = {"qkv_bias": False, "apply_transform": False, **rest.CASES[case]}
+    options = _renamed(options, depths="stage_depths", sr_ratios="sr_ratio")
+    return _enlarged(ResT(**{"image_size": rest.SIZE} | options | changes))
+
+
+def small_restv2(case="restv2", **changes):
+    options = _renamed(rest.CASES[case], depths="stage_depths", sr_ratios="sr_ratio")
+    return ResTv2(**{"image_size": rest.SIZE} | options | changes)
+
+
 def small_swin(case="swin", **changes):
     options = _renamed(swin.CASES[case], img_size="image_size", depths="stage_depths")
     return SwinTransformer(**options | changes)
@@ -359,15 +428,9 @@ def small_swinv2(case="swinv2", **changes):
 
 
 def small_t2t_vit(case="t2t_vit", **changes):
-    """Its Linears have ten times the architecture's weights: its first norm takes away the images'
-    size, so that they would hardly change a model as small as this.
-    """
+    """The first norm takes away the images' size, so that weights of 0.02 would hide them."""
     options = _renamed(t2t_vit.CASES[case], tokens_type="token_type")
-    model = T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes)
-    for layer in model.sublayers():
-        if isinstance(layer, Linear):
-            layer.weight.set_value(10 * layer.weight)
-    return model
+    return _enlarged(T2TViT(**{"image_size": t2t_vit.SIZE} | options | changes))
 
 
 def small_tinyvit(case="tinyvit", **changes):

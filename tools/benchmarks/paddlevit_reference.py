@@ -53,8 +53,15 @@ def mend(module: Any) -> None:
         width = attention.in_dim if attention.skip else attention.dim_head
         return x.reshape([*x.shape[:-1], attention.num_heads, width]).transpose([0, 2, 1, 3])
 
+    def logits(head: Any, feature_map: paddle.Tensor, tokens: paddle.Tensor) -> paddle.Tensor:
+        # PaddleViT's returns the logits in training, and their softmax in evaluation.
+        x = paddle.concat([head.flatten(head.avg_pool(feature_map)), tokens[:, 0]], axis=-1)
+        return head.fc2(head.dropout(head.act(head.fc1(x))))
+
     if module.__name__ == "t2t_vit":
         module.Attention.transpose_multihead = split_heads
+    if module.__name__ == "mobileformer":
+        module.Classifier_Head.forward = logits
 
 
 def batch_norms(model: nn.Layer) -> list[Any]:
@@ -80,6 +87,12 @@ def randomise(model: nn.Layer, images: paddle.Tensor) -> None:
         elif len(shape) <= 1:
             # layer scale
             parameter.set_value(paddle.uniform(shape, min=0.1, max=1.0))
+        elif name.endswith("weight") and len(shape) in (2, 4):
+            # Smaller ones would leave nothing of the images; with larger ones, deep models magnify
+            # rounding.
+            fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
+            if parameter.std().item() < 0.25 * fan_in**-0.5:
+                parameter.set_value(paddle.normal(0.0, 0.25 * fan_in**-0.5, shape))
         elif parameter.std().item() < 5e-3:
             # tokens, tables, classifiers
             parameter.set_value(paddle.normal(0.0, 0.05, shape))
@@ -94,6 +107,21 @@ def randomise(model: nn.Layer, images: paddle.Tensor) -> None:
     for norm, momentum in zip(norms, momenta, strict=True):
         norm._momentum = momentum
     model.eval()
+
+
+def convert(model: nn.Layer, dtype: str) -> None:
+    """Converts a model to another type of floats. ``Layer.to`` alone converts tables of whole
+    numbers, too.
+    """
+    tables = [
+        (layer, name, tensor)
+        for layer in model.sublayers()
+        for name, tensor in layer._buffers.items()
+        if tensor is not None and "int" in str(tensor.dtype)
+    ]
+    model.to(dtype=dtype)
+    for layer, name, tensor in tables:
+        layer._buffers[name] = tensor.astype("int64")
 
 
 def without_drops(model: nn.Layer) -> nn.Layer:
@@ -133,7 +161,7 @@ def main() -> None:
     images = coarse + 0.3 * paddle.randn([2, 3, side, side])
     randomise(model, images)
     paddle.save(model.state_dict(), str(folder / "weights.pdparams"))
-    model.to(dtype=dtype)
+    convert(model, dtype)
     # Some of the models make zeros as they compute.
     paddle.set_default_dtype(dtype)
     images = images.astype(dtype)
