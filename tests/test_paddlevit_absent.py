@@ -25,12 +25,6 @@ ABSENT = [
     ("RepMLP", "RepMLP_ResNet", "repmlp_b_256", ""),
     ("ResT", "ResT", "rest_base", ""),
     ("ResT", "ResT_V2", "restv2_small", ""),
-    (
-        "Shuffle Transformer",
-        "shuffle",
-        "shuffle_vit_tiny_patch4_window7_224",
-        "TRAIN: {NUM_EPOCHS: 300}",
-    ),
     ("T2T-ViT", "T2T-ViT", "t2t_vit_7", "DATA: {CROP_PCT: 0.9}"),
 ]
 

@@ -13,9 +13,9 @@ positions    the learnt position embeddings; needs no image
 predictions  a grid of images with their classes, or of -mistakes
 
 attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, CSwin, CvT, Focal,
-HaloNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3.
-positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, Focal, VOLO, Hiera. The
-other pictures can be drawn for every architecture.
+Shuffle, HaloNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3.
+positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, Focal, Shuffle, VOLO,
+Hiera. The other pictures can be drawn for every architecture.
 
 IMAGES are files, folders, patterns and lists, as for tools/predict.py. An image's true class is the
 outermost folder around it that is one of the model's classes, so train/ and val/ don't count.

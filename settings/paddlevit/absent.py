@@ -49,7 +49,6 @@ _FAMILIES = (
     _Family("RepLKNet", types="replknet", models="replknet_"),
     _Family("RepMLP", types="repmlp|repmlp_resnet", models="repmlp_"),
     _Family("ResT", types="rest|rest_v2", models="rest(v2)?_"),
-    _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
     _Family("T2T-ViT", types="t2t-vit|t2t_vit", models="t2t[-_]vit[-_]"),
 )
 _DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")

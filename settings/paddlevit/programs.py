@@ -63,8 +63,8 @@ _MODULES = {
 _MODELS = {
     "beit", "cait", "coat", "convmixer", "convnext", "crossvit", "cswin", "cvt", "deit", "ffonly",
     "focal_transformer", "gmlp", "halonet", "levit", "mlp_mixer", "mobileone", "mobilevit", "pit",
-    "poolformer", "pvtv2", "regnet", "resmlp", "swin", "topformer", "transformer", "vip", "vit",
-    "volo", "xcit",
+    "poolformer", "pvtv2", "regnet", "resmlp", "shuffle_transformer", "swin", "topformer", "transformer",
+    "vip", "vit", "volo", "xcit",
 }  # fmt: skip
 
 

@@ -116,6 +116,19 @@ MODEL:
     EXPAND_SIZES: [1, 2, 0, 1]
     USE_CONV_EMBED: True
 """),
+    "shuffle": Case("Shuffle_Transformer", """
+DATA: {IMAGE_SIZE: 96}
+MODEL:
+  TYPE: shuffle
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  TOKEN_DIM: 8
+  EMBED_DIM: 32
+  STAGE_DEPTHS: [2, 2, 2, 2]
+  NUM_HEADS: [1, 2, 1, 2]
+  WINDOW_SIZE: 3
+  MLP_RATIO: 2.0
+"""),
     "topformer": Case("TopFormer", """
 DATA: {IMAGE_SIZE: 64}
 MODEL:

@@ -87,6 +87,10 @@ FAMILIES = {
         {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
         | {"MODEL.STAGE_DEPTHS": [3, 4, 6, 3], "MODEL.NUM_HEADS": [0, 4, 8, 8], "TRAIN.LINEAR_SCALED_LR": 128},
     ),
+    "{TYPE: shuffle, NUM_HEADS: [3, 6, 12, 24], DROPPATH: 0.3}": (
+        "shuffle",
+        {**RECIPE, "MODEL.QKV_BIAS": True, "MODEL.EMBED_DIM": 96, "MODEL.TOKEN_DIM": 32, "MODEL.DROPPATH": 0.3},
+    ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     # by their names of 2021
@@ -122,6 +126,10 @@ FAMILIES = {
     "{TYPE: focal, DROP_PATH: 0.3, FOCAL: {USE_CONV_EMBED: True}}": (
         "focal_2021",
         {**AUTO_512, "MODEL.DROPPATH": 0.3, "MODEL.FOCAL_WINDOWS": [0, 0, 0, 0], "MODEL.CONV_EMBED": True},
+    ),
+    "{TYPE: shuffle, DROP_PATH: 0.3, TRANS: {DEPTHS: [2, 2, 18, 2]}}": (
+        "shuffle_2021",
+        {**AUTO_512, "MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.DROPPATH": 0.0, "MODEL.QKV_BIAS": True},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

@@ -59,6 +59,7 @@ from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
+from models.shuffle import ShuffleTransformer
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.tinyvit import TinyViT
@@ -281,6 +282,20 @@ def small_resmlp(case="resmlp", **changes):
 
 def small_resnet(**changes):
     return ResNet(**{"image_size": 33, "depth": 10, "num_classes": 5} | changes)
+
+
+def small_shuffle(**changes):
+    options = {
+        "image_size": 96,
+        "num_classes": 5,
+        "token_dim": 8,
+        "embed_dim": 32,
+        "stage_depths": (2, 2, 2, 2),
+        "num_heads": (1, 2, 1, 2),
+        "window_size": 3,
+        "mlp_ratio": 0.5,
+    }
+    return ShuffleTransformer(**options | changes)
 
 
 def small_swin(case="swin", **changes):

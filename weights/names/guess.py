@@ -32,6 +32,7 @@ _NAMES = {
     "regnet": r"s1\.b1\.conv1\.conv\.weight",
     "resmlp": r"blocks\.\d+\.linear_tokens\.weight",
     "resnet": r"layer1\.0\.conv1\.weight",
+    "shuffle": r"stage\d\.layers\.\d+\.\d\.attn\.to_qkv\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
