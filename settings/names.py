@@ -21,7 +21,6 @@ from typing import Any
 import yaml
 
 from errors import InputError, reading
-from settings.paddlevit.absent import absent_name
 from settings.suggestions import nearest_model
 
 TOOLKITS = ("timm", "PaddleViT")
@@ -137,16 +136,14 @@ def families() -> dict[str, list[str]]:
 def instead(name: str, files: Sequence[Path]) -> str:
     """Returns the end of the error about a model's name that means no file: advice, or "".
 
-    If the name is timm's or PaddleViT's, the advice says that this variant, or its whole family,
-    isn't here. Otherwise it is the nearest name.
+    If the name is timm's, the advice says that this variant, or its whole family, isn't here.
+    Otherwise it is the nearest name.
 
     Args:
         name: a model's, also with timm's tag of weights, or that of a file.
         files: of the shipped models.
     """
     given = name.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
-    if absent := absent_name(given):
-        return f": {absent}"
     plain = current_name(given).partition(".")[0]
     family = next((family for family, members in families().items() if plain in members), None)
     members = families()[family] if family else []

@@ -17,6 +17,7 @@ from models.layers.class_attention import ClassAttention
 from models.layers.units import MaskUnitAttention
 from models.mobilevit import PATCH, MobileViT
 from models.pvtv2 import Attention as ReducedAttention
+from models.shuffle import WindowAttention as ShuffledAttention
 from models.swin import WindowAttention
 from weights.layout import sublayer
 
@@ -152,6 +153,8 @@ def _received_weights(
     if isinstance(layer, FocalAttention):
         block = sublayer(model, name.rpartition(".")[0])
         return _join_surroundings(layer, block.resolution, weights.mean(2))
+    if isinstance(layer, ShuffledAttention):
+        return _join_shuffled(layer, weights.mean(2), shape[2:])
     if isinstance(layer, WindowAttention):
         return _join_windows(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
     if isinstance(layer, StripeAttention):
@@ -201,6 +204,21 @@ def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     # The last windows may reach into the padding.
     maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]
     return np.roll(maps, block.shift_size, axis=(1, 2))
+
+
+def _join_shuffled(
+    layer: ShuffledAttention, windows: np.ndarray, grid: tuple[int, ...]
+) -> np.ndarray:
+    """Puts the windows of Shuffle Transformer together, whose places may lie far from each other.
+
+    Shape: [windows, H, keys] -> [H, rows, columns].
+    """
+    side, _ = layer.window_size
+    down = grid[0] // side
+    across = grid[1] // side
+    maps = windows.reshape(down, across, -1, side, side)
+    order = (2, 3, 0, 4, 1) if layer.shuffle else (2, 0, 3, 1, 4)
+    return maps.transpose(order).reshape(-1, *grid)
 
 
 def _join_surroundings(

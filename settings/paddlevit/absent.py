@@ -1,6 +1,6 @@
-"""The families of models, and the tasks, that PaddleViT has and this toolkit doesn't.
+"""The tasks that PaddleViT has and this toolkit doesn't.
 
-Their files are refused by a line that names the family or the task, before their keys are read.
+Their files are refused by a line that names the family and the task, before their keys are read.
 """
 
 import re
@@ -9,46 +9,40 @@ from typing import NamedTuple
 
 
 class _Family(NamedTuple):
-    """A family of PaddleViT's models that isn't here.
+    """A family of PaddleViT's models for a task that isn't here.
 
     Attributes:
         name: what PaddleViT calls it.
-        types: a pattern of MODEL.TYPE in its files of any year, in lower case.
-        models: a pattern of the beginnings of its models' names, in lower case.
+        task: what the task is called in messages.
+        types: a pattern of MODEL.TYPE in its files, in lower case; None: they have none, or that of
+            a family that is here.
+        keys: keys of its files. Another family's have none of these, or not all. One that ends with
+            a dot is a section.
     """
 
     name: str
-    types: str
-    models: str
-
-
-class _Task(NamedTuple):
-    """A task of PaddleViT's that isn't here.
-
-    Attributes:
-        name: what it is called in messages.
-        keys: keys that only its files have. One that ends with a dot is a section.
-        types: a pattern of MODEL.TYPE in its files, in lower case; None: it is no sign of the task.
-    """
-
-    name: str
+    task: str
+    types: str | None
     keys: tuple[str, ...]
-    types: str | None = None
 
-    def is_sign(self, key: str) -> bool:
-        """Returns whether only files of this task have a dotted key."""
-        return any(key == own or (own.endswith(".") and key.startswith(own)) for own in self.keys)
+    def has(self, keys: Collection[str]) -> bool:
+        """Returns whether a file with these dotted keys is one of the family's."""
+        return all(
+            own in keys or (own.endswith(".") and any(key.startswith(own) for key in keys))
+            for own in self.keys
+        )
 
 
+_GANS = "GANs"
+_DETECTION = "object detection"
+# A file belongs to the first one whose keys it has.
 _FAMILIES = (
-    _Family("Shuffle Transformer", types="shuffle|shuffle_transformer", models="shuffle_vit_"),
+    _Family("TransGAN", _GANS, "transgan", keys=("MODEL.GEN_MODEL",)),
+    _Family("Styleformer", _GANS, "styleformer", keys=("DATA.MAX_GEN_NUM",)),
+    _Family("DETR", _DETECTION, "detr", keys=("MODEL.NUM_QUERIES",)),
+    _Family("PVTv2", _DETECTION, "pvtv2_det", keys=("FPN.",)),
+    _Family("Swin", _DETECTION, None, keys=("MODEL.TRANS.WINDOW_SIZE",)),
 )
-_DETECTION = _Task("object detection", keys=("FPN.", "MODEL.NUM_QUERIES"), types="detr|pvtv2_det")
-_TASKS = (
-    _Task("GANs", keys=("DATA.MAX_GEN_NUM",), types="transgan|styleformer"),
-    _DETECTION,
-)
-FAMILIES = tuple(family.name for family in _FAMILIES)
 _ADVICE = "; docs/paddlevit.md lists what is"
 
 
@@ -56,19 +50,8 @@ def absent_type(model_type: str) -> str:
     """Returns the error's line for a MODEL.TYPE that only PaddleViT has; "" for any other."""
     lowered = model_type.strip().lower()
     for family in _FAMILIES:
-        if re.fullmatch(family.types, lowered):
-            return _family_line(family)
-    for task in _TASKS:
-        if task.types is not None and re.fullmatch(task.types, lowered):
-            return _task_line(task)
-    return ""
-
-
-def absent_name(name: str) -> str:
-    """Returns the error's line for a model's name that only PaddleViT has; "" for any other."""
-    for family in _FAMILIES:
-        if re.match(family.models, name.lower()):
-            return _family_line(family)
+        if family.types is not None and re.fullmatch(family.types, lowered):
+            return _line(family)
     return ""
 
 
@@ -78,18 +61,13 @@ def absent_task(keys: Collection[str]) -> str:
     Args:
         keys: the dotted keys that the file sets.
     """
-    for task in _TASKS:
-        if any(map(task.is_sign, keys)):
-            return _task_line(task)
-    # PaddleViT's files for classification all have a TYPE. Those for detection with Swin have none.
-    if "MODEL.TRANS.WINDOW_SIZE" in keys and "MODEL.TYPE" not in keys:
-        return _task_line(_DETECTION)
+    for family in _FAMILIES:
+        # PaddleViT's files for classification all have a TYPE. Those of Swin for detection have none.
+        is_classifier = family.types is None and "MODEL.TYPE" in keys
+        if family.has(keys) and not is_classifier:
+            return _line(family)
     return ""
 
 
-def _family_line(family: _Family) -> str:
-    return f"PaddleViT's {family.name} isn't here{_ADVICE}"
-
-
-def _task_line(task: _Task) -> str:
-    return f"it is PaddleViT's for {task.name}, a task that isn't here{_ADVICE}"
+def _line(family: _Family) -> str:
+    return f"it is PaddleViT's {family.name} for {family.task}, a task that isn't here{_ADVICE}"

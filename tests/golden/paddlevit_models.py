@@ -213,6 +213,19 @@ MODEL: {TYPE: ResT, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [2, 
 DATA: {IMAGE_SIZE: 64}
 MODEL: {TYPE: ResT_V2, NUM_CLASSES: 5, EMBED_DIMS: [8, 16, 24, 32], NUM_HEADS: [1, 2, 3, 4], DEPTHS: [1, 2, 1, 1]}
 """),
+    "shuffle": Case("Shuffle_Transformer", """
+DATA: {IMAGE_SIZE: 96}
+MODEL:
+  TYPE: shuffle
+  NUM_CLASSES: 5
+  DROPPATH: 0.0
+  TOKEN_DIM: 8
+  EMBED_DIM: 32
+  STAGE_DEPTHS: [2, 2, 2, 2]
+  NUM_HEADS: [1, 2, 1, 2]
+  WINDOW_SIZE: 3
+  MLP_RATIO: 2.0
+"""),
     "t2t_vit": Case("T2T_ViT", """
 DATA: {IMAGE_SIZE: 48}
 MODEL: {TYPE: T2T-ViT, NUM_CLASSES: 5, EMBED_DIM: 24, DEPTH: 2, NUM_HEADS: 3, MLP_RATIO: 2.0, DROPPATH: 0.0}

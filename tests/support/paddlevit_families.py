@@ -112,6 +112,9 @@ FAMILIES = {
         "hvt",
         {**RECIPE, "MODEL.TYPE": "HVT", "MODEL.POOL_BLOCK_WIDTH": 6, "MODEL.DROPPATH_SHAPE": "constant"}
         | {"TRAIN.WEIGHT_DECAY": 0.1},
+    "{TYPE: shuffle, NUM_HEADS: [3, 6, 12, 24], DROPPATH: 0.3}": (
+        "shuffle",
+        {**RECIPE, "MODEL.QKV_BIAS": True, "MODEL.EMBED_DIM": 96, "MODEL.TOKEN_DIM": 32, "MODEL.DROPPATH": 0.3},
     ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
@@ -178,6 +181,10 @@ FAMILIES = {
     "{TYPE: hvt, TRANS: {POOL_BLOCK_WIDTH: 4}}": (
         "hvt_2021",
         {**AUTO, "TRAIN.HFLIP": 0.5, "MODEL.POOL_BLOCK_WIDTH": 4, "TRAIN.ACCUM_ITER": 2},
+    ),
+    "{TYPE: shuffle, DROP_PATH: 0.3, TRANS: {DEPTHS: [2, 2, 18, 2]}}": (
+        "shuffle_2021",
+        {**AUTO_512, "MODEL.STAGE_DEPTHS": [2, 2, 18, 2], "MODEL.DROPPATH": 0.0, "MODEL.QKV_BIAS": True},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip

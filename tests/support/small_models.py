@@ -75,6 +75,7 @@ from models.repmlp_resnet import RepMLPResNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.rest import ResT, ResTv2
+from models.shuffle import ShuffleTransformer
 from models.swin import SwinTransformer
 from models.swinv2 import SwinTransformerV2
 from models.t2t_vit import T2TViT
@@ -415,6 +416,20 @@ def small_rest(case="rest", **changes):
 def small_restv2(case="restv2", **changes):
     options = _renamed(rest.CASES[case], depths="stage_depths", sr_ratios="sr_ratio")
     return ResTv2(**{"image_size": rest.SIZE} | options | changes)
+
+
+def small_shuffle(**changes):
+    options = {
+        "image_size": 96,
+        "num_classes": 5,
+        "token_dim": 8,
+        "embed_dim": 32,
+        "stage_depths": (2, 2, 2, 2),
+        "num_heads": (1, 2, 1, 2),
+        "window_size": 3,
+        "mlp_ratio": 0.5,
+    }
+    return ShuffleTransformer(**options | changes)
 
 
 def small_swin(case="swin", **changes):

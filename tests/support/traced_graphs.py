@@ -127,6 +127,8 @@ def graph(variant, flash=True):
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
     if config.MODEL.TYPE.lower() == "crossvit":  # two branches
         small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
+    if config.MODEL.TYPE.lower() == "shuffle":  # pairs of blocks
+        small |= {"stage_depths": [2, 2, 2, 2]}
     if config.MODEL.TYPE.lower() == "cvt":  # divisors of the widths above
         small |= {"num_heads": [2, 4, 10]}
     if config.MODEL.TYPE.lower() in ("botnet", "halonet"):  # one block a stage

@@ -42,6 +42,7 @@ _NAMES = {
     "resnet": r"layer1\.0\.conv1\.weight",
     "rest": r"patch_embed_2\.conv\.weight",
     "restv2": r"patch_2\.proj\.weight",
+    "shuffle": r"stage\d\.layers\.\d+\.\d\.attn\.to_qkv\.weight",
     "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "t2t_vit": r"tokens_to_token\.project\.weight",
