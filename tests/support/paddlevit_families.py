@@ -112,6 +112,7 @@ FAMILIES = {
         "hvt",
         {**RECIPE, "MODEL.TYPE": "HVT", "MODEL.POOL_BLOCK_WIDTH": 6, "MODEL.DROPPATH_SHAPE": "constant"}
         | {"TRAIN.WEIGHT_DECAY": 0.1},
+    ),
     "{TYPE: shuffle, NUM_HEADS: [3, 6, 12, 24], DROPPATH: 0.3}": (
         "shuffle",
         {**RECIPE, "MODEL.QKV_BIAS": True, "MODEL.EMBED_DIM": 96, "MODEL.TOKEN_DIM": 32, "MODEL.DROPPATH": 0.3},
