@@ -183,7 +183,8 @@ JSON_OF_OUR_OWN = {
     "launch/launched.py": "the same",
     "launch/sharing.py": "what a process of the same user sends",
     "launch/verdict.py": "memory that the parent shares",
-    "tools/check_parity.py": "what a process that it started prints",
+    "tools/check_paddlevit.py": "what a process that it started prints",
+    "tools/check_parity.py": "the same",
     "tools/gpu/checks.py": "what a process that it started prints",
     "tools/gpu/probe.py": "its own arguments, and a run that it made",
 }

@@ -114,6 +114,8 @@ def graph(variant, flash=True):
         small |= {"parallel_depth": 2, "embed_dims": [16, 32, 32, 32]}
     if config.MODEL.TYPE.lower() == "volo":  # all but the first stage have one width
         small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
+    if config.MODEL.TYPE.lower() == "mobileformer":  # a number for each of its blocks
+        small |= {"embed_dims": [16, 32], "hidden_dims": [32, 32], "strides": [1, 2]}
     if config.MODEL.TYPE.lower() == "vip":  # multiples of the places along a side
         small |= {"embed_dims": [32, 32, 48, 64]}
     if config.MODEL.TYPE.lower() == "topformer":  # a number for each of its five blocks

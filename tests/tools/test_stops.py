@@ -40,6 +40,7 @@ TOOLS = {
     "average_checkpoints": (["w.safetensors", "-output=out.safetensors"], WRITES),
     "benchmark": (["checkpoint", "-cfg=vit_digits", "-repeats=1"], STARTS),
     "check_dataset": ([*IMAGES, "--report=out.html"], WRITES),
+    "check_paddlevit": (["paddlevit", "-python=./waits"], STARTS),
     "check_parity": (["vit_digits", "-python=./waits"], STARTS),
     "compare_runs": (["run", "other", "-output=out.html"], WRITES),
     "convert_weights": (["w.safetensors", "out.npz"], WRITES),
@@ -78,6 +79,7 @@ TOOLS = {
 # They import no Paddle, or after they have started others.
 WITHOUT_PADDLE = {
     "benchmark",
+    "check_paddlevit",
     "check_parity",
     "list_models",
     "make_photographs",
@@ -128,6 +130,9 @@ def place(tmp_path_factory):
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     (folder / "waits").write_text("#!/bin/sh\nexec sleep 600\n")
     (folder / "waits").chmod(0o755)
+    configs = folder / "paddlevit" / "image_classification" / "ViP" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "vip_s7.yaml").write_text("MODEL: {TYPE: ViP}\n")
     (folder / "tmp").mkdir()
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(textwrap.dedent(WAITING))
