@@ -6,6 +6,7 @@
     python tools/benchmark.py dino --dino FOLDER --python PATH
     python tools/benchmark.py segmentation -cfg NAME [--against transformers]
     python tools/benchmark.py zoo [-cfg NAME ...]
+    python tools/benchmark.py paddlevit --paddlevit FOLDER [-cfg NAME ...]
     python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
     python tools/benchmark.py scale [--processes 1 2]
     python tools/benchmark.py startup [--processes 1 2]
@@ -43,6 +44,7 @@ from tools.benchmarks.growth import MEASURES, growth  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
 from tools.benchmarks.loading import loader  # noqa: E402
+from tools.benchmarks.paddlevit import PADDLEVITS, paddlevit  # noqa: E402
 from tools.benchmarks.saving import checkpoint  # noqa: E402
 from tools.benchmarks.segmentation import segmentation  # noqa: E402
 from tools.benchmarks.serving import serving  # noqa: E402
@@ -75,6 +77,7 @@ _SUBJECTS = {
             "against": ["timm"],
         },
     ),
+    "paddlevit": (paddlevit, {"cfg": PADDLEVITS, "batch_size": 8, "repeats": 3, "reports": 2}),
     "infer": (
         infer,
         {"cfg": MODELS, "batch_size": [1, 8], "repeats": 5, "threads": 2, "against": []},
@@ -122,7 +125,7 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
             "cfg",
             kind=str,
             help="YAML file, or a model's name",
-            **(many if what in ("infer", "zoo") else {}),
+            **(many if what in ("infer", "paddlevit", "zoo") else {}),
         )
         flag("batch_size", help="per process", **(many if what == "infer" else {}))
         flag(
@@ -198,7 +201,16 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
             metavar="PATH",
             help="an interpreter with torch and torchvision",
         )
-    if what in ("dino", "segmentation", "train", "zoo"):
+    if what == "paddlevit":
+        command.add_argument(
+            "-paddlevit",
+            "--paddlevit",
+            type=Path,
+            required=True,
+            metavar="FOLDER",
+            help="a checkout of BR-IDL/PaddleViT",
+        )
+    if what in ("dino", "paddlevit", "segmentation", "train", "zoo"):
         flag("reports", 3, help="of two steps each, after the warm-up")
     if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")

@@ -13,8 +13,8 @@ would show nothing.
 
 With -double, both sides compute in float64. What differs then isn't rounding, which some models
 magnify with random weights. Then the gradients of a training step are compared, too: the largest
-difference in one parameter is a share of the range of its gradient. A gradient whose range is below
-a millionth of the largest counts as much as that.
+difference in one parameter is a share of the largest value of its gradient. A gradient whose values
+are all below a millionth of the largest one counts as much as that.
 """
 
 import json
@@ -107,7 +107,7 @@ def compare(file: Path, python: str, folder: Path, dtype: str) -> dict[str, Any]
 
 def _largest_difference(model: Any, wanted: Any) -> float:
     """Returns the largest difference between the gradients of ``model`` and the parameters of
-    ``wanted``, over the range of each.
+    ``wanted``, over the largest value of each.
     """
     pairs = []
     for (_, parameter), (_, values) in zip(
@@ -115,9 +115,9 @@ def _largest_difference(model: Any, wanted: Any) -> float:
     ):
         expected = values.numpy()
         found = 0 * expected if parameter.grad is None else parameter.grad.numpy()
-        pairs.append((abs(found - expected).max(), expected.max() - expected.min()))
-    least = 1e-6 * max(span for _, span in pairs)
-    return float(max(difference / max(span, least) for difference, span in pairs))
+        pairs.append((abs(found - expected).max(), abs(expected).max()))
+    least = 1e-6 * max(largest for _, largest in pairs)
+    return float(max(difference / max(largest, least) for difference, largest in pairs))
 
 
 def main() -> None:

@@ -28,7 +28,11 @@ def assert_is_the_references(name):
     assert list(found.images) == theirs["images"]
     assert found.parameters == theirs["parameters"]
     assert abs(difference(found, name)) < MOST
-    assert found.activations == theirs["activations"]
+    if name.startswith("focal_"):
+        # It attends once to the keys that PaddleViT's code has twice.
+        assert 0.97 < found.activations / theirs["activations"] < 1
+    else:
+        assert found.activations == theirs["activations"]
     assert row(name, found) in PAGE.read_text()
     for column in ("parameters", "macs", "activations"):
         assert getattr(found, column) == sum(getattr(layer, column) for layer in found.layers)

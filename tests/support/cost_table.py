@@ -40,6 +40,9 @@ python tools/model_info.py swin_tiny_patch4_window7_224 -layers
   operator.
 - By default, fvcore ignores convolutions whose padding is "same", which are ConvMixer's depthwise ones. Its own
   function for convolutions was set for them. Without it, ConvMixer's figures would be 5 to 7 % lower.
+- Models that timm lacks and PaddleViT has are counted in PaddleViT's own code, by `models/costs.py`
+  (`tests/golden/make_paddlevit_costs.py`). ResT, CSwin-L and Mobile-Former have other figures in their papers
+  ([PaddleViT](paddlevit.md)).
 - `lenet` has no model in timm; the reference is the same layers in PyTorch. `vit_digits` is timm's ViT of these
   sizes.
 - *acc1* is that of timm's most accurate weights of this size, on ImageNet-1k's validation images. These are published
