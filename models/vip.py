@@ -155,7 +155,7 @@ class VisionPermutator(ImageModel):
         self._check_dims(embed_dims, reductions)
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dims[0])
         # Stages, and what comes before some of them.
-        self.network = nn.LayerList()
+        self.network: Any = nn.LayerList()
         self.stage_indices = []
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             dim = embed_dims[i]

@@ -129,6 +129,9 @@ def without_drops(model: nn.Layer) -> nn.Layer:
     for layer in model.sublayers():
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
+        elif isinstance(getattr(layer, "drop_prob", None), paddle.Tensor):
+            # T2T-ViT's is a buffer.
+            layer.drop_prob = paddle.zeros_like(layer.drop_prob)
         elif hasattr(layer, "drop_prob"):
             layer.drop_prob = 0.0
     model.train()
