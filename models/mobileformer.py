@@ -227,71 +227,71 @@ class HeadLinears(nn.LayerList):
         return x.transpose([1, 0, 2]).reshape([-1, tokens, len(heads) * weights.shape[2]])
 
 
-class ToFormer(nn.Layer):
+class Bridge(nn.Layer):
+    """Multi-head attention between tokens and maps; what both directions have in common.
+
+    Args:
+        dim: channels C of the maps.
+        num_heads: attention heads.
+        drop: dropout of the output.
+        attn_drop: dropout of the attention weights.
+        drop_path: rate of stochastic depth.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, drop: float, attn_drop: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.drop = nn.Dropout(drop)
+        self.drop_path = DropPath(drop_path)
+        self.attn_dropout = nn.Dropout(attn_drop)
+
+    def attend(self, *qkv: paddle.Tensor) -> paddle.Tensor:
+        """Returns the outputs of queries [B, N, C], for keys and values [B, M, C]."""
+        scale = self.head_dim**-0.5
+        return attend_heads(qkv, self.num_heads, self.head_dim, scale, self.attn_dropout)
+
+
+class ToFormer(Bridge):
     """The bridge from maps to tokens: each token plus its attention to all places.
 
     The maps themselves are keys and values. Shape: [B, dim, H, W], [B, M, D] -> [B, M, D].
     """
 
     def __init__(
-        self,
-        token_dim: int,
-        dim: int,
-        num_heads: int,
-        qkv_bias: bool,
-        drop: float,
-        attn_drop: float,
-        drop_path: float,
+        self, token_dim: int, dim: int, num_heads: int, qkv_bias: bool, **rates: float
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = dim // num_heads
+        super().__init__(dim, num_heads, **rates)
         self.input_norm = LayerNorm(token_dim)
         self.heads_q_proj = HeadLinears(token_dim, dim, num_heads, qkv_bias)
         self.output = Linear(dim, token_dim)
-        self.drop = nn.Dropout(drop)
-        self.drop_path = DropPath(drop_path)
-        self.attn_dropout = nn.Dropout(attn_drop)
 
     def forward(self, x: paddle.Tensor, tokens: paddle.Tensor) -> paddle.Tensor:
         places = swap_axes(x.flatten(2))
-        qkv = [self.heads_q_proj(self.input_norm(tokens)), places, places]
-        scale = self.head_dim**-0.5
-        z = attend_heads(qkv, self.num_heads, self.head_dim, scale, self.attn_dropout)
+        z = self.attend(self.heads_q_proj(self.input_norm(tokens)), places, places)
         return self.drop_path(self.drop(self.output(z)), onto=tokens)
 
 
-class ToMobile(nn.Layer):
+class ToMobile(Bridge):
     """The bridge from tokens to maps: each place plus its attention to all tokens.
 
     The maps themselves are queries. Shape: [B, dim, H, W], [B, M, D] -> [B, dim, H, W].
     """
 
     def __init__(
-        self,
-        token_dim: int,
-        dim: int,
-        num_heads: int,
-        qkv_bias: bool,
-        drop: float,
-        attn_drop: float,
-        drop_path: float,
+        self, token_dim: int, dim: int, num_heads: int, qkv_bias: bool, **rates: float
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = dim // num_heads
+        super().__init__(dim, num_heads, **rates)
         self.input_token_norm = LayerNorm(token_dim)
         self.heads_k_proj = HeadLinears(token_dim, dim, num_heads, qkv_bias)
         self.heads_v_proj = HeadLinears(token_dim, dim, num_heads, qkv_bias)
-        self.drop = nn.Dropout(drop)
-        self.drop_path = DropPath(drop_path)
-        self.attn_dropout = nn.Dropout(attn_drop)
 
     def forward(self, x: paddle.Tensor, tokens: paddle.Tensor) -> paddle.Tensor:
         tokens = self.input_token_norm(tokens)
-        qkv = [swap_axes(x.flatten(2)), self.heads_k_proj(tokens), self.heads_v_proj(tokens)]
-        scale = self.head_dim**-0.5
-        z = attend_heads(qkv, self.num_heads, self.head_dim, scale, self.attn_dropout)
+        places = swap_axes(x.flatten(2))
+        z = self.attend(places, self.heads_k_proj(tokens), self.heads_v_proj(tokens))
         z = swap_axes(z).reshape([0, x.shape[1], *x.shape[2:]])
         return self.drop_path(self.drop(z), onto=x)
 
@@ -402,8 +402,7 @@ class MobileFormer(ImageModel):
         self.bneck_lite = Bottleneck(
             stem_dim, lite_hidden, in_dim, conv_groups, act=None, stride=lite_stride, lite=True
         )
-        bridge = {"num_heads": num_heads, "drop": dropout, "attn_drop": attention_dropout}
-        bridge["drop_path"] = droppath
+        rates = {"drop": dropout, "attn_drop": attention_dropout, "drop_path": droppath}
         self.blocks = nn.LayerList()
         for dim, hidden_dim, stride in zip(embed_dims, hidden_dims, strides, strict=True):
             act = DynamicReLU(hidden_dim, token_dim, relu_reduction) if dynamic_relu else None
@@ -421,12 +420,12 @@ class MobileFormer(ImageModel):
                 Block(
                     Mobile(in_dim, stride, bneck),
                     former,
-                    ToFormer(token_dim, in_dim, qkv_bias=qkv_bias, **bridge),
-                    ToMobile(token_dim, dim, qkv_bias=qkv_bias, **bridge),
+                    ToFormer(token_dim, in_dim, num_heads, qkv_bias, **rates),
+                    ToMobile(token_dim, dim, num_heads, qkv_bias, **rates),
                 )
             )
             in_dim = dim
-        self.end_toformer_bridge = ToFormer(token_dim, in_dim, qkv_bias=True, **bridge)
+        self.end_toformer_bridge = ToFormer(token_dim, in_dim, num_heads, qkv_bias=True, **rates)
         conv = _pointwise(in_dim, last_dim, conv_groups)
         self.channel_conv = nn.Sequential(conv, BatchNorm2D(last_dim), ReLU())
         self.head = nn.Sequential(
