@@ -96,7 +96,7 @@ class Block(nn.Layer):
         self.norm1 = LayerNorm(dim)
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         branches = 2 if split_size else 1
-        self.attns = nn.LayerList(
+        self.attns: Any = nn.LayerList(
             StripeAttention(dim // branches, num_heads // branches, attn_drop)
             for _ in range(branches)
         )

@@ -77,6 +77,7 @@ class WindowAttention(RelativePositionBias):
         proj_drop: float,
     ) -> None:
         super().__init__((window_size, window_size), num_heads, std=0.02)
+        self.side = window_size
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.shuffle = shuffle
@@ -88,14 +89,14 @@ class WindowAttention(RelativePositionBias):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         height, width = x.shape[2:]
-        side, _ = self.window_size
+        side = self.side
         x = self.to_qkv(channels_last(x), last=True)
         bias = self.position_bias()
         if self.shuffle:
             x = spread(x, side, side)
         x = in_windows(
             x,
-            self.window_size,
+            (side, side),
             # Not partial, which Paddle's tracing doesn't look into.
             lambda windows: self._attend(windows, bias),
         )
@@ -198,7 +199,7 @@ class Stage(nn.Layer):
     def __init__(self, merging: nn.Layer | None, pairs: Iterable[Sequence[Block]]) -> None:
         super().__init__()
         self.patch_partition = merging
-        self.layers = nn.LayerList(nn.LayerList(pair) for pair in pairs)
+        self.layers: Any = nn.LayerList(nn.LayerList(pair) for pair in pairs)
 
     def blocks(self) -> list[Any]:
         """Returns the blocks in order."""

@@ -45,7 +45,7 @@ from settings.parser import Parser  # noqa: E402
 TOLERANCE = 1e-5
 
 
-def compare(file: Path, python: str, folder: Path, dtype: str) -> dict[str, Any]:
+def compare(file: Path, python: str, folder: Path, dtype: Any) -> dict[str, Any]:
     """Compares the model of one of PaddleViT's YAML files.
 
     Args:

@@ -91,9 +91,9 @@ def randomise(model: nn.Layer, images: paddle.Tensor) -> None:
             # Smaller ones would leave nothing of the images; with larger ones, deep models magnify
             # rounding.
             fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
-            if parameter.std().item() < 0.25 * fan_in**-0.5:
+            if float(parameter.std()) < 0.25 * fan_in**-0.5:
                 parameter.set_value(paddle.normal(0.0, 0.25 * fan_in**-0.5, shape))
-        elif parameter.std().item() < 5e-3:
+        elif float(parameter.std()) < 5e-3:
             # tokens, tables, classifiers
             parameter.set_value(paddle.normal(0.0, 0.05, shape))
     norms = batch_norms(model)
@@ -109,7 +109,7 @@ def randomise(model: nn.Layer, images: paddle.Tensor) -> None:
     model.eval()
 
 
-def convert(model: nn.Layer, dtype: str) -> None:
+def convert(model: nn.Layer, dtype: Any) -> None:
     """Converts a model to another type of floats. ``Layer.to`` alone converts tables of whole
     numbers, too.
     """
@@ -138,11 +138,11 @@ def without_drops(model: nn.Layer) -> nn.Layer:
     return model
 
 
-def gradients(model: nn.Layer, images: paddle.Tensor) -> dict[str, np.ndarray]:
+def gradients(model: nn.Layer, images: paddle.Tensor) -> dict[str, Any]:
     """Returns the gradients of the cross entropy for the labels 0 and 1; zeros for other tensors."""
     logits = without_drops(model)(images)
     nn.functional.cross_entropy(logits, paddle.to_tensor([0, 1])).backward()
-    found = {
+    found: dict[str, Any] = {
         name: np.zeros(tensor.shape, np.float32) for name, tensor in model.state_dict().items()
     }
     for name, parameter in model.named_parameters():
@@ -154,7 +154,7 @@ def gradients(model: nn.Layer, images: paddle.Tensor) -> dict[str, np.ndarray]:
 def main() -> None:
     file = Path(sys.argv[1]).resolve()
     folder = Path(sys.argv[2])
-    dtype = sys.argv[3]
+    dtype: Any = sys.argv[3]
     paddle.seed(0)
     config, model = build(file.parent.parent, file)
     model.eval()
