@@ -201,8 +201,8 @@ class CvT(ImageModel):
         patch_size: for each stage the pixels or places along a patch's side.
         patch_stride: for each stage the pixels or places from a patch to the next one.
         patch_padding: for each stage the zeros around the map before it is cut into patches.
-        class_token: whether the last stage has a class token, which the classifier reads.
-            Otherwise it reads the mean of all places.
+        class_token: whether the last stage has a class token, which classifiers read. Otherwise
+            they read the mean of all places.
         mlp_ratio: hidden width of the MLP over its input's.
         qkv_bias: whether the queries, keys and values have a bias.
         act: activation of the MLPs. transformers has "gelu", the authors "quick_gelu".

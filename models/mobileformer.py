@@ -344,7 +344,7 @@ class MobileFormer(ImageModel):
         relu_reduction: token_dim over the hidden width of the MLPs that compute its coefficients.
         last_dim: channels of the last convolution.
         head_dim: channels of the Linear before the classifier.
-        dropout: rate in the bridges and before the classifier.
+        dropout: rate in the bridges and before the last Linear.
         attention_dropout: dropout of attention weights.
         mlp_dropout: rate in the tokens' MLPs.
         droppath: rate of stochastic depth of all blocks.
@@ -376,7 +376,7 @@ class MobileFormer(ImageModel):
         dynamic_relu: bool = True,
         relu_reduction: Positive = 6.0,
         last_dim: Size = 576,
-        head_dim: Size = 1024,
+        head_dim: OfClassifier[Size] = 1024,
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
         mlp_dropout: InTraining[Rate] = 0.0,

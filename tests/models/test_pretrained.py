@@ -100,7 +100,7 @@ def test_a_task_of_masks_takes_no_crop_of_its_weights(configured):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"crop_pct": 1.5}, "DATA.CROP_PCT is 1.5, expected 0.1 <= value <= 1"),
+        ({"crop_pct": 2.5}, "DATA.CROP_PCT is 2.5, expected 0.1 <= value <= 2"),
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
         (
             {"crop_mode": "border"},

@@ -331,7 +331,7 @@ def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
 
 
 def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
-    """docs/parity.md has timm's name of each model."""
+    """docs/parity.md has timm's name of each model, or says that it is PaddleViT's."""
     # Each question lists all files, and reads the names in them.
     for module, function in (
         (merging, merging.shipped_configs),
@@ -340,7 +340,7 @@ def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
     ):
         monkeypatch.setattr(module, function.__name__, functools.cache(function))
     rows = re.findall(
-        r"^\| (\w+) \| (\w+) \|",
+        r"^\| ([\w-]+) \| (\w+) \|",
         (CONFIG_DIR.parent / "docs" / "parity.md").read_text(),
         re.MULTILINE,
     )
@@ -348,6 +348,8 @@ def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
     shipped = set(list_models())
     assert {own for own, _ in rows} == shipped
     for own, theirs in rows:
+        if theirs == "PaddleViT":
+            continue
         assert {own, theirs} & set(list_models(theirs)), own
         assert (theirs if theirs in shipped else own) == get_config(theirs).MODEL.NAME
 

@@ -35,7 +35,7 @@ ZOO = [
     "xcit_small_12_p16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "hiera_tiny_224",
     "tiny_vit_21m_224", "coat_lite_small", "pvtv2_b2", "caformer_s18", "convformer_s18", "poolformer_s24",
     "mobilevit_s", "halonet_50ts_256", "convnext_tiny", "convnextv2_tiny", "convmixer_1024_20", "mobileone_s4",
-    "resnet50", "regnety_160", "mixer_b16_224", "resmlp_24_224", "gmlp_s16_224",
+    "resnet50", "regnety_160", "mixer_b16_224", "resmlp_24_224", "gmlp_s16_224", "botnet50ts_256",
 ]  # fmt: skip
 _SGEMM = "sgemm"
 
