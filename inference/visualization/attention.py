@@ -2,6 +2,8 @@
 arXiv:2005.00928).
 """
 
+from typing import Any
+
 import numpy as np
 import paddle
 from paddle import nn
@@ -213,7 +215,7 @@ def _join_shuffled(
 
     Shape: [windows, H, keys] -> [H, rows, columns].
     """
-    side, _ = layer.window_size
+    side = layer.side
     down = grid[0] // side
     across = grid[1] // side
     maps = windows.reshape(down, across, -1, side, side)
@@ -238,11 +240,8 @@ def _join_surroundings(
         # Beyond its border, a map goes on at its other side.
         rows = (np.arange(side) + y * size - expand) % (down * size)
         columns = (np.arange(side) + x * size - expand) % (across * size)
-        np.add.at(
-            maps,
-            (slice(None), rows[:, None], columns),
-            window.reshape(-1, side, side),
-        )
+        places: Any = (slice(None), rows[:, None], columns)
+        np.add.at(maps, places, window.reshape(-1, side, side))
     return maps[:, : resolution[0], : resolution[1]]
 
 
