@@ -21,13 +21,13 @@ from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rat
 
 
 class Positions(nn.Layer):
-    """Learnt position embeddings of a class token and of patches.
+    """Joins a class token and patches, and adds learnt position embeddings to both.
 
     Args:
         grid: rows and columns of patches.
         dim: channels D.
 
-    Shape: [B, 1 + rows * columns, D] -> the same.
+    Shape: [B, 1, D], [B, rows * columns, D] -> [B, 1 + rows * columns, D].
     """
 
     def __init__(self, grid: tuple[int, int], dim: int) -> None:
@@ -36,9 +36,12 @@ class Positions(nn.Layer):
         self.pos_embed = self.create_parameter([1, dim, *grid], default_initializer=initializer)
         self.cls_pos_embed = self.create_parameter([1, 1, dim], default_initializer=initializer)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        of_patches = self.pos_embed.flatten(2).transpose([0, 2, 1])
-        return add_to_all(x, paddle.concat([self.cls_pos_embed, of_patches], axis=1))
+    def forward(self, token: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
+        # Added before they are joined: Paddle Inference 2.6.2 crashes when it loads a program that
+        # concatenates parameters alone.
+        token = add_to_all(token, self.cls_pos_embed)
+        patches = add_to_all(patches, self.pos_embed.flatten(2).transpose([0, 2, 1]))
+        return paddle.concat([token, patches], axis=1)
 
 
 class Block(nn.Layer):
@@ -128,7 +131,7 @@ class FeedForwardOnly(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = in_float32(self.patch_embed(x))
         token = self.cls_token.expand([x.shape[0], -1, -1])
-        return self.pos_drop(self.pos_encoding(paddle.concat([token, x], axis=1)))
+        return self.pos_drop(self.pos_encoding(token, x))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x[:, 0])
