@@ -13,29 +13,16 @@ from paddle.nn.initializer import Constant, TruncatedNormal, XavierUniform
 
 from errors import InputError
 from models.base import ImageModel, register
-from models.layers import DropPath, LayerNorm, Linear
-from models.layers.activations import GELU, Hardswish, ReLU
+from models.layers import DropPath, LayerNorm, Linear, Mlp
+from models.layers.activations import Hardswish, ReLU
 from models.layers.attention import attend_heads
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.layout import mean_of_places, swap_axes
+from models.layers.mlp import hidden_width
 from models.layers.scale import scale_planes
 from models.layers.stages import feature_info
 from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
-
-
-class Mlp(nn.Layer):
-    """Linear, GELU, dropout, Linear, dropout. Shape: [..., dim] -> [..., out_dim]."""
-
-    def __init__(self, dim: int, hidden_dim: int, out_dim: int, drop: float) -> None:
-        super().__init__()
-        self.fc1 = Linear(dim, hidden_dim)
-        self.fc2 = Linear(hidden_dim, out_dim)
-        self.act = GELU()
-        self.drop = nn.Dropout(drop)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
 
 
 class DynamicReLU(nn.Layer):
@@ -54,7 +41,12 @@ class DynamicReLU(nn.Layer):
         super().__init__()
         # PaddleViT multiplies by the ratio: 128 * (1 / 6) and 128 / 6 may differ in the last bit.
         hidden_dim = int(1 / reduction * token_dim)
-        mlp = Mlp(token_dim, hidden_dim, 4 * dim, drop=0.0)
+        if not hidden_dim:
+            raise InputError(
+                f"RELU_REDUCTION is {reduction:g}, which leaves nothing of {token_dim} channels;"
+                " lower it"
+            )
+        mlp = Mlp(token_dim, hidden_dim, out_dim=4 * dim)
         self.project = nn.Sequential(mlp, LayerNorm(4 * dim))
 
     def forward(self, x: paddle.Tensor, token: paddle.Tensor) -> paddle.Tensor:
@@ -174,7 +166,7 @@ class Former(nn.Layer):
         super().__init__()
         self.attn = TokenAttention(dim, num_heads, qkv_bias, attn_drop)
         self.attn_ln = LayerNorm(dim)
-        self.mlp = Mlp(dim, int(mlp_ratio * dim), dim, mlp_drop)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), mlp_drop)
         self.mlp_ln = LayerNorm(dim)
         self.drop_path = DropPath(drop_path)
 
@@ -434,16 +426,12 @@ class MobileFormer(ImageModel):
             ("drop", nn.Dropout(dropout)),
             ("fc2", nn.Identity()),
         )
-        # The blocks of each stage. A block of stride 2 begins one.
-        self.stage_blocks: list[list[int]] = []
+        self.stage_blocks = _stage_blocks(strides)
         reduction = 2 * lite_stride
         reductions = []
-        for i, stride in enumerate(strides):
-            if stride == 2 or not i:
-                self.stage_blocks.append([])
-                reduction *= stride
-                reductions.append(reduction)
-            self.stage_blocks[-1].append(i)
+        for blocks in self.stage_blocks:
+            reduction *= strides[blocks[0]]
+            reductions.append(reduction)
         ends = [blocks[-1] for blocks in self.stage_blocks]
         modules = [*(f"blocks.{end}" for end in ends), "channel_conv"]
         channels = [*(embed_dims[end] for end in ends), last_dim + token_dim]
@@ -494,6 +482,16 @@ class MobileFormer(ImageModel):
             TruncatedNormal(std=0.02)(layer.weight)
             if layer.bias is not None:
                 Constant(0.0)(layer.bias)
+
+
+def _stage_blocks(strides: Sequence[int]) -> list[list[int]]:
+    """Returns the numbers of each stage's blocks. A block of stride 2 begins a stage."""
+    stages: list[list[int]] = []
+    for i, stride in enumerate(strides):
+        if stride == 2 or not stages:
+            stages.append([])
+        stages[-1].append(i)
+    return stages
 
 
 def _check_blocks(dims: Sequence[int], hidden_dims: Sequence[int], strides: Sequence[int]) -> None:

@@ -58,7 +58,7 @@ class Mlp(nn.Layer):
     """Linear, activation, Linear, as timm's ``Mlp`` and ``GlobalResponseNormMlp``.
 
     Args:
-        dim: channels of input and output.
+        dim: channels of the input.
         hidden_dim: channels between both layers.
         drop: dropout after each Linear.
         act: the activation. "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu":
@@ -66,8 +66,9 @@ class Mlp(nn.Layer):
         conv: whether both layers are 1 x 1 convolutions instead of Linears.
         grn: whether a global response norm follows the activation; x is [B, H, W, dim] then.
         bias: whether both layers have a bias.
+        out_dim: channels of the output; None: those of the input.
 
-    Shape: [..., dim] -> [..., dim]; with ``conv`` [B, dim, H, W] -> the same.
+    Shape: [..., dim] -> [..., out_dim]; with ``conv`` [B, dim, H, W] -> [B, out_dim, H, W].
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Mlp(nn.Layer):
         conv: bool = False,
         grn: bool = False,
         bias: bool = True,
+        out_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.fused = act == "gelu" and not conv and not grn and bias
@@ -88,7 +90,7 @@ class Mlp(nn.Layer):
         self.act = ACTIVATIONS[act]()
         self.drop = nn.Dropout(drop)
         self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
-        self.fc2 = layer(hidden_dim, dim, bias_attr=bias_attr)
+        self.fc2 = layer(hidden_dim, out_dim or dim, bias_attr=bias_attr)
 
     def forward(self, x: paddle.Tensor, seen: paddle.Tensor | None = None) -> paddle.Tensor:
         """Returns the output for x.

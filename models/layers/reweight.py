@@ -3,7 +3,6 @@
 import paddle
 from paddle.nn import functional as F
 
-from models.layers.linear import Linear
 from models.layers.mlp import Mlp
 
 
@@ -19,11 +18,10 @@ class Reweight(Mlp):
     """
 
     def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim // 4)
-        self.fc2 = Linear(dim // 4, 3 * dim)
+        super().__init__(dim, dim // 4, out_dim=3 * dim)
 
     def forward(self, h: paddle.Tensor, w: paddle.Tensor, c: paddle.Tensor) -> paddle.Tensor:
         means = (h + w + c).mean(axis=1)
-        scores = self.fc2(self.act(self.fc1(means))).reshape([-1, h.shape[2], 3])
+        scores = Mlp.forward(self, means).reshape([-1, h.shape[2], 3])
         weights = F.softmax(scores, axis=2).transpose([2, 0, 1]).unsqueeze(2)
         return h * weights[0] + w * weights[1] + c * weights[2]
