@@ -14,11 +14,11 @@ from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
 from models.base import ImageModel, register
-from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers import LayerNorm, Linear, init_linear
+from models.layers.block import Block
 from models.layers.conv import Conv2D, depthwise
 from models.layers.init import init_as_torch
 from models.layers.layout import channels_last
-from models.layers.mlp import hidden_width
 from models.layers.reweight import Reweight
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
 from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
@@ -71,25 +71,6 @@ class CycleMlp(nn.Layer):
         outputs = [layer(x).flatten(1, 2) for layer in (self.sfc_h, self.sfc_w, self.mlp_c)]
         x = self.proj(self.reweight(*outputs))
         return x.reshape([-1, height, width, dim])
-
-
-class Block(nn.Layer):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
-
-    ``attn`` is a ``CycleMlp``; the name is the authors'. Shape: [B, H, W, dim] -> the same.
-    """
-
-    def __init__(self, dim: int, mlp_ratio: float, bias: bool, rate: float) -> None:
-        super().__init__()
-        self.norm1 = LayerNorm(dim)
-        self.attn = CycleMlp(dim, bias)
-        self.drop_path = DropPath(rate)
-        self.norm2 = LayerNorm(dim)
-        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio))
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path(self.attn(self.norm1(x)), onto=x)
-        return self.drop_path(self.mlp(self.norm2(x)), onto=x)
 
 
 class PatchEmbed(nn.Layer):
@@ -169,7 +150,18 @@ class CycleMLP(ImageModel):
         for i, dim in enumerate(embed_dims):
             if i > 0:
                 self.network.append(Downsample(embed_dims[i - 1], dim))
-            blocks = (Block(dim, mlp_ratio[i], qkv_bias, rate) for rate in rates[i])
+            blocks = (
+                Block(
+                    dim,
+                    CycleMlp(dim, qkv_bias),
+                    mlp_ratio[i],
+                    init_values=None,
+                    drop=0.0,
+                    drop_path=rate,
+                    epsilon=1e-5,
+                )
+                for rate in rates[i]
+            )
             self.network.append(nn.LayerList(blocks))
         self.norm = LayerNorm(self.num_features)
         self._finish()

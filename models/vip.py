@@ -12,11 +12,11 @@ from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel, register
-from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers import LayerNorm, Linear, PatchEmbed, init_linear
+from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.linear import in_float32
-from models.layers.mlp import hidden_width
 from models.layers.reweight import Reweight
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
@@ -68,25 +68,6 @@ def _joined(layer: nn.Layer, x: paddle.Tensor) -> paddle.Tensor:
     Shape of x: [B, places, D]; the layer takes and returns [B, places * D].
     """
     return layer(x.flatten(1)).reshape([-1, *x.shape[1:]])
-
-
-class Block(nn.Layer):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
-
-    ``attn`` is a ``PermuteMlp``; the name is the authors'. Shape: [B, H, W, D] -> the same.
-    """
-
-    def __init__(self, dim: int, mlp_ratio: float, bias: bool, drop_path: float) -> None:
-        super().__init__()
-        self.norm1 = LayerNorm(dim)
-        self.attn = PermuteMlp(dim, bias)
-        self.drop_path = DropPath(drop_path)
-        self.norm2 = LayerNorm(dim)
-        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio))
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path(self.attn(self.norm1(x)), onto=x)
-        return self.drop_path(self.mlp(self.norm2(x)), onto=x)
 
 
 class Downsample(nn.Layer):
@@ -164,7 +145,18 @@ class VisionPermutator(ImageModel):
                 self.network.append(Downsample(embed_dims[i - 1], dim, stride))
             self.stage_indices.append(len(self.network))
             self.network.append(
-                nn.LayerList(Block(dim, mlp_ratio[i], qkv_bias, rate) for rate in rates)
+                nn.LayerList(
+                    Block(
+                        dim,
+                        PermuteMlp(dim, qkv_bias),
+                        mlp_ratio[i],
+                        init_values=None,
+                        drop=0.0,
+                        drop_path=rate,
+                        epsilon=1e-5,
+                    )
+                    for rate in rates
+                )
             )
         self.num_features = embed_dims[-1]
         modules = [f"network.{index}" for index in self.stage_indices]

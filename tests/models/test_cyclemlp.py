@@ -85,7 +85,7 @@ def test_initialisation_is_the_authors():
 
 def test_drop_path_rises_over_all_blocks():
     model = small_cyclemlp(droppath=0.4)
-    rates = [block.drop_path.drop_prob for i in range(4) for block in model.network[2 * i]]
+    rates = [block.drop_path1.drop_prob for i in range(4) for block in model.network[2 * i]]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
