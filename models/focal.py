@@ -158,7 +158,8 @@ class FocalAttention(RelativePositionBias):
         rows = concat([inside, around], axis=2).flatten(0, 1).transpose([1, 0])
         if self.pairs.shape[0]:
             twice = F.embedding(self.pairs, rows)
-            first, second = twice[:, 0], twice[:, 1]
+            first = twice[:, 0]
+            second = twice[:, 1]
             # log(exp(first) + exp(second)). paddle2onnx ends the process at a softplus.
             rows = concat([rows, second - F.log_sigmoid(second - first)], axis=0)
         rows = F.embedding(self.ranks, rows)

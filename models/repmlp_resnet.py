@@ -82,7 +82,8 @@ class RepMLP(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         rows, columns = self.part
-        down, across = self.down, self.across
+        down = self.down
+        across = self.across
         parts = x.reshape([-1, self.dim, down, rows, across, columns])
         if self.fc1_fc2 is not None:
             added = self.fc1_fc2(self.avg(x).flatten(1))

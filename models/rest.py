@@ -108,7 +108,8 @@ class Attention(nn.Layer):
 
     def attend(self, q: paddle.Tensor, kv: paddle.Tensor) -> paddle.Tensor:
         """Returns the outputs of all heads, side by side: q [B, N, D], kv [B, M, 2 D] -> [B, N, D]."""
-        heads, width = self.num_heads, self.head_dim
+        heads = self.num_heads
+        width = self.head_dim
         if not self.mixes_heads:
             return attend_heads([q, kv], heads, width, self.scale, self.attn_drop)
         length = q.shape[1]

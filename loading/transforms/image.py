@@ -282,10 +282,10 @@ class EvalTransform:
 
     The image is resized to IMAGE_SIZE / CROP_PCT. DATA.CROP_MODE "center" keeps the ratio
     (``covering``). "squash" resizes both sides, so at CROP_PCT 1.0 nothing of the image is cropped
-    (the evaluation of Swin and ConvNeXt at 384). With a CROP_PCT above 1, the crop is larger than the
-    image and padded with black. "short" resizes as "center" does at CROP_PCT 1.0
+    (the evaluation of Swin and ConvNeXt at 384). "short" resizes as "center" does at CROP_PCT 1.0
     and crops nothing, and "own" keeps the image's size: the pixels of two images may then differ
-    in size. With DATA.EVAL_SIZE, nothing is cropped either. Only DATA.CORRUPTION draws from the
+    in size. With a CROP_PCT above 1, the crop is larger than the resized image, and is padded with
+    black. With DATA.EVAL_SIZE, nothing is cropped. Only DATA.CORRUPTION draws from the
     generator. It changes the image alone.
 
     Attributes:
