@@ -41,6 +41,16 @@ CASES = {
         F.linear,
         [normal(700, 512), normal(512, 520, scale=0.05), normal(520)],
     ),
+    "linear, rows of 2,048 bytes": (
+        ops.linear,
+        F.linear,
+        [normal(70, 512), normal(512, 512, scale=0.05), normal(512)],
+    ),
+    "linear, rows of 4,096 bytes": (
+        ops.linear,
+        F.linear,
+        [normal(3, 21, 64), normal(64, 1024), normal(1024)],
+    ),
     "one row": (ops.linear, F.linear, [normal(1, 5), normal(5, 1), normal(1)]),
     "mlp": (
         ops.mlp,
