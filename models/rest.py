@@ -25,7 +25,7 @@ from models.layers.graph_sizes import as_tensor, is_known, places, taken
 from models.layers.init import init_as_torch
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import in_float32, matmul
-from models.layers.scale import multiply
+from models.layers.scale import multiply, scale_planes
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
 from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 from weights.names import rest as names
@@ -116,13 +116,13 @@ class Attention(nn.Layer):
         q = q.reshape([-1, length, heads, width]).transpose([0, 2, 1, 3])
         kv = kv.reshape([-1, kv.shape[1], 2, heads, width]).transpose([2, 0, 3, 1, 4])
         k, v = kv.unbind(0)
-        scores = paddle.matmul(q * self.scale, k, transpose_y=True)
+        scores = matmul(q, k, transpose_y=True, scale=self.scale)
         # The 1 x 1 convolution as a product: Paddle Inference passes a convolution's output in
         # oneDNN's own layout to the product with v, which takes it for a plain one (Paddle 3.3.1).
         mixer = self.transform_conv
         mixed = matmul(mixer.weight.flatten(1), scores.flatten(2), bias=mixer.bias)
         weights = self.attn_drop(_standardised(softmax(mixed.reshape(scores.shape))))
-        return paddle.matmul(weights, v).transpose([0, 2, 1, 3]).flatten(2)
+        return matmul(weights, v).transpose([0, 2, 1, 3]).flatten(2)
 
 
 def _standardised(weights: paddle.Tensor) -> paddle.Tensor:
@@ -134,8 +134,9 @@ def _standardised(weights: paddle.Tensor) -> paddle.Tensor:
     # Each query's weights add up to 1, so that their mean is that of all queries, too. A sum over
     # all of them would be less exact.
     centred = weights - weights.mean(axis=-1, keepdim=True)
-    variance = (centred * centred).mean(axis=-1, keepdim=True).mean(axis=-2, keepdim=True)
-    return paddle.rsqrt(variance + 1e-5) * centred
+    squares = multiply(centred, centred)
+    variance = squares.mean(axis=-1, keepdim=True).mean(axis=-2, keepdim=True)
+    return scale_planes(centred, paddle.rsqrt(variance + 1e-5))
 
 
 class UpsampleAttention(Attention):
