@@ -11,7 +11,7 @@ import functools
 import statistics
 from pathlib import Path
 
-from config import find_config
+from config import find_config, get_config
 from errors import InputError
 from launch.files import temporary_folder
 from settings.names import names
@@ -49,9 +49,10 @@ def paddlevit(arguments: argparse.Namespace) -> None:
         for cfg in arguments.cfg:
             ours = f"{cfg}: ours"
             theirs = f"{cfg}: PaddleViT"
-            own = argparse.Namespace(**vars(arguments) | {"cfg": cfg, "processes": 1})
-            own.cfg = without_recipe(cfg, folder)
-            kinds[ours] = our_training(own, option_words(own, fixed_options(own)))
+            file = without_recipe(cfg, folder)
+            own = argparse.Namespace(**vars(arguments) | {"cfg": file, "processes": 1})
+            fixed = fixed_options(own) | _no_drops(file)
+            kinds[ours] = our_training(own, option_words(own, fixed))
             kinds[theirs] = functools.partial(_theirs, _file(cfg, arguments.paddlevit), arguments)
             ratios += [
                 Ratio(figure, ours, theirs, name=f"{cfg}, {figure}") for figure in (RATE, MEMORY)
@@ -59,6 +60,16 @@ def paddlevit(arguments: argparse.Namespace) -> None:
         title = f"training, batch {arguments.batch_size}, {arguments.threads} threads, float32"
         units = {RATE: "images/s", MEMORY: "MB"}
         measure(Benchmark(title, kinds, units, ratios), arguments)
+
+
+def _no_drops(cfg: str) -> dict[str, float]:
+    """Returns the keys that turn off what a model drops by itself, without its recipe."""
+    rates = get_config(cfg).MODEL
+    return {
+        f"MODEL.{key}": 0.0
+        for key, rate in rates.items()
+        if "DROP" in key and isinstance(rate, float)
+    }
 
 
 def _file(cfg: str, checkout: Path) -> Path:
