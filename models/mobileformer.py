@@ -14,13 +14,12 @@ from paddle.nn.initializer import Constant, TruncatedNormal, XavierUniform
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp
-from models.layers.activations import Hardswish, ReLU
+from models.layers.activations import Hardswish, ReLU, dynamic_relu
 from models.layers.attention import attend_heads
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
-from models.layers.layout import mean_of_places, swap_axes
+from models.layers.layout import concat, mean_of_places, swap_axes
 from models.layers.mlp import hidden_width
-from models.layers.scale import scale_planes
 from models.layers.stages import feature_info
 from settings.keys import Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
 
@@ -50,14 +49,12 @@ class DynamicReLU(nn.Layer):
         self.project = nn.Sequential(mlp, LayerNorm(4 * dim))
 
     def forward(self, x: paddle.Tensor, token: paddle.Tensor) -> paddle.Tensor:
-        dim = x.shape[1]
         # For each channel: a1 - 1, a2, 2 b1, 2 b2.
-        offsets = self.project(token).reshape([-1, dim, 4, 1])
-        a1 = 1 + offsets[:, :, 0:1]
+        offsets = self.project(token).reshape([-1, x.shape[1], 4])
+        a1 = 1 + offsets[:, :, :1]
         a2 = offsets[:, :, 1:2]
-        b1 = 0.5 * offsets[:, :, 2:3]
-        b2 = 0.5 * offsets[:, :, 3:4]
-        return paddle.maximum(scale_planes(x, a1) + b1, scale_planes(x, a2) + b2)
+        b1_b2 = 0.5 * offsets[:, :, 2:]
+        return dynamic_relu(x, concat([a1, a2, b1_b2], axis=2))
 
 
 class DepthwiseConv(nn.Layer):

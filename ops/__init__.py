@@ -199,6 +199,16 @@ def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     return _run("vit_scaled_planes", x, factors)[0]
 
 
+def dynamic_relu(x: paddle.Tensor, lines: paddle.Tensor) -> paddle.Tensor:
+    """max(a1 x + b1, a2 x + b2) of x [B, C, H, W], with lines [B, C, 4] of a1, a2, b1 and b2."""
+    return _run("vit_dynamic_relu", x, lines)[0]
+
+
+def weighted_sum(tensors: Sequence[paddle.Tensor], weights: paddle.Tensor) -> paddle.Tensor:
+    """The sum of three tensors [B, ..., N], each times its weights of the sample: [3, B, N]."""
+    return _run("vit_weighted", *tensors, weights)[0]
+
+
 def residual(
     x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None
 ) -> paddle.Tensor:

@@ -61,6 +61,122 @@ std::vector<Tensor> scaled_planes_grad(const Tensor& x, const Tensor& factors, c
   return {dx, dfactors};
 }
 
+// ---------------------------------------------------------------- dynamic ReLU: the larger of two lines of each plane
+
+namespace {
+
+// y = max(a1 x + b1, a2 x + b2); line: a1, a2, b1, b2. NaN stays.
+CLONED void larger_row(int64_t n, const float* line, const float* x, float* y) {
+  const float a1 = line[0], a2 = line[1], b1 = line[2], b2 = line[3];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    float y1 = a1 * x[i] + b1, y2 = a2 * x[i] + b2;
+    y[i] = y1 > y2 || y1 != y1 ? y1 : y2;
+  }
+}
+
+// Two equal lines get half of the gradient each, as paddle.maximum's and torch.maximum's.
+CLONED void larger_grad_row(int64_t n, const float* line, const float* x, const float* dy, float* dx, float* dline) {
+  const float a1 = line[0], a2 = line[1], b1 = line[2], b2 = line[3];
+  float da1 = 0, da2 = 0, db1 = 0, db2 = 0;
+#pragma omp simd reduction(+ : da1, da2, db1, db2)
+  for (int64_t i = 0; i < n; ++i) {
+    float y1 = a1 * x[i] + b1, y2 = a2 * x[i] + b2;
+    float half = 0.5f * dy[i], first = half + (y1 < y2 ? -half : y1 > y2 ? half : 0.0f), second = dy[i] - first;
+    dx[i] = a1 * first + a2 * second;
+    da1 += first * x[i];
+    da2 += second * x[i];
+    db1 += first;
+    db2 += second;
+  }
+  dline[0] = da1, dline[1] = da2, dline[2] = db1, dline[3] = db2;
+}
+
+// The places of a plane of x [B, C, H, W]; lines are [B, C, 4].
+int64_t places(const Tensor& x, const Tensor& lines) {
+  auto shape = x.shape();
+  expect(shape.size() == 4 && lines.shape() == std::vector<int64_t>{shape[0], shape[1], 4}, "a dynamic ReLU");
+  return shape[2] * shape[3];
+}
+
+}  // namespace
+
+std::vector<Tensor> dynamic_relu(const Tensor& x, const Tensor& lines) {
+  int64_t n = places(x, lines), planes = lines.numel() / 4;
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *lp = lines.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < planes; ++i) larger_row(n, lp + 4 * i, xp + i * n, yp + i * n);
+  return {y};
+}
+
+std::vector<Tensor> dynamic_relu_grad(const Tensor& x, const Tensor& lines, const Tensor& dy) {
+  int64_t n = places(x, lines), planes = lines.numel() / 4;
+  Tensor dx = like(x), dlines = like(lines);
+  const float *xp = x.data<float>(), *lp = lines.data<float>(), *gp = dy.data<float>();
+  float *dxp = dx.data<float>(), *dlp = dlines.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < planes; ++i)
+    larger_grad_row(n, lp + 4 * i, xp + i * n, gp + i * n, dxp + i * n, dlp + 4 * i);
+  return {dx, dlines};
+}
+
+// ---------------------------------------------------------------- three tensors, weighted by sample and channel
+
+namespace {
+
+// a, b and c are [B, .., N], weights [3, B, N].
+struct Weighted {
+  int64_t batch, rows, n;  // rows of a sample
+
+  Weighted(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& weights) {
+    batch = a.shape()[0], n = a.shape().back(), rows = a.numel() / (batch * n);
+    expect(a.shape() == b.shape() && a.shape() == c.shape(), "a weighted sum");
+    expect(weights.shape() == std::vector<int64_t>{3, batch, n}, "a weighted sum");
+  }
+};
+
+}  // namespace
+
+// a w[0] + b w[1] + c w[2]
+std::vector<Tensor> weighted(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& weights) {
+  const Weighted in(a, b, c, weights);
+  const int64_t n = in.n, all = in.batch * n;
+  Tensor y = like(a);
+  const float *ap = a.data<float>(), *bp = b.data<float>(), *cp = c.data<float>(), *wp = weights.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < in.batch * in.rows; ++row) {
+    const float* w = wp + row / in.rows * n;
+    multiply_row(n, w, ap + row * n, yp + row * n);
+    add_products(n, w + all, bp + row * n, yp + row * n);
+    add_products(n, w + 2 * all, cp + row * n, yp + row * n);
+  }
+  return {y};
+}
+
+std::vector<Tensor> weighted_grad(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& weights,
+                                  const Tensor& dy) {
+  const Weighted in(a, b, c, weights);
+  const int64_t n = in.n, all = in.batch * n;
+  Tensor da = like(a), db = like(b), dc = like(c), dweights = like(weights);
+  const float *from[] = {a.data<float>(), b.data<float>(), c.data<float>()};
+  float *to[] = {da.data<float>(), db.data<float>(), dc.data<float>()};
+  const float *gp = dy.data<float>(), *wp = weights.data<float>();
+  float* sums = dweights.data<float>();
+  std::fill(sums, sums + 3 * all, 0.0f);
+#pragma omp parallel for schedule(static)
+  for (int64_t sample = 0; sample < in.batch; ++sample)
+    for (int64_t row = sample * in.rows; row < (sample + 1) * in.rows; ++row)
+      for (int64_t i = 0; i < 3; ++i) {
+        int64_t at = i * all + sample * n;
+        multiply_row(n, wp + at, gp + row * n, to[i] + row * n);
+        add_products(n, gp + row * n, from[i] + row * n, sums + at);
+      }
+  return {da, db, dc, dweights};
+}
+
 // ---------------------------------------------------------------- a residual connection
 
 namespace {
@@ -286,6 +402,18 @@ PD_BUILD_GRAD_OP(vit_scaled_planes)
     .Inputs({"X", "F", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("F")})
     .SetKernelFn(PD_KERNEL(scaled_planes_grad));
+
+PD_BUILD_OP(vit_dynamic_relu).Inputs({"X", "Lines"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(dynamic_relu));
+PD_BUILD_GRAD_OP(vit_dynamic_relu)
+    .Inputs({"X", "Lines", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("Lines")})
+    .SetKernelFn(PD_KERNEL(dynamic_relu_grad));
+
+PD_BUILD_OP(vit_weighted).Inputs({"A", "B", "C", "W"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(weighted));
+PD_BUILD_GRAD_OP(vit_weighted)
+    .Inputs({"A", "B", "C", "W", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("A"), paddle::Grad("B"), paddle::Grad("C"), paddle::Grad("W")})
+    .SetKernelFn(PD_KERNEL(weighted_grad));
 
 PD_BUILD_OP(vit_residual).Inputs({"X", "Branch", "Factors"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(residual));
 PD_BUILD_GRAD_OP(vit_residual)

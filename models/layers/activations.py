@@ -30,6 +30,16 @@ def plain_silu(x: paddle.Tensor) -> paddle.Tensor:
     return x * F.sigmoid(x) if on_cpu else F.silu(x)
 
 
+def dynamic_relu(x: paddle.Tensor, lines: paddle.Tensor) -> paddle.Tensor:
+    """Returns max(a1 x + b1, a2 x + b2) of x [B, C, H, W]; ``lines`` [B, C, 4] are the a1, a2, b1 and
+    b2 of each channel.
+    """
+    if ops.usable(x) and ops.usable(lines):
+        return ops.dynamic_relu(x, lines)
+    a1, a2, b1, b2 = lines.unsqueeze(3).split(4, axis=2)
+    return paddle.maximum(x * a1 + b1, x * a2 + b2)
+
+
 def softmax(x: paddle.Tensor) -> paddle.Tensor:
     """The softmax over the last axis."""
     return ops.activation(x, "softmax") if ops.usable(x) else F.softmax(x, axis=-1)

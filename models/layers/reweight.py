@@ -4,6 +4,7 @@ import paddle
 from paddle.nn import functional as F
 
 from models.layers.mlp import Mlp
+from models.layers.scale import weighted_sum
 
 
 class Reweight(Mlp):
@@ -23,5 +24,5 @@ class Reweight(Mlp):
     def forward(self, h: paddle.Tensor, w: paddle.Tensor, c: paddle.Tensor) -> paddle.Tensor:
         means = (h + w + c).mean(axis=1)
         scores = Mlp.forward(self, means).reshape([-1, h.shape[2], 3])
-        weights = F.softmax(scores, axis=2).transpose([2, 0, 1]).unsqueeze(2)
-        return h * weights[0] + w * weights[1] + c * weights[2]
+        weights = F.softmax(scores, axis=2).transpose([2, 0, 1])
+        return weighted_sum([h, w, c], weights)

@@ -2,6 +2,8 @@
 used.
 """
 
+from collections.abc import Sequence
+
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
@@ -23,6 +25,17 @@ def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     if ops.usable(x) and ops.usable(factors):
         return ops.scale_planes(x, factors)
     return x * factors
+
+
+def weighted_sum(tensors: Sequence[paddle.Tensor], weights: paddle.Tensor) -> paddle.Tensor:
+    """Returns the sum of three tensors [B, N, D], each times its weights [B, D]; they are given as
+    [3, B, D].
+    """
+    if ops.usable(weights) and all(map(ops.usable, tensors)):
+        return ops.weighted_sum(tensors, weights)
+    h, w, c = tensors
+    of_h, of_w, of_c = weights.unsqueeze(2)
+    return h * of_h + w * of_w + c * of_c
 
 
 def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:

@@ -29,6 +29,19 @@ def mlp(x, w1, b1, w2, b2):
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
 
 
+def weighted_sum(h, w, c, weights):
+    return ops.weighted_sum([h, w, c], weights)
+
+
+def weighted_sum_in_paddle(h, w, c, weights):
+    return (paddle.stack([h, w, c]) * weights.unsqueeze(2)).sum(0)
+
+
+def dynamic_relu_in_paddle(x, lines):
+    a1, a2, b1, b2 = lines.unsqueeze(3).split(4, axis=2)
+    return paddle.maximum(x * a1 + b1, x * a2 + b2)
+
+
 CASES = {
     "linear": (ops.linear, F.linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
     "linear, no bias": (
@@ -118,6 +131,21 @@ CASES = {
         paddle.multiply,
         [normal(2, 9, 4, 5), normal(2, 9, 1, 1)],
     ),
+    "dynamic relu": (
+        ops.dynamic_relu,
+        dynamic_relu_in_paddle,
+        [normal(2, 9, 4, 5), normal(2, 9, 4)],
+    ),
+    "weighted sum": (
+        weighted_sum,
+        weighted_sum_in_paddle,
+        [*(normal(2, 9, 19, scale=scale) for scale in (1.0, -2.0, 3.0)), normal(3, 2, 19)],
+    ),
+    "weighted sum of one row": (
+        weighted_sum,
+        weighted_sum_in_paddle,
+        [*(normal(1, 1, 5, scale=scale) for scale in (1.0, -2.0, 3.0)), normal(3, 1, 5)],
+    ),
     "residual": (
         ops.residual,
         paddle.add,
@@ -184,6 +212,25 @@ def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
     assert found[6] == np.inf
 
 
+def test_equal_lines_of_a_dynamic_relu_share_the_gradient():
+    x = paddle.to_tensor([[[[-1.0, 2.0]]]], stop_gradient=False)
+    # Both lines are -1 at x = -1, and 3 x + 2 is larger at 2.
+    lines = paddle.to_tensor([[[1.0, 3.0, 0.0, 2.0]]], stop_gradient=False)
+    y = ops.dynamic_relu(x, lines)
+    y.backward(paddle.to_tensor([[[[4.0, 10.0]]]]))
+    assert y.tolist() == [[[[-1.0, 8.0]]]]
+    assert x.grad.tolist() == [[[[8.0, 30.0]]]]
+    assert lines.grad.tolist() == [[[-2.0, 18.0, 2.0, 12.0]]]
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_what_is_not_a_number_passes_through_a_dynamic_relu(place):
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    values[place] = float("nan")
+    y = ops.dynamic_relu(paddle.full([1, 1, 2, 2], values[0]), paddle.to_tensor([[values[1:]]]))
+    assert np.isnan(y.numpy()).all()
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("bias", [False, None])
 def test_a_frozen_linear_hands_on_its_gradient(bias):
@@ -224,6 +271,11 @@ def test_a_view_is_read_as_it_looks():
         lambda: ops.scale_channels(paddle.ones([2, 3]), paddle.ones([4])),
         lambda: ops.scale_channels(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([4])),
         lambda: ops.scale_planes(paddle.ones([2, 3, 4, 4]), paddle.ones([4])),
+        lambda: ops.dynamic_relu(paddle.ones([2, 3, 4, 4]), paddle.ones([2, 4, 3])),
+        lambda: ops.weighted_sum([paddle.ones([2, 4, 3])] * 3, paddle.ones([3, 3, 2])),
+        lambda: ops.weighted_sum(
+            [paddle.ones([2, 4, 3])] * 2 + [paddle.ones([2, 3, 4])], paddle.ones([3, 2, 3])
+        ),
         lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([3, 2])),
         lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([2, 3]), paddle.ones([3])),
         lambda: ops.swiglu(paddle.ones([2, 3])),
