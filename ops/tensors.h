@@ -104,8 +104,8 @@ inline Tensor times(const Tensor& x, const Tensor& w, char form = 'n') {
 
 // A factor, and the elements from one row to the next.
 //
-// Rows of 2,048 or 4,096 bytes share few sets of the cache, and oneDNN multiplies such a transposed factor up to twice as
-// slowly. They are copied apart where that pays: not if the other factor is narrow, and not if it is wide.
+// Rows of a multiple of 2,048 bytes share few sets of the cache. oneDNN multiplies such a transposed factor at down to half
+// its speed if the other factor has few columns. The rows are copied apart then, unless so few columns don't pay for it.
 struct Factor {
   const float* data;
   int64_t step;

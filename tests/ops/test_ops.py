@@ -16,7 +16,9 @@ from threadpoolctl import threadpool_limits
 import ops
 from models import create_model
 from models.layers import Attention, DropPath, LayerNorm, Linear, Mlp
+from models.layers.activations import dynamic_relu
 from models.layers.mlp import StarReLU
+from models.layers.scale import weighted_sum
 
 pytestmark = pytest.mark.usefixtures("compiled_operators")
 
@@ -27,19 +29,6 @@ def normal(*shape, scale=1.0):
 
 def mlp(x, w1, b1, w2, b2):
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
-
-
-def weighted_sum(h, w, c, weights):
-    return ops.weighted_sum([h, w, c], weights)
-
-
-def weighted_sum_in_paddle(h, w, c, weights):
-    return (paddle.stack([h, w, c]) * weights.unsqueeze(2)).sum(0)
-
-
-def dynamic_relu_in_paddle(x, lines):
-    a1, a2, b1, b2 = lines.unsqueeze(3).split(4, axis=2)
-    return paddle.maximum(x * a1 + b1, x * a2 + b2)
 
 
 CASES = {
@@ -131,19 +120,20 @@ CASES = {
         paddle.multiply,
         [normal(2, 9, 4, 5), normal(2, 9, 1, 1)],
     ),
+    # The layers' functions compute float64 by Paddle's operators.
     "dynamic relu": (
         ops.dynamic_relu,
-        dynamic_relu_in_paddle,
+        dynamic_relu,
         [normal(2, 9, 4, 5), normal(2, 9, 4)],
     ),
     "weighted sum": (
-        weighted_sum,
-        weighted_sum_in_paddle,
+        lambda *a: ops.weighted_sum(a[:3], a[3]),
+        lambda *a: weighted_sum(a[:3], a[3]),
         [*(normal(2, 9, 19, scale=scale) for scale in (1.0, -2.0, 3.0)), normal(3, 2, 19)],
     ),
     "weighted sum of one row": (
-        weighted_sum,
-        weighted_sum_in_paddle,
+        lambda *a: ops.weighted_sum(a[:3], a[3]),
+        lambda *a: weighted_sum(a[:3], a[3]),
         [*(normal(1, 1, 5, scale=scale) for scale in (1.0, -2.0, 3.0)), normal(3, 1, 5)],
     ),
     "residual": (
