@@ -59,8 +59,14 @@ class Captioned:
         self.place += 1
         if isinstance(outcome, Failure):
             return tile(reason(outcome), self.side, outcome.name, [], self.top)
-        ranked = list(zip(outcome.classes, outcome.probabilities, strict=True))[: self.top]
+        ranked = zip(outcome.classes, outcome.probabilities, strict=True)
         rows = [(f"{100 * probability:.1f} %", name) for name, probability in ranked]
+        if len(rows) > self.top:
+            # A set of classes may have more than there is room for.
+            rest = len(rows) - self.top + 1
+            rows = [*rows[: self.top - 1], ("", f"and {rest} more")]
+        if outcome.unknown:
+            rows = [("", "unknown: none of the classes")]
         return tile(small(self.pictures, place, self.side), self.side, outcome.name, rows, self.top)
 
 

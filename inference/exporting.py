@@ -37,6 +37,7 @@ from models.paddle_inference import PROGRAM, inputs_of, save_program
 from settings.configuration import Configuration
 from settings.tasks import answers_of
 from training.checkpoint import describe
+from training.checkpoint.calibration import Calibration
 from utils import sync_directory
 from weights.sums import sha256_of
 
@@ -87,6 +88,7 @@ def write_export(
     least: float = LEAST_AGREEMENT,
     thresholds: Sequence[float] = (),
     features: bool = False,
+    calibrated: Calibration | None = None,
 ) -> Fidelity:
     """Writes an export into the folder ``target``, whole or not at all.
 
@@ -98,6 +100,7 @@ def write_export(
             agree within TOLERANCE instead.
         thresholds: of a multi-label model, by output.
         features: whether the outputs are features instead of classes.
+        calibrated: the calibration of the weights; None: they have none.
 
     Returns:
         how far the export's outputs are from the model's.
@@ -122,7 +125,7 @@ def write_export(
             )
         check_calibration(calibration)
     model.eval()
-    description = describe(config, classes, task, thresholds)
+    description = describe(config, classes, task, thresholds, calibrated)
     eager: nn.Layer = model
     if for_client:
         eager = paddlex.Probabilities(model, task, description.thresholds)
@@ -139,7 +142,7 @@ def write_export(
                 )
         if not gives_maps:
             write_conventions(temporary, config, description, model.num_features)
-        content = _manifest(config) | vars(description)
+        content = _manifest(config) | description.entries()
         content["format"] = kind
         content["precision"] = precision
         content["features"] = features

@@ -23,6 +23,8 @@ from utils import sync_directory
 Outcome = Prediction | Areas | Failure
 # The columns of CSV.
 COLUMNS = ("name", "rank", "output", "class", "probability", "error")
+# Further ones, if it is asked which images are of something else.
+REJECTION_COLUMNS = ("unknown", "score")
 # Those of the areas of classes.
 AREA_COLUMNS = ("name", "rank", "output", "class", "percent", "error")
 # The columns of a terminal that a table gives to a name at least, and to a class at most.
@@ -61,7 +63,10 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         {"output": output, "class": label, "probability": probability}
         for output, label, probability in ranked
     ]
-    return {"name": outcome.name, "predictions": predictions}
+    answer = {"name": outcome.name, "predictions": predictions}
+    if outcome.unknown is not None:
+        answer |= {"unknown": outcome.unknown, "score": outcome.score}
+    return answer
 
 
 class JsonLines:
@@ -91,25 +96,38 @@ class Csv:
 
     Args:
         columns: COLUMNS or AREA_COLUMNS.
+        rejects: whether rows have REJECTION_COLUMNS, too.
     """
 
-    def __init__(self, file: IO[str] | io.TextIOBase, columns: tuple[str, ...] = COLUMNS) -> None:
+    def __init__(
+        self,
+        file: IO[str] | io.TextIOBase,
+        columns: tuple[str, ...] = COLUMNS,
+        rejects: bool = False,
+    ) -> None:
         self.file = file
+        self.rejects = rejects
+        if rejects:
+            columns += REJECTION_COLUMNS
         file.write(",".join(columns) + "\n")
 
     def write(self, outcome: Outcome) -> None:
         name = outcome.name
         empty = [None] * 4
         if isinstance(outcome, Failure):
-            self.file.write(csv_line(name, *empty, reason(outcome)))
+            others = (None, None) if self.rejects else ()
+            self.file.write(csv_line(name, *empty, reason(outcome), *others))
             return
+        others = ()
+        if self.rejects and isinstance(outcome, Prediction):
+            others = (str(outcome.unknown).lower(), outcome.score)
         ranked = zip(outcome.outputs, outcome.classes, _values(outcome), strict=True)
         rows = [
-            csv_line(name, rank, output, label, value, None)
+            csv_line(name, rank, output, label, value, None, *others)
             for rank, (output, label, value) in enumerate(ranked, 1)
         ]
         # An image without a class above the threshold has one row, too.
-        self.file.write("".join(rows) or csv_line(name, *empty, None))
+        self.file.write("".join(rows) or csv_line(name, *empty, None, *others))
 
 
 def _values(outcome: Prediction | Areas) -> list[float]:
@@ -149,6 +167,9 @@ class Table:
         name = pad(name, self.name_width)
         if isinstance(outcome, Failure):
             self.file.write(f"{name}        error  {reason(outcome)}\n")
+            return
+        if isinstance(outcome, Prediction) and outcome.unknown:
+            self.file.write(f"{name}  {'unknown':>11}  none of the classes\n")
             return
         scale = 1 if isinstance(outcome, Areas) else 100
         for label, value in zip(outcome.classes, _values(outcome), strict=True):
@@ -194,6 +215,7 @@ def text_writer(
     names: Any,
     classes: Iterable[str],
     of_areas: bool = False,
+    rejects: bool = False,
 ) -> Writer:
     """Returns the writer for a format: "table", "csv" or "jsonl".
 
@@ -201,9 +223,10 @@ def text_writer(
         names: the sequence of the images' names.
         classes: the names of the model's classes.
         of_areas: whether ``Areas`` are written, and not predictions.
+        rejects: whether predictions say which images are of something else.
     """
     if kind == "csv":
-        return Csv(file, AREA_COLUMNS if of_areas else COLUMNS)
+        return Csv(file, AREA_COLUMNS if of_areas else COLUMNS, rejects)
     if kind == "jsonl":
         return JsonLines(file)
     sample = (names[place] for place in range(min(len(names), _SAMPLED_NAMES)))

@@ -8,7 +8,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -17,6 +17,17 @@ from config import get_config, with_values
 from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
+from inference.calibration.conformal import in_set
+from inference.calibration.neighbours import read_neighbours
+from inference.calibration.rejection import (
+    KNN,
+    OF_LOGITS,
+    SCORES,
+    is_rejected,
+    knn_distances,
+    normalised,
+)
+from inference.calibration.rejection import score as rejection_score
 from inference.export_manifest import Export, is_export, read_export
 from inference.maps import PixelMap, WholePictures, maps_in_batches, pixel_map
 from inference.pictures import Batch, Picture, Pictures, check_several
@@ -24,7 +35,7 @@ from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
 from models import build_model
-from models.base import ImageModel
+from models.base import ImageModel, without_classifier
 from models.heads.windows import way_of
 from models.pretrained import build_described, with_preprocessing
 from ops.device import set_device_flags
@@ -32,12 +43,14 @@ from settings.configuration import Configuration, explicit_sources, leaves
 from settings.tasks import answers_of
 from training.checkpoint import (
     Description,
+    calibration_of,
     classes_of,
     describe,
     description_of,
     task_of,
     thresholds_of,
 )
+from training.checkpoint.calibration import PredictionSets, Rejection
 from training.multilabel_metrics import sigmoid
 from training.setup import autocast
 from utils import world_size
@@ -54,12 +67,37 @@ class Prediction(NamedTuple):
         outputs: the numbers of the model's outputs.
         classes: their names; if the model's classes aren't known, the numbers as texts.
         probabilities: from 0 to 1.
+        unknown: whether the image is taken for one of something else; None: nobody asked.
+        score: the score that says so (``inference.calibration.rejection``); None: nobody asked.
     """
 
     name: str
     outputs: list[int]
     classes: list[str]
     probabilities: list[float]
+    unknown: bool | None = None
+    score: float | None = None
+
+
+class Choice(NamedTuple):
+    """How an image's classes are chosen from its probabilities (``Predictor.choice``).
+
+    Attributes:
+        top: the number of classes at most; None: 5, or all of a multi-label model.
+        threshold: the least probability of a multi-label model's classes; None: the trained one.
+        sets: takes the classes of a set that contains the right one with a given probability, in
+            place of ``top``; None: it doesn't.
+        rejection: says which images are of something else; None: it isn't asked.
+    """
+
+    top: int | None = None
+    threshold: float | None = None
+    sets: PredictionSets | None = None
+    rejection: Rejection | None = None
+
+
+# The best class, also of a multi-label model that finds none.
+BEST = Choice(top=1, threshold=0)
 
 
 class Failure(NamedTuple):
@@ -85,6 +123,7 @@ class Predictor:
         model: the model for inference (``inference_model``); None for an export.
         task: the TASK that the weights were trained for.
         thresholds: with ``has_several``, the least probability by output; empty: 0.5 for each.
+        calibration: what ``tools/calibrate.py`` chose for the weights; None: it wasn't run.
         classes: names by output; empty: they aren't known.
         report: a line that says what was loaded.
         warning: a problem of weights that can still be used; "": none.
@@ -114,10 +153,13 @@ class Predictor:
         self.task = description.task
         self.classes = list(classes or description.classes)
         self.thresholds = description.thresholds
+        self.calibration = description.calibration
         self._check_description()
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
         self.model = None
         self.weights = None
+        # Features of training images, which are read when they are needed.
+        self._neighbours: np.ndarray | None = None
         self.warning = ""
         if export:
             self._run = open_export(path)
@@ -158,6 +200,12 @@ class Predictor:
             raise InputError(
                 f"{path} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
             )
+        for sets in self.calibration.sets if self.calibration else ():
+            if len(sets.thresholds) not in (1, outputs):
+                raise InputError(
+                    f"{path} was calibrated for {len(sets.thresholds)} classes, the model has"
+                    f" {outputs} outputs"
+                )
 
     def _load(self, model: ImageModel) -> None:
         """Loads the weights into ``model``, and prepares it for inference."""
@@ -181,22 +229,25 @@ class Predictor:
         self.model = model.inference_model()
 
     def __call__(
-        self, images: Iterable[Picture], top: int | None = None, threshold: float | None = None
+        self,
+        images: Iterable[Picture],
+        top: int | None = None,
+        threshold: float | None = None,
+        **others: Any,
     ) -> list[Prediction]:
         """Returns the prediction of each image.
 
         Args:
             images: paths, the bytes of files, Pillow images, or arrays, as ``Pictures`` takes them.
-            top: the number of classes per image at most; None: 5, or all of a multi-label model.
-            threshold: the least probability of a multi-label model's classes; None: that of
-                ``thresholds``.
+            top, threshold, others: see ``choice``.
 
         Raises:
+            InputError: as ``choice``.
             RunError: an image can't be read; the error names it.
         """
         check_several(images)
         predictions = []
-        for outcome in self.stream(list(images), top, threshold, workers=0):
+        for outcome in self.stream(list(images), top, threshold, workers=0, **others):
             if isinstance(outcome, Failure):
                 raise RunError(outcome.error)
             predictions.append(outcome)
@@ -209,18 +260,19 @@ class Predictor:
         threshold: float | None = None,
         workers: int = 2,
         tta: Views = "",
+        **others: Any,
     ) -> Iterator[Prediction | Failure]:
         """Yields the prediction of each image in turn.
 
         The memory that this takes doesn't depend on the number of images.
 
         Args:
-            images, top, threshold: see ``__call__``.
+            images, top, threshold, others: see ``__call__``.
             workers: the number of processes that load images; 0: this process loads them.
             tta: the views over which probabilities are averaged: "flip", "five", "ten"
                 (``inference.tta``).
         """
-        for outcomes in self.predict_batches(images, top, threshold, workers, tta):
+        for outcomes in self.predict_batches(images, top, threshold, workers, tta, **others):
             yield from outcomes.values()
 
     def predict_batches(
@@ -232,31 +284,107 @@ class Predictor:
         tta: Views = "",
         rank: int = 0,
         ranks: int = 1,
+        **others: Any,
     ) -> Iterator[dict[int, Prediction | Failure]]:
         """Yields, for each batch, the predictions by the image's place in ``images``.
 
         Args:
-            images, top, threshold, workers, tta: see ``stream``.
+            images, top, threshold, workers, tta, others: see ``stream``.
             rank, ranks: this process predicts every ``ranks``-th image, beginning with number
                 ``rank``.
         """
         self.check_classifier()
+        choice = self.choice(top, threshold, **others)
+        if tta and (choice.sets or choice.rejection):
+            raise InputError(
+                f"-tta {tta} averages views, and coverage and rejection were calibrated on one; leave"
+                " one of them out"
+            )
+        dataset = pictures(self.config, images, tta)
+        for batch in self.batches(dataset, workers, rank, ranks):
+            by_view = [self.logits(view) for view in views(batch, tta)]
+            probabilities = np.mean([self.probabilities(logits) for logits in by_view], 0)
+            scores = self.rejection_scores(choice, batch.pixels, by_view[0])
+            outcomes = {}
+            for row, place in enumerate(batch.places):
+                name = dataset.name(place)
+                problem = batch.problems[row]
+                outcomes[place] = self._outcome(
+                    name, problem, probabilities[row], choice, scores[row]
+                )
+            yield outcomes
+
+    def choice(
+        self,
+        top: int | None = None,
+        threshold: float | None = None,
+        coverage: float | None = None,
+        reject: float | None = None,
+        score: str | None = None,
+    ) -> Choice:
+        """Returns how classes are chosen.
+
+        Args:
+            top, threshold: see ``Choice``.
+            coverage: choose a set of classes that contains the right one with this probability; one
+                of those that the weights were calibrated for.
+            reject: say which images are of something else, with this share of false alarms; one of
+                those that the weights were calibrated for.
+            score: by which of the rejection's scores; None: "energy".
+
+        Raises:
+            InputError: a value isn't one of these, or two of them don't go together.
+        """
         if top is not None and (not isinstance(top, int | np.integer) or top < 1):
             raise InputError(f"top is {top!r}, expected a whole number of 1 or more")
         if threshold is not None and not (
             isinstance(threshold, int | float | np.floating) and 0 <= threshold <= 1
         ):
             raise InputError(f"threshold is {threshold!r}, expected a probability from 0 to 1")
-        dataset = pictures(self.config, images, tta)
-        for batch in self.batches(dataset, workers, rank, ranks):
-            by_view = [self.probabilities(self.logits(view)) for view in views(batch, tta)]
-            outcomes = {}
-            for place, problem, probabilities in zip(
-                batch.places, batch.problems, np.mean(by_view, 0), strict=True
-            ):
-                name = dataset.name(place)
-                outcomes[place] = self._outcome(name, problem, probabilities, top, threshold)
-            yield outcomes
+        if coverage is not None and top is not None:
+            raise InputError("top and coverage both say how many classes to give; leave one out")
+        if score is not None and reject is None:
+            raise InputError("score does nothing without reject; give the share of false alarms")
+        sets = None
+        if coverage is not None:
+            sets = _calibrated_sets(self, coverage)
+        rejection = None
+        if reject is not None:
+            rejection = _calibrated_rejection(self, reject, score or OF_LOGITS[0])
+        return Choice(top, threshold, sets, rejection)
+
+    def rejection_scores(
+        self, choice: Choice, pixels: np.ndarray | paddle.Tensor, logits: np.ndarray
+    ) -> Sequence[float | None]:
+        """Returns the score of each image of a batch by which it may be rejected; None: nobody asked.
+
+        Args:
+            pixels: [B, H, W, C], as for ``logits``.
+            logits: [B, K].
+        """
+        if choice.rejection is None:
+            return [None] * len(logits)
+        if choice.rejection.score != KNN:
+            return rejection_score(choice.rejection.score, logits, self.has_several).tolist()
+        assert self.calibration
+        if self._neighbours is None:
+            self._neighbours = read_neighbours(self.weights, self.calibration.neighbours_sha256)
+        features = normalised(self.features(pixels))
+        return knn_distances(features, self._neighbours, self.calibration.neighbours).tolist()
+
+    def features(self, pixels: np.ndarray | paddle.Tensor) -> np.ndarray:
+        """Returns the input of the classifier, [B, num_features] float32.
+
+        Args:
+            pixels: [B, H, W, C], as for ``logits``.
+
+        Raises:
+            InputError: it is an export, which gives logits alone.
+        """
+        if self.model is None:
+            raise InputError(f"{printable(str(self.path))} is an export, which gives logits alone")
+        with without_classifier(self.model):
+            return self.logits(pixels)
 
     def maps(
         self, images: Iterable[Picture], flip: bool = False, workers: int = 0
@@ -363,14 +491,14 @@ class Predictor:
         name: str,
         problem: str,
         probabilities: np.ndarray,
-        top: int | None,
-        threshold: float | None,
+        choice: Choice,
+        score: float | None,
     ) -> Prediction | Failure:
         if problem:
             return Failure(name, problem)
         if not np.isfinite(probabilities).all():
             return Failure(name, f"{printable(name)}: the weights give no finite logits for it")
-        return self.prediction_of(name, probabilities, top, threshold)
+        return self.prediction_of(name, probabilities, choice, score)
 
     def batches(
         self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1
@@ -428,27 +556,83 @@ class Predictor:
         self,
         name: str,
         probabilities: np.ndarray,
-        top: int | None = None,
-        threshold: float | None = None,
+        choice: Choice = Choice(),  # noqa: B008  (it doesn't change)
+        score: float | None = None,
     ) -> Prediction:
         """Returns an image's prediction.
 
         Args:
             name: the image's name.
             probabilities: of each output [K]. Among equal ones the first output comes first.
-            top, threshold: see ``__call__``.
+            choice: which classes are chosen.
+            score: of the image, if ``choice`` has a rejection (``rejection_scores``).
         """
         order = np.argsort(-probabilities, kind="stable")
         if self.has_several:
-            top = top or len(probabilities)
+            top = choice.top or len(probabilities)
             least = self.thresholds or 0.5
-            if threshold is not None:
-                least = threshold
+            if choice.threshold is not None:
+                least = choice.threshold
             order = order[(probabilities >= least)[order]]
-        outputs = order[: top or 5].tolist()
+        elif choice.sets:
+            top = len(probabilities)
+            order = order[in_set(probabilities, choice.sets)[order]]
+        else:
+            top = choice.top or 5
+        outputs = order[:top].tolist()
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
         values = [float(probabilities[output]) for output in outputs]
-        return Prediction(name, outputs, names, values)
+        unknown = None
+        if choice.rejection:
+            unknown = is_rejected(score, choice.rejection)
+        return Prediction(name, outputs, names, values, unknown, score)
+
+
+def _calibrated_sets(predictor: Predictor, coverage: float) -> PredictionSets:
+    """Returns the choice of sets for a coverage; raises InputError if there is none."""
+    if predictor.has_several:
+        raise InputError(
+            "coverage is for models of one class per image; -threshold chooses those of several"
+        )
+    stored = predictor.calibration.sets if predictor.calibration else []
+    for sets in stored:
+        if sets.coverage == coverage:
+            return sets
+    raise _no_such_level(predictor, "coverage", coverage, [sets.coverage for sets in stored])
+
+
+def _calibrated_rejection(predictor: Predictor, false_alarm: float, score: str) -> Rejection:
+    """Returns the rejection for a share of false alarms; raises InputError if there is none."""
+    if score not in SCORES:
+        raise InputError(f"score is {score!r}, expected one of {', '.join(SCORES)}")
+    if score == KNN and predictor.model is None:
+        raise InputError(
+            f"score {KNN} needs features, and {printable(str(predictor.path))} is an export, which"
+            f" gives logits alone; take {' or '.join(OF_LOGITS)}"
+        )
+    stored = predictor.calibration.rejections if predictor.calibration else []
+    stored = [rejection for rejection in stored if rejection.score == score]
+    for rejection in stored:
+        if rejection.false_alarm == false_alarm:
+            return rejection
+    levels = [rejection.false_alarm for rejection in stored]
+    raise _no_such_level(predictor, "reject", false_alarm, levels)
+
+
+def _no_such_level(
+    predictor: Predictor, name: str, found: float, levels: list[float]
+) -> InputError:
+    """Returns the error for a coverage or a share of false alarms that wasn't calibrated."""
+    path = printable(str(predictor.path))
+    advice = "tools/calibrate.py calibrates the weights it is given, and writes others"
+    if not levels:
+        return InputError(f"{name} needs calibrated weights, and {path} isn't; {advice}")
+    expected = ", ".join(f"{level:g}" for level in levels)
+    flag = "-coverage" if name == "coverage" else "-false_alarms"
+    return InputError(
+        f"{name} is {found!r}, and {path} was calibrated for {expected}; take one of these, or"
+        f" calibrate anew with {flag}"
+    )
 
 
 def _check_readable(problem: np.ndarray) -> None:
@@ -494,15 +678,17 @@ def _config_of_weights(
         names = classes or description.classes
         task = description.task
         thresholds = description.thresholds
+        calibration = description.calibration
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         adapter = config.MODEL.PRETRAINED_ADAPTER
         names = classes or classes_of(path, adapter) or []
         task = task_of(path, adapter) or config.TASK
         thresholds = thresholds_of(path, adapter)
+        calibration = calibration_of(path, adapter)
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))
-    return config, describe(config, list(names), task, thresholds)
+    return config, describe(config, list(names), task, thresholds, calibration)
 
 
 def _config_of_export(

@@ -1,7 +1,7 @@
 """The data of a trained model: that of the run which saved the weights, or another set that is named."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,35 @@ def data_keys(
         defaults = default_values()
         of_run |= {key: run_values[key] for key in keys if run_values[key] != defaults[key]}
     return list(itertools.chain.from_iterable((of_run | values).items()))
+
+
+def split_options(
+    options: Iterable[tuple[str, Any]], dataset: str | None, data_path: str | None, purpose: str
+) -> tuple[list[tuple[str, Any]], list[Any]]:
+    """Divides the keys of a command line into those of the data and those of the model.
+
+    Args:
+        options: keys and values, as after ``-o``.
+        dataset, data_path: of the flags of these names; None: they weren't given.
+        purpose: what the data are for, in an error: "a probe".
+
+    Returns:
+        the keys of the data, as ``data_keys`` takes them, and the others as words after ``-o``.
+
+    Raises:
+        InputError: a key of DATA would have no effect.
+    """
+    flags = {"DATA.DATASET": dataset, "DATA.DATA_PATH": data_path}
+    data: list[tuple[str, Any]] = [(key, value) for key, value in flags.items() if value]
+    others: list[Any] = []
+    for key, value in options:
+        if is_data_key(key):
+            data.append((key, value))
+        elif key.startswith("DATA.") and not is_preparation_key(key):
+            raise InputError(f"command line: {key} has no effect on {purpose}; leave it out")
+        else:
+            others += [key, value]
+    return data, others
 
 
 def is_data_key(key: str) -> bool:

@@ -43,7 +43,14 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     from config import get_config
     from models import build_model, with_switches
     from models.pretrained import build_described
-    from training.checkpoint import classes_of, describe, description_of, task_of, thresholds_of
+    from training.checkpoint import (
+        calibration_of,
+        classes_of,
+        describe,
+        description_of,
+        task_of,
+        thresholds_of,
+    )
     from training.checkpoint.description import METADATA
     from weights import file_arrays, load_weights
     from weights.formats import write_weights
@@ -76,11 +83,14 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         classes = description.classes
         task = description.task
         thresholds = description.thresholds
+        calibration = description.calibration
     else:
         classes = classes_of(source, adapter) or []
         task = task_of(source, adapter) or config.TASK
         thresholds = thresholds_of(source, adapter)
-    metadata = {METADATA: describe(config, classes, task, thresholds).to_json()}
+        calibration = calibration_of(source, adapter)
+    description = describe(config, classes, task, thresholds, calibration)
+    metadata = {METADATA: description.to_json()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     written = f"{len(arrays)} tensors of {report.file} written to {target}"
     return "; ".join([written, *report.notes])

@@ -97,6 +97,7 @@ def main() -> None:
         arguments.least_agreement,
         trained.thresholds,
         features=not trained.has_classes,
+        calibrated=trained.calibration,
     )
     size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
     print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {report}")

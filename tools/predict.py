@@ -43,6 +43,9 @@ from settings.parser import Parser, pairs  # noqa: E402
 # The graph of an export may never end. Unless DIST.TIMEOUT is set, a batch has this time.
 EXPORT_SECONDS = 60.0
 EXPORT_SECONDS_PER_IMAGE = 10.0
+# What says which classes of an image are given.
+CHOICES = ("top", "threshold", "coverage", "reject", "score")
+SCORES = ("energy", "max_logit", "knn")
 FORMATS = ("table", "csv", "jsonl", "pictures", "masks", "overlays")
 # Those that make a folder of files.
 _FOLDERS = ("pictures", "masks", "overlays")
@@ -96,6 +99,19 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="P",
         help="for several labels: the lowest probability; default: the trained one",
     )
+    option(
+        "coverage",
+        type=_share,
+        metavar="P",
+        help="a set of classes that contains the right one with this probability; for calibrated weights",
+    )
+    option(
+        "reject",
+        type=_share,
+        metavar="P",
+        help="say which images are of something else, with this share of false alarms; likewise",
+    )
+    option("score", choices=SCORES, help="by which -reject decides; default: energy")
     option("format", choices=FORMATS, help="default: by -output's ending, or else table")
     text = (
         "the file to write, whole or absent; for masks and overlays a new folder, for pictures that"
@@ -243,7 +259,15 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
             default_top = outputs
         top = min(outputs, arguments.top or default_top)
         if not predictor.gives_maps:
-            how |= {"threshold": arguments.threshold, "top": top}
+            how |= {
+                "threshold": arguments.threshold,
+                "coverage": arguments.coverage,
+                "reject": arguments.reject,
+                "score": arguments.score,
+                # A set has as many classes as it takes.
+                "top": top if arguments.coverage is None else arguments.top,
+            }
+            predictor.choice(**{name: how[name] for name in CHOICES})
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
         with writing(arguments, predictor, images, top) as (write, bar):
@@ -276,6 +300,9 @@ def check_format(arguments: argparse.Namespace, predictor: Any) -> None:
         raise InputError(
             f"-tta {arguments.tta} crops images, but each pixel needs a class; take -tta flip"
         )
+    for flag in ("coverage", "reject", "score"):
+        if getattr(arguments, flag) is not None and predictor.gives_maps:
+            raise InputError(f"-{flag} is for classes of whole images; leave it out")
     if arguments.threshold is not None and not predictor.has_several:
         raise InputError(
             "-threshold is for models of several labels per image; -top says how many classes"
@@ -315,7 +342,12 @@ def writing(
                 opened = prediction_writers.standard_output(utils.world_size() > 1)
             out = stack.enter_context(opened)
             writer = prediction_writers.text_writer(
-                arguments.format, out, images, predictor.classes, predictor.gives_maps
+                arguments.format,
+                out,
+                images,
+                predictor.classes,
+                predictor.gives_maps,
+                arguments.reject is not None,
             )
             write: Any = writer.write
             if predictor.gives_maps:

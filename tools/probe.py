@@ -114,19 +114,12 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 def read(arguments: argparse.Namespace) -> tuple[Any, ...]:
     """Returns (model, probes, configuration, training set, validation set), all checked."""
     from inference.probing import Model, read_sets
-    from inference.run_data import is_data_key, is_preparation_key
+    from inference.run_data import split_options
     from loading.label_sets import every_label
 
-    flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
-    data = [(key, value) for key, value in flags.items() if value]
-    options = []
-    for key, value in pairs(arguments.o, default_values()):
-        if is_data_key(key):
-            data.append((key, value))
-        elif key.startswith("DATA.") and not is_preparation_key(key):
-            raise InputError(f"command line: {key} has no effect on a probe; leave it out")
-        else:
-            options += [key, value]
+    data, options = split_options(
+        pairs(arguments.o, default_values()), arguments.dataset, arguments.data_path, "a probe"
+    )
     model = Model(
         arguments.weights,
         arguments.cfg,

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from errors import counted, printable
 from inference.serve import image_formats, page
-from inference.serve.batching import Answer, Batcher, Full, Item, Lost
+from inference.serve.batching import CHOICES, Answer, Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
 from inference.serve.gate import FAILED, GUARDED, refusal
 from inference.serve.metrics import Metrics
@@ -27,6 +27,22 @@ Top = Annotated[
 Threshold = Annotated[
     float | None, Query(ge=0, le=1, description="multi-label: least probability; default: trained")
 ]
+Coverage = Annotated[
+    float | None,
+    Query(
+        gt=0, lt=1, description="calibrated weights: a set with the right class, as often as this"
+    ),
+]
+Reject = Annotated[
+    float | None,
+    Query(
+        gt=0, lt=1, description="calibrated weights: tell what is unknown; share of false alarms"
+    ),
+]
+Score = Annotated[
+    Literal["energy", "max_logit", "knn"] | None,
+    Query(description="the score by which reject decides; default: energy"),
+]
 
 
 class Predicted(BaseModel):
@@ -38,6 +54,8 @@ class Predicted(BaseModel):
     outputs: list[int] | None = None
     classes: list[str] | None = None
     probabilities: list[float] | None = None
+    unknown: bool | None = None
+    score: float | None = None
     percents: list[float] | None = None
     error: str | None = None
 
@@ -91,7 +109,9 @@ _IMAGE = {"requestBody": {"required": True, "content": _RAW}}
 _PICTURE: Any = {200: {"content": {"image/png": {"schema": _BINARY}} | _RAW}}
 # What only models with classes of whole images have in the description, and what only those with a
 # class for each pixel have: paths, parameters of /predict, and properties of ``Predicted``.
-_OF_IMAGES = ("/attention", "threshold", "probabilities")
+_OF_IMAGES = (
+    "/attention", "threshold", "coverage", "reject", "score", "probabilities", "unknown",
+)  # fmt: skip
 _OF_PIXELS = ("/mask", "width", "height", "percents")
 _TOKEN = {
     "type": "http",
@@ -185,9 +205,13 @@ class _Images:
         self.metrics = metrics
 
     async def answers(
-        self, request: Request, kind: str, top: int | None, threshold: float | None
+        self, request: Request, kind: str, **choices: Any
     ) -> list[tuple[Upload, Answer]]:
         """Returns the images of a request with their answers, in their order.
+
+        Args:
+            kind: "predict", "attention" or "mask".
+            choices: which classes are given (``batching.CHOICES``); those left out are None.
 
         Raises:
             Refused: the model has no such answers, the images can't be taken, or a worker has no
@@ -202,7 +226,7 @@ class _Images:
         # The gate logs it.
         request.scope["images"] = counted(len(uploads), "image")
         client = request.scope["client"][0]
-        parameters = {"kind": kind, "top": top, "threshold": threshold}
+        parameters = {"kind": kind, **dict.fromkeys(CHOICES), **choices}
         loop = asyncio.get_running_loop()
 
         # Images of which maps are made differ in size.
@@ -223,6 +247,8 @@ class _Images:
                 answers.append(Answer({"error": problem}))
 
         for answer in answers:
+            if "refused" in answer.content:
+                raise Refused(422, answer.content["refused"])
             if "failed" in answer.content:
                 raise Refused(500, answer.content["failed"])
             outcome = "unreadable" if "error" in answer.content else "answered"
@@ -245,11 +271,26 @@ def _add_image_paths(app: FastAPI, images: _Images) -> None:
     """Adds the paths to which images are sent (``gate.WORK``)."""
 
     @app.post("/predict", response_model=Predictions, responses=_PROBLEMS, openapi_extra=_IMAGES)
-    async def predict(request: Request, top: Top = None, threshold: Threshold = None) -> Response:
+    async def predict(
+        request: Request,
+        top: Top = None,
+        threshold: Threshold = None,
+        coverage: Coverage = None,
+        reject: Reject = None,
+        score: Score = None,
+    ) -> Response:
         """Returns the classes of one image or several: their probabilities, or of a model that gives
         a class for each pixel, their percentages of the pixels.
         """
-        answers = await images.answers(request, "predict", top, threshold)
+        answers = await images.answers(
+            request,
+            "predict",
+            top=top,
+            threshold=threshold,
+            coverage=coverage,
+            reject=reject,
+            score=score,
+        )
         predictions = [{"name": upload.name, **answer.content} for upload, answer in answers]
         content = {**images.pool.about, "predictions": predictions}
         status = 200

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+# The parameters of a request that say which classes of its images are given (``Predictor.choice``).
+CHOICES = ("top", "threshold", "coverage", "reject", "score")
+
 
 class Full(Exception):
     """The queue is full.
@@ -44,9 +47,11 @@ class Answer(NamedTuple):
     """A worker's answer to an image.
 
     Attributes:
-        content: "outputs", "classes" and "probabilities" of a prediction; of a class for each pixel
-            "width", "height", "outputs", "classes" and "percents"; or "error", why the image can't be
-            read; or "failed", why the model gives no outputs. The values are JSON's types.
+        content: "outputs", "classes" and "probabilities" of a prediction, with "unknown" and "score"
+            if a rejection was asked for; of a class for each pixel "width", "height", "outputs",
+            "classes" and "percents"; or "error", why the image can't be read; or "refused", which
+            parameter the model doesn't take; or "failed", why the model gives no outputs. The values
+            are JSON's types.
         picture: a PNG, for an image of /attention or /mask.
     """
 
@@ -61,7 +66,7 @@ class Item:
     Attributes:
         data: the content of the image's file.
         parameters: the request's parameters for a worker: "kind" ("predict", "attention" or
-            "mask"), "top", "threshold". All images of a request have the same object.
+            "mask") and CHOICES. All images of a request have the same object.
         answer: gets the worker's answer.
         client: address of the client.
         alone: whether it is a batch by itself. An image of /attention is, and each one of a model

@@ -29,6 +29,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from errors import (
+    InputError,
     OutOfMemory,
     RunError,
     Unreadable,
@@ -40,8 +41,9 @@ from inference.inputs import class_names
 from inference.map_pictures import mask_image
 from inference.maps import areas
 from inference.pictures import Pictures
-from inference.predictor import Predictor
+from inference.predictor import Choice, Predictor
 from inference.serve import messages
+from inference.serve.batching import CHOICES
 from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
 from inference.serve.progress import COMPUTING, READING, Progress
@@ -130,7 +132,11 @@ def fingerprint(predictor: Predictor, path: str) -> str:
     the same one.
     """
     description = describe(
-        predictor.config, predictor.classes, predictor.task, predictor.thresholds
+        predictor.config,
+        predictor.classes,
+        predictor.task,
+        predictor.thresholds,
+        predictor.calibration,
     )
     sha256 = hashlib.sha256(description.to_json().encode())
     if predictor.model is None:
@@ -265,9 +271,18 @@ def answer_batch(
             give_back()
         elif readable_places:
             batch = np.stack([pixels[place] for place in readable_places])
-            probabilities = predictor.probabilities(predictor.logits(batch))
-            for place, row in zip(readable_places, probabilities, strict=True):
-                answers[place] = _prediction(predictor, row, parameters[place])
+            logits = predictor.logits(batch)
+            probabilities = predictor.probabilities(logits)
+            for row, place in enumerate(readable_places):
+                rows = slice(row, row + 1)
+                try:
+                    choice = choice_of(predictor, parameters[place])
+                except InputError as error:
+                    # Other images of the batch belong to other requests.
+                    answers[place] = {"refused": str(error)}
+                    continue
+                [score] = predictor.rejection_scores(choice, batch[rows], logits[rows])
+                answers[place] = _prediction(predictor, probabilities[row], choice, score)
     except Exception as error:
         line = out_of_memory(error)
         if isinstance(error, RunError):
@@ -338,19 +353,29 @@ def _map_answer(
     return content, file.getvalue()
 
 
+def choice_of(predictor: Predictor, parameters: dict[str, Any]) -> Choice:
+    """Returns how the classes of a request's images are chosen.
+
+    Raises:
+        InputError: the model has no such choice.
+    """
+    return predictor.choice(**{name: parameters[name] for name in CHOICES})
+
+
 def _prediction(
-    predictor: Predictor, probabilities: np.ndarray, parameters: dict[str, Any]
+    predictor: Predictor, probabilities: np.ndarray, choice: Choice, score: float | None
 ) -> dict[str, Any]:
     if not np.isfinite(probabilities).all():
         return {"failed": "the model's outputs for it aren't finite"}
-    prediction = predictor.prediction_of(
-        "", probabilities, parameters["top"], parameters["threshold"]
-    )
-    return {
+    prediction = predictor.prediction_of("", probabilities, choice, score)
+    answer = {
         "outputs": prediction.outputs,
         "classes": prediction.classes,
         "probabilities": prediction.probabilities,
     }
+    if prediction.unknown is not None:
+        answer |= {"unknown": prediction.unknown, "score": prediction.score}
+    return answer
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, printable
 from inference.pictures import Pictures
-from inference.predictor import Predictor
+from inference.predictor import BEST, Predictor
 from inference.visualization.draw import Panel, enlarge, sheet
 from inference.visualization.predicted_image import model_of
 from settings.suggestions import nearest
@@ -113,7 +113,7 @@ def embeddings(
     elif not predictor.has_classes:
         names = ["no class"] * len(files)
     else:
-        best = [predictor.prediction_of("", row, top=1, threshold=0) for row in probabilities]
+        best = [predictor.prediction_of("", row, BEST) for row in probabilities]
         names = [prediction.classes[0] for prediction in best]
     places = plane(features, method, seed)
     classes = sorted(set(names))
@@ -175,7 +175,7 @@ def predictions(
     _check_classes(predictor, truth, mistakes)
     _, probabilities = pooled_features(predictor, files, workers)
     predicted = [
-        predictor.prediction_of(file, row, top=1, threshold=0)
+        predictor.prediction_of(file, row, BEST)
         for file, row in zip(files, probabilities, strict=True)
     ]
     wrong = [

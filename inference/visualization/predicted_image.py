@@ -8,7 +8,7 @@ from PIL import ImageOps
 
 from errors import InputError, printable
 from inference.pictures import Picture, Pictures
-from inference.predictor import Prediction, Predictor
+from inference.predictor import BEST, Prediction, Predictor
 from inference.visualization.draw import Box, enlarge
 from loading.transforms import Bands, EncodedImage, Normalize
 from loading.transforms.image import before_crop, covering, crop_begin
@@ -71,7 +71,7 @@ def predict_image(predictor: Predictor, picture: Picture, original: bool = False
     prediction = Prediction(name, [], [], [])
     if predictor.has_classes:
         [probabilities] = predictor.probabilities(predictor.logits(pixels[None]))
-        prediction = predictor.prediction_of(name, probabilities, top=1, threshold=0)
+        prediction = predictor.prediction_of(name, probabilities, BEST)
     base, box = _original(predictor, picture) if original else (enlarge(pixels), None)
     return PredictedImage(name, image, base, box, prediction)
 

@@ -2,6 +2,7 @@
 
 from training.checkpoint.description import (
     Description,
+    calibration_of,
     check_task,
     classes_of,
     describe,
@@ -14,6 +15,6 @@ from training.checkpoint.saver import Saver, own_statistics
 from training.checkpoint.state import newest_whole
 
 __all__ = [
-    "Description", "Progress", "Saver", "check_task", "classes_of", "describe", "description_of", "newest_whole",
-    "own_statistics", "task_of", "thresholds_of",
+    "Description", "Progress", "Saver", "calibration_of", "check_task", "classes_of", "describe",
+    "description_of", "newest_whole", "own_statistics", "task_of", "thresholds_of",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ A description is stored in the metadata of the weights' own file.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from settings.names import instead
 from settings.parser import pairs
 from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from settings.registry import heads, tasks
+from training.checkpoint.calibration import Calibration, read_calibration
 from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.adapters import find_adapter
@@ -88,6 +89,7 @@ class Description:
             ``{"MODEL.TYPE": "ViT", ...}``.
         thresholds: with multilabel, the probability from which on an output is a yes, by output;
             empty: none were chosen.
+        calibration: what ``tools/calibrate.py`` chose; None: it wasn't run.
     """
 
     model: str
@@ -95,10 +97,20 @@ class Description:
     classes: list[str]
     values: dict[str, Any]
     thresholds: list[float] = field(default_factory=list)
+    calibration: Calibration | None = None
+
+    def entries(self) -> dict[str, Any]:
+        """Returns what ``to_json`` writes. Weights without a calibration have no entry for it."""
+        entries = dict(vars(self))
+        if self.calibration is None:
+            del entries["calibration"]
+        else:
+            entries["calibration"] = self.calibration.as_json()
+        return entries
 
     def to_json(self) -> str:
         """Returns the description as JSON, which ``read_description`` reads."""
-        return json.dumps(vars(self), ensure_ascii=False)
+        return json.dumps(self.entries(), ensure_ascii=False)
 
     def to_config(self, options: Sequence[str] = ()) -> Configuration:
         """Returns the frozen configuration of the model and its images.
@@ -138,6 +150,7 @@ def describe(
     classes: list[str],
     task: str = "classification",
     thresholds: Sequence[float] = (),
+    calibration: Calibration | None = None,
 ) -> Description:
     """Returns the description of a model of ``config`` whose outputs are ``classes``."""
     values = {key: value for key, value in leaves(config) if _describes(key)}
@@ -146,7 +159,9 @@ def describe(
         read = {heads.key_of(word) for word in heads.components[head].keys}
         read |= {"HEAD.NAME", "HEAD.INDICES", "HEAD.STRIDE"}
         values |= {key: value for key, value in leaves(config) if key in read}
-    return Description(config.MODEL.NAME, task, list(classes), values, list(thresholds))
+    return Description(
+        config.MODEL.NAME, task, list(classes), values, list(thresholds), calibration
+    )
 
 
 def _describes(key: str) -> bool:
@@ -165,7 +180,11 @@ def read_description(text: bytes) -> Description:
     entries = parsed_json(text)
     # Earlier releases wrote no thresholds.
     check_form(entries, _FORM, tuple(name for name in _FORM if name != "thresholds"))
-    return Description(**{name: entries[name] for name in _FORM if name in entries})
+    description = Description(**{name: entries[name] for name in _FORM if name in entries})
+    if "calibration" in entries:
+        calibration = read_calibration(entries["calibration"], len(description.classes))
+        description = replace(description, calibration=calibration)
+    return description
 
 
 def description_of(path: str | Path, options: Sequence[str] = ()) -> Description | None:
@@ -265,6 +284,19 @@ def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
     """
     description = _stored(find_weights(path), adapter)
     return description.thresholds if description else []
+
+
+def calibration_of(path: str | Path, adapter: str | None = None) -> Calibration | None:
+    """Returns the calibration that is stored with weights; None if there is none.
+
+    Args:
+        adapter: as in ``classes_of``.
+
+    Raises:
+        InputError: as ``description_of``.
+    """
+    description = _stored(find_weights(path), adapter)
+    return description.calibration if description else None
 
 
 def _stored(file: Path, adapter: str | None = None) -> Description | None:

@@ -1,0 +1,165 @@
+"""Calibrates a classifier: honest probabilities, sets of classes, and "I don't know".
+
+    python tools/calibrate.py RUN -output CALIBRATED [-outside FOLDER ...]
+
+RUN is a run's folder (its best checkpoint is taken), or other weights. CALIBRATED is a new folder
+with weights that every command takes: -eval, tools/predict.py, tools/export_model.py, tools/serve.py.
+
+-scaling     what the logits are scaled by (arXiv:1706.04599): temperature; class (a temperature for
+             each class); vector (and a shift); none; auto: what cross-validation chooses. It becomes
+             part of the classifier.
+-coverage    sets of classes that contain the right one with these probabilities (RAPS,
+             arXiv:2009.14193): tools/predict.py CALIBRATED IMAGES -coverage 0.95
+-by_class    the coverage holds for the images of each class
+-false_alarms  pictures of something else are told with these shares of false alarms:
+             tools/predict.py CALIBRATED IMAGES -reject 0.05
+-outside     folders of pictures of something else, on which this is measured
+-folds       runs of a cross-validation (DATA.FOLDS), whose held-out images fit the scaling
+
+A quarter of the validation set fits the scaling, a quarter chooses the thresholds, and all figures
+are of the other half. report.html and calibration.json in CALIBRATED have them. Without -dataset and
+-data_path the images are those of the run. Exit status: 0; 1 if an image can't be read; 2 for a wrong
+command line or input.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
+
+import launch.startup  # noqa: E402, F401  (signals and streams)
+from errors import InputError, printable, reporting, reporting_memory  # noqa: E402
+
+# isort: split
+from config import default_values  # noqa: E402
+from launch import signals  # noqa: E402
+from settings.parser import Parser, pairs  # noqa: E402
+
+KINDS = ("auto", "none", "temperature", "class", "vector")
+# Levels of -coverage and -false_alarms at most.
+MOST_LEVELS = 20
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = Parser(__doc__)
+    parser.add_argument("weights", metavar="RUN", help="a run's folder, or what -eval takes")
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("output", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    option("scaling", choices=KINDS, default="auto", help="default: auto")
+    text = "default: 0.8,0.9,0.95,0.99"
+    option("coverage", type=_levels, default=[0.8, 0.9, 0.95, 0.99], metavar="LIST", help=text)
+    option("by_class", action="store_true", help="default: on average over all images")
+    text = "default: 0.01,0.05,0.1"
+    option("false_alarms", type=_levels, default=[0.01, 0.05, 0.1], metavar="LIST", help=text)
+    option("outside", nargs="+", default=[], metavar="FOLDER", help="default: none")
+    option("folds", nargs="+", default=[], metavar="RUN", help="default: none")
+    text = "the neighbour whose distance is the score knn; 0: without it; default: 10"
+    option("k", type=_number(0), default=10, metavar="N", help=text)
+    option("seed", type=_number(0), default=0, metavar="N", help="of the parts; default: 0")
+    option("dataset", metavar="NAME", help="default: the run's, or folder")
+    option("data_path", metavar="PATH", help="its folder or file")
+    option("cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it")
+    option("batch_size", type=_number(1), default=32, metavar="N", help="default: 32")
+    text = "processes that load images; default: 2"
+    option("workers", type=_number(0), default=2, metavar="N", help=text)
+    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    arguments = parser.parse_args()
+    output = arguments.output
+    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(
+            f"-output {output}: {parent} is no folder that can be written to; choose another"
+        )
+    return arguments
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 1 << 20:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _levels(text: str) -> list[float]:
+    levels = []
+    for part in text.split(","):
+        try:
+            level = float(part)
+        except ValueError:
+            level = 0.0
+        if not 0 < level < 1:
+            raise argparse.ArgumentTypeError(f"{part!r} is no share between 0 and 1")
+        levels.append(level)
+    if len(levels) > MOST_LEVELS:
+        raise argparse.ArgumentTypeError(f"found {len(levels)} levels, at most {MOST_LEVELS}")
+    return sorted(set(levels))
+
+
+def main() -> None:
+    arguments = parsed_arguments()
+    # After the command line is parsed: these import Paddle.
+    from main_multi_gpu import import_paddle
+
+    import_paddle()
+    from tqdm import tqdm
+
+    from inference.calibration.calibrate import Calibrator, Settings, calibrate, write
+    from inference.calibration.report import figures_of, lines_of, page_of
+    from inference.run_data import split_options
+
+    data, options = split_options(
+        pairs(arguments.o, default_values()),
+        arguments.dataset,
+        arguments.data_path,
+        "a calibration",
+    )
+    settings = Settings(
+        scaling=arguments.scaling,
+        coverages=arguments.coverage,
+        by_class=arguments.by_class,
+        false_alarms=arguments.false_alarms,
+        k=arguments.k,
+        seed=arguments.seed,
+    )
+    with (
+        reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"),
+        tqdm(unit=" images", disable=None) as bar,
+    ):
+        calibrator = Calibrator(
+            arguments.weights,
+            arguments.cfg,
+            options,
+            data,
+            arguments.batch_size,
+            arguments.workers,
+            bar.update,
+        )
+        found = calibrate(calibrator, settings, arguments.folds, arguments.outside)
+        outcome, scale, bank = found
+        command = shlex.join(["python", "tools/calibrate.py", *sys.argv[1:]])
+        figures = {"command": command, **figures_of(outcome, calibrator.predictor.classes)}
+        title = f"Calibration of {calibrator.predictor.config.MODEL.NAME}: {arguments.weights}"
+        page = page_of(outcome, figures, title)
+        write(calibrator, outcome, scale, bank, arguments.output, figures, page)
+    signals.end_workers()
+    for line in lines_of(figures):
+        print(printable(line, 300))
+    print(f"{printable(str(arguments.output))} is written")
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()
