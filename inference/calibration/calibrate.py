@@ -313,20 +313,13 @@ class Calibrator:
 def chosen_scaling(fitting: Answers, kind: str, seed: int) -> tuple[Scaling, dict[str, float]]:
     """Returns the scaling of a kind, and the cross-validated loss of each kind if that chose it.
 
-    If no image is wrong, the most likely probabilities would all be 1. Then labels are smoothed as
-    Platt (1999) does: the right class has a probability of (n + 1) / (n + 2).
-
     Args:
         kind: one of ``scaling.KINDS``, or "auto".
         seed: of the cross-validation.
     """
-    logits, labels = fitting.logits, fitting.labels
-    right = logits.argmax(1) == labels if labels.ndim == 1 else (logits > 0) == (labels > 0)
-    if right.all() and kind != "none":
-        return scaling.fit(logits, labels, "temperature", smoothing=1 / (len(labels) + 2)), {}
     if kind == "auto":
-        return scaling.choose(logits, labels, seed)
-    return scaling.fit(logits, labels, kind), {}
+        return scaling.choose(fitting.logits, fitting.labels, seed)
+    return scaling.fit(fitting.logits, fitting.labels, kind), {}
 
 
 def prediction_sets(

@@ -82,9 +82,7 @@ def _quality(answers: Answers) -> dict[str, float]:
     truth = answers.labels
     if truth.ndim == 1:
         truth = np.eye(probabilities.shape[1])[truth]
-        accuracy = (answers.logits.argmax(1) == answers.labels).mean()
-    else:
-        accuracy = ((answers.logits > 0) == (truth > 0)).mean()
+    accuracy = scaling.are_right(answers.logits, answers.labels).mean()
     return {
         "nll": _nll(answers),
         "ece": 100 * diagram.error,

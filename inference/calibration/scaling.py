@@ -43,15 +43,17 @@ class Scaling(NamedTuple):
 NONE = Scaling("none", np.ones(1), np.zeros(0))
 
 
-def fit(logits: np.ndarray, labels: np.ndarray, kind: str, smoothing: float = 0.0) -> Scaling:
+def fit(logits: np.ndarray, labels: np.ndarray, kind: str) -> Scaling:
     """Returns the scaling with the least negative log-likelihood; never one that is worse than none.
+
+    If every image is right, the best temperature would be 0. So may be that of a class, if all of
+    its images are right. Labels are then smoothed as Platt (1999) does: the probability of the right
+    class is (n + 1) / (n + 2).
 
     Args:
         logits: [n, K].
         labels: [n] classes, or [n, K] of 0 and 1 for images of several classes each.
         kind: one of KINDS.
-        smoothing: the share of the labels that is spread over all classes, or of several over yes
-            and no.
     """
     # SciPy comes with scikit-learn. Its import takes a second.
     from scipy.optimize import minimize
@@ -62,6 +64,9 @@ def fit(logits: np.ndarray, labels: np.ndarray, kind: str, smoothing: float = 0.
     outputs = logits.shape[1]
     factors = 1 if kind == "temperature" else outputs
     shifts = outputs if kind == "vector" else 0
+    smoothing = 0.0
+    if kind != "temperature" or are_right(logits, labels).all():
+        smoothing = 1 / (len(labels) + 2)
     loss = _loss_of(labels, smoothing)
 
     def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -138,6 +143,17 @@ def losses_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return (np.logaddexp(0, logits) - labels * logits).mean(1)
     of_label = np.take_along_axis(logits, labels[:, None].astype(np.int64), 1)[:, 0]
     return np.logaddexp.reduce(logits, 1) - of_label
+
+
+def are_right(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns which images are right, [n] bool, or which classes of them, [n, K].
+
+    Args:
+        logits, labels: as for ``fit``.
+    """
+    if labels.ndim == 2:
+        return (logits > 0) == (labels > 0)
+    return logits.argmax(1) == labels
 
 
 def _loss_of(labels: np.ndarray, smoothing: float) -> _Loss:
