@@ -295,11 +295,7 @@ class Predictor:
         """
         self.check_classifier()
         choice = self.choice(top, threshold, **others)
-        if tta and (choice.sets or choice.rejection):
-            raise InputError(
-                f"-tta {tta} averages views, and coverage and rejection were calibrated on one; leave"
-                " one of them out"
-            )
+        check_one_view(choice, tta)
         dataset = pictures(self.config, images, tta)
         for batch in self.batches(dataset, workers, rank, ranks):
             by_view = [self.logits(view) for view in views(batch, tta)]
@@ -586,6 +582,15 @@ class Predictor:
         if choice.rejection:
             unknown = is_rejected(score, choice.rejection)
         return Prediction(name, outputs, names, values, unknown, score)
+
+
+def check_one_view(choice: Choice, tta: Views) -> None:
+    """Raises InputError if views are averaged for what was calibrated on one view."""
+    if tta and (choice.sets or choice.rejection):
+        raise InputError(
+            f"-tta {tta} averages views, and coverage and rejection were calibrated on one; leave"
+            " one of them out"
+        )
 
 
 def _calibrated_sets(predictor: Predictor, coverage: float) -> PredictionSets:

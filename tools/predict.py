@@ -237,6 +237,7 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     from inference import Failure, Predictor
     from inference.distributed import check_same_images, predict_distributed
     from inference.inputs import class_names
+    from inference.predictor import check_one_view
     from training import parallel
     from training.setup import precision_text
 
@@ -267,7 +268,8 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
                 # A set has as many classes as it takes.
                 "top": top if arguments.coverage is None else arguments.top,
             }
-            predictor.choice(**{name: how[name] for name in CHOICES})
+            choice = predictor.choice(**{name: how[name] for name in CHOICES})
+            check_one_view(choice, arguments.tta)
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
         with writing(arguments, predictor, images, top) as (write, bar):

@@ -31,6 +31,7 @@ from inference.pictures import Pictures
 from inference.predictor import Predictor
 from inference.run_data import data_config, data_keys
 from launch.files import making_folder
+from loading.files import Paths
 from models import build_model
 from models.pretrained import build_described
 from settings.configuration import Configuration
@@ -38,6 +39,7 @@ from settings.tasks import answers_of, dataset_columns
 from training.checkpoint import describe
 from training.checkpoint.calibration import Calibration, PredictionSets, Rejection
 from training.checkpoint.description import METADATA
+from training.command_line import run_file
 from training.multilabel_metrics import sigmoid
 from utils import sync_directory
 from weights import file_arrays, load_weights
@@ -216,6 +218,8 @@ class Calibrator:
         answers = []
         seen: dict[tuple[Any, ...], Any] = {}
         for run in runs:
+            if run_file(best_of_run(run)) is None:
+                raise InputError(f"{printable(str(run))} is no run's folder; give those of -folds")
             predictor = Predictor(run, options=self.options, batch_size=self._batch_size())
             if predictor.classes != self.predictor.classes or predictor.task != self.predictor.task:
                 raise InputError(
@@ -290,14 +294,13 @@ class Calibrator:
         ]
         return np.concatenate(features)
 
-    def outside(self, folder: str) -> tuple[np.ndarray, np.ndarray]:
+    def outside(self, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and features of pictures of other things.
 
         Raises:
-            InputError: there are none.
             RunError: one can't be read.
         """
-        pictures = Pictures(self.predictor.config, paths_of([folder]))
+        pictures = Pictures(self.predictor.config, paths)
         logits = []
         features = []
         for batch in self.predictor.batches(pictures, self.workers):
@@ -410,6 +413,8 @@ def calibrate(
         without this score.
     """
     predictor = calibrator.predictor
+    # Before anything is computed.
+    pictures = {folder: paths_of([folder]) for folder in folders}
     bank = calibrator.bank() if settings.k else None
     if bank is not None and len(bank) < settings.k:
         raise InputError(f"-k is {settings.k}, and there are {len(bank)} training images; lower it")
@@ -435,8 +440,8 @@ def calibrate(
         )
     chosen = scores(scaled.choosing.logits, scaled.choosing.features)
     outside = {}
-    for folder in folders:
-        logits, features = calibrator.outside(folder)
+    for folder, paths in pictures.items():
+        logits, features = calibrator.outside(paths)
         outside[folder] = scores(scale(logits), features)
     calibration = Calibration(
         scaling=scale.kind,

@@ -16,6 +16,8 @@ KINDS = ("none", "temperature", "class", "vector")
 # infinite one.
 _BOUNDS = (0.01, 100.0)
 _PARTS = 5
+# Images for each class from which on ``choose`` tries the kinds with parameters of each class.
+_LEAST_BY_CLASS = 20
 
 # Returns the mean loss of logits [n, K], and its gradient by them [n, K].
 _Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -87,7 +89,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, kind: str) -> Scaling:
         jac=True,
         method="L-BFGS-B",
         bounds=[_BOUNDS] * factors + [(None, None)] * shifts,
-        options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
+        options={"maxiter": 300, "ftol": 1e-11, "gtol": 1e-7},
     )
     shift = found.x[factors:]
     if shifts and labels.ndim == 1:
@@ -104,25 +106,27 @@ def choose(
     """Returns the scaling of the kind that cross-validation chooses, and the loss of each kind.
 
     A kind of more parameters is chosen only if its loss on images that it wasn't fitted to is lower
-    by more than a standard error of the difference.
+    by more than a standard error of the difference. Kinds with parameters of each class need 20
+    images of a class, on average.
 
     Args:
         logits, labels: as for ``fit``.
         seed: of the parts.
     """
     parts = np.random.default_rng(seed).permutation(len(logits)) % _PARTS
+    kinds = KINDS
+    if len(logits) < _LEAST_BY_CLASS * logits.shape[1]:
+        kinds = KINDS[:2]
     losses = {}
-    for kind in KINDS:
+    for kind in kinds:
         held_out = np.empty(len(logits))
         for part in range(_PARTS):
             inside = parts == part
-            if not inside.any() or inside.all():
-                return NONE, {}
             scaling = fit(logits[~inside], labels[~inside], kind)
             held_out[inside] = losses_of(scaling(logits[inside]), labels[inside])
         losses[kind] = held_out
     best = "none"
-    for kind in KINDS[1:]:
+    for kind in kinds[1:]:
         gain = losses[best] - losses[kind]
         if gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
             best = kind
