@@ -601,6 +601,8 @@ def _calibrated_sets(predictor: Predictor, coverage: float) -> PredictionSets:
         )
     stored = predictor.calibration.sets if predictor.calibration else []
     for sets in stored:
+        if sets.coverage == coverage and sets.thresholds == [None]:
+            raise _too_few(predictor, "coverage", coverage)
         if sets.coverage == coverage:
             return sets
     raise _no_such_level(predictor, "coverage", coverage, [sets.coverage for sets in stored])
@@ -618,10 +620,20 @@ def _calibrated_rejection(predictor: Predictor, false_alarm: float, score: str) 
     stored = predictor.calibration.rejections if predictor.calibration else []
     stored = [rejection for rejection in stored if rejection.score == score]
     for rejection in stored:
+        if rejection.false_alarm == false_alarm and rejection.threshold is None:
+            raise _too_few(predictor, "reject", false_alarm)
         if rejection.false_alarm == false_alarm:
             return rejection
     levels = [rejection.false_alarm for rejection in stored]
     raise _no_such_level(predictor, "reject", false_alarm, levels)
+
+
+def _too_few(predictor: Predictor, name: str, level: float) -> InputError:
+    """Returns the error for a level whose threshold needs more images than there were."""
+    return InputError(
+        f"{name} is {level:g}, for which {printable(str(predictor.path))} was calibrated on too few"
+        " images; take another level, or calibrate on more"
+    )
 
 
 def _no_such_level(

@@ -41,7 +41,7 @@ from training.checkpoint.calibration import Calibration, PredictionSets, Rejecti
 from training.checkpoint.description import METADATA
 from training.command_line import run_file
 from training.multilabel_metrics import sigmoid
-from utils import sync_directory
+from utils import writing_whole
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
 from weights.hub import best_of_run
@@ -504,7 +504,6 @@ def write(
             predictor.config, predictor.classes, predictor.task, thresholds, calibration
         )
         write_weights(folder / WEIGHTS, file_arrays(model), {METADATA: description.to_json()})
-        (folder / FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        (folder / REPORT).write_text(page, encoding="utf-8")
-        for file in folder.iterdir():
-            sync_directory(file)
+        for name, text in ((FIGURES, json.dumps(figures, indent=1) + "\n"), (REPORT, page)):
+            with writing_whole(folder / name) as file:
+                file.write(text)

@@ -237,7 +237,13 @@ def _rejections(figures: dict[str, Any]) -> str:
     heads = ["score, false alarms", "threshold", "rejected (%)"]
     heads += [f"rejected of {folder} (%)" for folder in folders]
     words = ["score, pictures", "images", "AUROC (%)", "FPR at 95 % (%)"]
-    return page.table(heads, rows) + page.table(words, separation)
+    if not separation:
+        return page.table(heads, rows)
+    return (
+        page.table(heads, rows)
+        + page.paragraph("How well a score tells them from the model's classes:")
+        + page.table(words, separation)
+    )
 
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:

@@ -359,7 +359,7 @@ def choice_of(predictor: Predictor, parameters: dict[str, Any]) -> Choice:
     Raises:
         InputError: the model has no such choice.
     """
-    return predictor.choice(**{name: parameters[name] for name in CHOICES})
+    return predictor.choice(**{name: parameters.get(name) for name in CHOICES})
 
 
 def _prediction(

@@ -62,7 +62,7 @@ def place(tmp_path_factory):
 def calibrated(place):
     """The folder that the command wrote, and what it printed."""
     words = ["w.safetensors", "-dataset=digits", "-output=calibrated", "-workers=0"]
-    words += ["-outside", "letters", "-coverage=0.7,0.9,0.99", "-false_alarms=0.1"]
+    words += ["-outside", "letters", "-coverage=0.7,0.9,0.99", "-false_alarms=0.001,0.1"]
     status, out, err = command("calibrate.py", place, *words)
     assert (status, err) == (0, ""), err
     return place / "calibrated", out
@@ -254,11 +254,13 @@ def test_predict_writes_sets_and_what_is_unknown(place, calibrated):
     ("words", "problem"),
     [
         (["-coverage=0.8"], "coverage is 0.8, and .*calibrated.* was calibrated for 0.7, 0.9, 0.99; take"),
-        (["-reject=0.2"], "reject is 0.2, and .* was calibrated for 0.1; .*-false_alarms"),
+        (["-reject=0.2"], "reject is 0.2, and .* was calibrated for 0.001, 0.1; .*-false_alarms"),
         (["-coverage=0.7", "-top=2"], "top and coverage both say how many classes to give"),
         (["-score=knn"], "score does nothing without reject"),
         (["-coverage=0.7", "-tta"], "-tta flip averages views, and coverage and rejection"),
         (["-coverage=1.5"], "'1.5' is no probability"),
+        (["-coverage=0.99"], "coverage is 0.99, for which .* was calibrated on too few images"),
+        (["-reject=0.001"], "reject is 0.001, for which .* was calibrated on too few images"),
     ],
 )  # fmt: skip
 def test_predict_refuses_what_was_not_calibrated(place, calibrated, words, problem):

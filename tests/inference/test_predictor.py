@@ -22,6 +22,7 @@ from errors import InputError, RunError
 from inference import Failure, Predictor
 from inference.exporting import write_export
 from inference.pictures import Pictures
+from inference.predictor import Choice
 from loading.transforms import Normalize
 from models import build_model
 from training.checkpoint import describe, description_of
@@ -307,9 +308,11 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     logits = np.array([[3.0, 1.0], [-800.0, 800.0]], np.float32)
     shares = predictor.probabilities(logits)
     np.testing.assert_allclose(shares, [[0.95257413, 0.73105858], [0, 1]], atol=1e-8)
-    assert predictor.prediction_of("x", shares[0], threshold=0.5).classes == list(CLASSES)
-    assert predictor.prediction_of("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
-    assert predictor.prediction_of("x", shares[0], threshold=0.99).classes == []
+    assert predictor.prediction_of("x", shares[0], Choice(threshold=0.5)).classes == list(CLASSES)
+    assert predictor.prediction_of("x", shares[0], Choice(threshold=0.9)).classes == list(
+        CLASSES[:1]
+    )
+    assert predictor.prediction_of("x", shares[0], Choice(threshold=0.99)).classes == []
     # no thresholds are known: 0.5
     assert predictor.prediction_of("x", shares[0]).classes == list(CLASSES)
     told = describe(config, list(CLASSES), "multilabel", [0.96, 0.7])
@@ -317,7 +320,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     kept = Predictor(tmp_path / "kept")
     assert (
         kept.prediction_of("x", shares[0]).classes,
-        kept.prediction_of("x", shares[0], threshold=0.9).outputs,
+        kept.prediction_of("x", shares[0], Choice(threshold=0.9)).outputs,
     ) == (
         [CLASSES[1]],
         [0],
