@@ -17,6 +17,13 @@ from config import get_config, with_values
 from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
+from inference.calibration.choice import (
+    DEFAULT,
+    Choice,
+    check_one_view,
+    rejection_for,
+    sets_for,
+)
 from inference.calibration.conformal import in_set
 from inference.calibration.neighbours import read_neighbours
 from inference.calibration.rejection import (
@@ -50,7 +57,6 @@ from training.checkpoint import (
     task_of,
     thresholds_of,
 )
-from training.checkpoint.calibration import PredictionSets, Rejection
 from training.multilabel_metrics import sigmoid
 from training.setup import autocast
 from utils import world_size
@@ -77,27 +83,6 @@ class Prediction(NamedTuple):
     probabilities: list[float]
     unknown: bool | None = None
     score: float | None = None
-
-
-class Choice(NamedTuple):
-    """How an image's classes are chosen from its probabilities (``Predictor.choice``).
-
-    Attributes:
-        top: the number of classes at most; None: 5, or all of a multi-label model.
-        threshold: the least probability of a multi-label model's classes; None: the trained one.
-        sets: takes the classes of a set that contains the right one with a given probability, in
-            place of ``top``; None: it doesn't.
-        rejection: says which images are of something else; None: it isn't asked.
-    """
-
-    top: int | None = None
-    threshold: float | None = None
-    sets: PredictionSets | None = None
-    rejection: Rejection | None = None
-
-
-# The best class, also of a multi-label model that finds none.
-BEST = Choice(top=1, threshold=0)
 
 
 class Failure(NamedTuple):
@@ -341,12 +326,25 @@ class Predictor:
             raise InputError("top and coverage both say how many classes to give; leave one out")
         if score is not None and reject is None:
             raise InputError("score does nothing without reject; give the share of false alarms")
+        if coverage is not None and self.has_several:
+            raise InputError(
+                "coverage is for models of one class per image; -threshold chooses those of several"
+            )
+        score = score or OF_LOGITS[0]
+        if score not in SCORES:
+            raise InputError(f"score is {score!r}, expected one of {', '.join(SCORES)}")
+        path = printable(str(self.path))
+        if score == KNN and self.model is None:
+            raise InputError(
+                f"score {KNN} needs features, and {path} is an export, which gives logits alone;"
+                f" take {' or '.join(OF_LOGITS)}"
+            )
         sets = None
         if coverage is not None:
-            sets = _calibrated_sets(self, coverage)
+            sets = sets_for(self.calibration, coverage, path)
         rejection = None
         if reject is not None:
-            rejection = _calibrated_rejection(self, reject, score or OF_LOGITS[0])
+            rejection = rejection_for(self.calibration, reject, score, path)
         return Choice(top, threshold, sets, rejection)
 
     def rejection_scores(
@@ -552,7 +550,7 @@ class Predictor:
         self,
         name: str,
         probabilities: np.ndarray,
-        choice: Choice = Choice(),  # noqa: B008  (it doesn't change)
+        choice: Choice = DEFAULT,
         score: float | None = None,
     ) -> Prediction:
         """Returns an image's prediction.
@@ -582,74 +580,6 @@ class Predictor:
         if choice.rejection:
             unknown = is_rejected(score, choice.rejection)
         return Prediction(name, outputs, names, values, unknown, score)
-
-
-def check_one_view(choice: Choice, tta: Views) -> None:
-    """Raises InputError if views are averaged for what was calibrated on one view."""
-    if tta and (choice.sets or choice.rejection):
-        raise InputError(
-            f"-tta {tta} averages views, and coverage and rejection were calibrated on one; leave"
-            " one of them out"
-        )
-
-
-def _calibrated_sets(predictor: Predictor, coverage: float) -> PredictionSets:
-    """Returns the choice of sets for a coverage; raises InputError if there is none."""
-    if predictor.has_several:
-        raise InputError(
-            "coverage is for models of one class per image; -threshold chooses those of several"
-        )
-    stored = predictor.calibration.sets if predictor.calibration else []
-    for sets in stored:
-        if sets.coverage == coverage and sets.thresholds == [None]:
-            raise _too_few(predictor, "coverage", coverage)
-        if sets.coverage == coverage:
-            return sets
-    raise _no_such_level(predictor, "coverage", coverage, [sets.coverage for sets in stored])
-
-
-def _calibrated_rejection(predictor: Predictor, false_alarm: float, score: str) -> Rejection:
-    """Returns the rejection for a share of false alarms; raises InputError if there is none."""
-    if score not in SCORES:
-        raise InputError(f"score is {score!r}, expected one of {', '.join(SCORES)}")
-    if score == KNN and predictor.model is None:
-        raise InputError(
-            f"score {KNN} needs features, and {printable(str(predictor.path))} is an export, which"
-            f" gives logits alone; take {' or '.join(OF_LOGITS)}"
-        )
-    stored = predictor.calibration.rejections if predictor.calibration else []
-    stored = [rejection for rejection in stored if rejection.score == score]
-    for rejection in stored:
-        if rejection.false_alarm == false_alarm and rejection.threshold is None:
-            raise _too_few(predictor, "reject", false_alarm)
-        if rejection.false_alarm == false_alarm:
-            return rejection
-    levels = [rejection.false_alarm for rejection in stored]
-    raise _no_such_level(predictor, "reject", false_alarm, levels)
-
-
-def _too_few(predictor: Predictor, name: str, level: float) -> InputError:
-    """Returns the error for a level whose threshold needs more images than there were."""
-    return InputError(
-        f"{name} is {level:g}, for which {printable(str(predictor.path))} was calibrated on too few"
-        " images; take another level, or calibrate on more"
-    )
-
-
-def _no_such_level(
-    predictor: Predictor, name: str, found: float, levels: list[float]
-) -> InputError:
-    """Returns the error for a coverage or a share of false alarms that wasn't calibrated."""
-    path = printable(str(predictor.path))
-    advice = "tools/calibrate.py calibrates the weights it is given, and writes others"
-    if not levels:
-        return InputError(f"{name} needs calibrated weights, and {path} isn't; {advice}")
-    expected = ", ".join(f"{level:g}" for level in levels)
-    flag = "-coverage" if name == "coverage" else "-false_alarms"
-    return InputError(
-        f"{name} is {found!r}, and {path} was calibrated for {expected}; take one of these, or"
-        f" calibrate anew with {flag}"
-    )
 
 
 def _check_readable(problem: np.ndarray) -> None:

@@ -103,7 +103,9 @@ def _check_same(first: Path, expected: dict[str, Any], file: Path, arrays: dict[
 
 
 def metadata_of(file: Path) -> dict[str, str]:
-    """Returns the metadata of a file without thresholds, which fit its own weights alone."""
+    """Returns the metadata of a file without thresholds and calibration, which fit its own weights
+    alone.
+    """
     from training.checkpoint.description import METADATA, read_description
     from weights.formats import read_metadata
 
@@ -111,7 +113,8 @@ def metadata_of(file: Path) -> dict[str, str]:
     with reading(file, "weights that describe themselves"):
         if METADATA in metadata:
             description = read_description(metadata[METADATA].encode())
-            metadata[METADATA] = replace(description, thresholds=[]).to_json()
+            own = replace(description, thresholds=[], calibration=None)
+            metadata[METADATA] = own.to_json()
         return metadata
 
 

@@ -235,9 +235,9 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     """
     import utils
     from inference import Failure, Predictor
+    from inference.calibration.choice import check_one_view
     from inference.distributed import check_same_images, predict_distributed
     from inference.inputs import class_names
-    from inference.predictor import check_one_view
     from training import parallel
     from training.setup import precision_text
 

@@ -37,11 +37,12 @@ from errors import (
     out_of_memory,
     reporting_memory,
 )
+from inference.calibration.choice import Choice
 from inference.inputs import class_names
 from inference.map_pictures import mask_image
 from inference.maps import areas
 from inference.pictures import Pictures
-from inference.predictor import Choice, Predictor
+from inference.predictor import Predictor
 from inference.serve import messages
 from inference.serve.batching import CHOICES
 from inference.serve.memory import give_back

@@ -8,8 +8,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, printable
+from inference.calibration.choice import BEST
 from inference.pictures import Pictures
-from inference.predictor import BEST, Predictor
+from inference.predictor import Predictor
 from inference.visualization.draw import Panel, enlarge, sheet
 from inference.visualization.predicted_image import model_of
 from settings.suggestions import nearest

@@ -7,8 +7,9 @@ import paddle
 from PIL import ImageOps
 
 from errors import InputError, printable
+from inference.calibration.choice import BEST
 from inference.pictures import Picture, Pictures
-from inference.predictor import BEST, Prediction, Predictor
+from inference.predictor import Prediction, Predictor
 from inference.visualization.draw import Box, enlarge
 from loading.transforms import Bands, EncodedImage, Normalize
 from loading.transforms.image import before_crop, covering, crop_begin

@@ -20,9 +20,9 @@ from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError, RunError
 from inference import Failure, Predictor
+from inference.calibration.choice import Choice
 from inference.exporting import write_export
 from inference.pictures import Pictures
-from inference.predictor import Choice
 from loading.transforms import Normalize
 from models import build_model
 from training.checkpoint import describe, description_of
