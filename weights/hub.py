@@ -29,6 +29,8 @@ HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 # The names of weights in our checkpoints and in timm's folders. The first one is preferred.
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+# Weights that come with the toolkit, by name. SHA256SUMS beside them is checked when they are read.
+SHIPPED = {"digits": Path(__file__).parent / "shipped" / "digits.safetensors"}
 # The ending of the index of weights in several files. It says which file holds which tensor.
 INDEX = ".index.json"
 CONFIG = "config.json"
@@ -92,11 +94,15 @@ _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
 def best_of_run(path: str | Path) -> str | Path:
-    """Returns the best checkpoint of a run's folder, and any other path unchanged.
+    """Returns the best checkpoint of a run's folder, the file of weights that the toolkit ships under
+    a name, and any other path unchanged.
 
     Raises:
-        InputError: the link ``best`` leads out of the run's folder. No run makes such a link.
+        InputError: the link ``best`` leads out of the run's folder. No run makes such a link. Or a
+            shipped name is also that of a file or folder here.
     """
+    if str(path) in SHIPPED:
+        return _shipped_file(str(path))
     best = Path(path) / CHECKPOINTS / BEST
     if leads_out(best):
         raise InputError(
@@ -105,13 +111,30 @@ def best_of_run(path: str | Path) -> str | Path:
     return best if os.path.isdir(best) else path
 
 
+def _shipped_file(name: str) -> Path:
+    """Returns the file of weights that the toolkit ships under a name.
+
+    Raises:
+        InputError: the current folder has an entry of this name, so either could be meant.
+    """
+    file = SHIPPED[name]
+    for ending in ("", *ENDINGS):
+        own = Path(f"{name}{ending}").absolute()
+        if os.path.lexists(own):
+            raise InputError(
+                f"{name} is the name of weights that come with the toolkit, and {own} is here, too;"
+                f" give {own}, or {file}"
+            )
+    return file
+
+
 def find_weights(path: str | Path) -> Path:
     """Returns the file of weights that ``path`` stands for.
 
     Args:
         path: a file; its name without the ending; a checkpoint's folder; a folder in the layout of
             timm's models on the Hugging Face Hub; a run's folder, which stands for its best
-            checkpoint; or ``hf-hub:org/name[@revision]``, which is downloaded.
+            checkpoint; a name of ``SHIPPED``; or ``hf-hub:org/name[@revision]``, which is downloaded.
 
     Returns:
         the file; if the weights are in several files, their index.

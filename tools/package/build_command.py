@@ -34,7 +34,9 @@ FOR_DEVELOPERS = (
     "tools/check_parity.py",
     "tools/gpu",
 )
-_KINDS = (".cc", ".h", ".html", ".json", ".py", ".txt", ".yaml")
+_KINDS = (".cc", ".h", ".html", ".json", ".py", ".safetensors", ".txt", ".yaml")
+# The hashes of the shipped weights.
+_SUMS = "SHA256SUMS"
 
 
 def files() -> Iterator[Path]:
@@ -45,7 +47,11 @@ def files() -> Iterator[Path]:
     yield from (Path("pyproject.toml"), Path("constraints.txt"))
     yield from sorted(Path().glob("*.py"))
     for room in _ROOMS:
-        of_room = (file for file in sorted(Path(room).rglob("*")) if file.suffix in _KINDS)
+        of_room = (
+            file
+            for file in sorted(Path(room).rglob("*"))
+            if file.suffix in _KINDS or file.name == _SUMS
+        )
         yield from (
             file
             for file in of_room
