@@ -1,6 +1,7 @@
-"""Averages the weights of several checkpoints of one run into one file.
+"""Averages the weights of several checkpoints of one run, or of one model, into one file.
 
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
+    python tools/average_checkpoints.py --greedy -output soup.safetensors RUN/checkpoints/best OTHER/checkpoints/best
 
 Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every
 tensor of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in
@@ -8,7 +9,9 @@ float64 and written as float32. Other tensors are those of the last file. The de
 classes and images is copied if all checkpoints have the same.
 """
 
+import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +24,8 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
     InputError,
+    counted,
+    printable,
     reading,
     reporting,
 )
@@ -28,7 +33,9 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 # isort: split
 import numpy as np  # noqa: E402
 
+from launch.files import obstacle, temporary_folder  # noqa: E402
 from settings.parser import Parser  # noqa: E402
+from tools.soups.evaluation import FLAGS, add_flags  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -118,6 +125,86 @@ def metadata_of(file: Path) -> dict[str, str]:
         return metadata
 
 
+def choose_greedily(
+    files: Sequence[Path], arguments: argparse.Namespace, folder: Path
+) -> list[Path]:
+    """Returns the files whose mean is the greedy soup, and prints a table of the trials.
+
+    Args:
+        folder: for the evaluations and the means that are tried. The caller removes it.
+
+    Raises:
+        InputError: the files can't be averaged, or there is no such metric.
+        SystemExit: an evaluation failed, and printed why.
+    """
+    from settings.registry import datasets
+    from tools.soups.evaluation import evaluate, metric_of, words_of
+    from tools.soups.greedy import greedy_soup
+    from training.command_line import config_from_arguments
+    from weights.formats import write_weights
+
+    # One checkpoint may have several names, such as best and epoch_0100.
+    files = list({os.path.realpath(file): file for file in files}.values())
+    words = words_of(arguments, files[0])
+    # What is wrong is found before the first evaluation.
+    config = config_from_arguments(
+        "tools/average_checkpoints.py", [*words, f"-pretrained={files[0]}"]
+    )
+    with average(files) as arrays:
+        statistics = sum(name.endswith("running_mean") for name in arrays)
+    number = 0
+
+    def result_of(weights: Path) -> dict[str, Any]:
+        nonlocal number
+        number += 1
+        return evaluate(weights, folder / str(number), words)
+
+    results = [result_of(files[0])]
+    metric = metric_of(results[0], arguments.metric)
+    results += map(result_of, files[1:])
+
+    def metric_of_mean(places: list[int]) -> float:
+        mean = folder / "mean.safetensors"
+        with average([files[place] for place in places]) as arrays:
+            write_weights(mean, arrays)
+        return result_of(mean)[metric]
+
+    width = max(len(str(file)) for file in files)
+    print(f"{'checkpoint':<{width}}  {metric:>8}  with it  kept", flush=True)
+    kept = []
+    best = 0.0
+    own = [result[metric] for result in results]
+    for trial in greedy_soup(own, metric_of_mean, lower=metric == "loss"):
+        cells = [
+            f"{printable(str(files[trial.candidate])):<{width}}",
+            f"{_shown(metric, trial.own):>8}",
+            f"{_shown(metric, trial.soup):>7}",
+            "yes" if trial.kept else "no",
+        ]
+        print("  ".join(cells), flush=True)
+        if trial.kept:
+            kept.append(files[trial.candidate])
+            best = trial.soup
+    where = config.DATA.DATASET
+    if "data_path" in datasets.components[where].keys:
+        where += f", {printable(str(config.DATA.DATA_PATH))}"
+    print(
+        f"{metric} {_shown(metric, best)} on {results[0]['num_samples']:,} images ({where}), which chose"
+        " the checkpoints: on other images expect less"
+    )
+    if statistics:
+        print(
+            f"note: the running statistics of {statistics} batch norms are averaged, too; they aren't"
+            " those of the averaged model"
+        )
+    return kept
+
+
+def _shown(metric: str, value: float) -> str:
+    """Returns a percentage or a loss as text."""
+    return f"{value:.4f}" if metric == "loss" else f"{value:.2f}"
+
+
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
@@ -126,7 +213,22 @@ def main() -> None:
     parser.add_argument(
         "-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write"
     )
+    parser.add_argument(
+        "-greedy",
+        "--greedy",
+        action="store_true",
+        help="average only the checkpoints that help on validation images",
+    )
+    text = "with --greedy: by which they are compared; default: the task's first, such as acc1"
+    parser.add_argument("-metric", "--metric", metavar="NAME", help=text)
+    add_flags(parser)
     arguments = parser.parse_args()
+    if not arguments.greedy:
+        given = [name for name in (*FLAGS, "metric", "o") if getattr(arguments, name) is not None]
+        if given:
+            raise InputError(
+                f"-{given[0]} is for the evaluations of --greedy; add that, or leave it out"
+            )
     # After the command line is parsed: these import Paddle.
     from weights import SUFFIX, find_weights
     from weights.formats import write_weights
@@ -135,13 +237,21 @@ def main() -> None:
     if output.suffix != SUFFIX:
         raise InputError(f"-output is {output}, expected a name that ends in {SUFFIX}")
     files = [find_weights(path) for path in arguments.checkpoints]
+    if arguments.greedy:
+        if problem := obstacle(output):
+            raise InputError(f"-output {output}: {problem.strerror}; choose another")
+        # Where the soup will be, there is space for another one.
+        parent = output.parent if output.parent.is_dir() else None
+        with temporary_folder(parent) as folder:
+            files = choose_greedily(files, arguments, folder)
     metadata, *others = map(metadata_of, files)
     agree = all(other == metadata for other in others)
     with average(files) as arrays:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_weights(output, arrays, metadata if agree else None)
     sources = ", ".join(map(str, files))
-    print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {sources}")
+    count = counted(len(files), "checkpoint", "checkpoints")
+    print(f"{output}: the mean of {count}, {len(arrays)} tensors; from {sources}")
 
 
 if __name__ == "__main__":

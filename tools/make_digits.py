@@ -1,11 +1,11 @@
 """Makes a folder of pictures of scikit-learn's handwritten digits, to try the toolkit on.
 
-    python tools/make_digits.py -output DIR
+    python tools/make_digits.py -output pictures
+    python tools/predict.py digits pictures/val
 
 The pictures are grey PNG files of 8 x 8 pixels, 1,797 in all, in the layout of -dataset=folder:
 train/<digit>/ has 1,433 of them and val/<digit>/ the other 364. These are the images and the split
-of -dataset=digits. So val/ has what the weights that come with the toolkit weren't trained on:
-python tools/predict.py digits DIR/val
+of -dataset=digits. val/ has what the weights that come with the toolkit, digits, weren't trained on.
 """
 
 import sys

@@ -6,6 +6,8 @@ The weights are those after the last epoch, so no validation image was used to c
 halves the file. Its values are read as float32.
 """
 
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,14 +22,26 @@ from weights.hub import SHIPPED
 from weights.sums import SUMS, sha256_of
 
 FILE = SHIPPED["digits"]
+# The CPU of the recorded run: another one rounds otherwise, and so do more threads.
+CPU = "AuthenticAMD 25 17"
 COMMAND = ["main_single_gpu.py", "-cfg=vit_digits", "-batch_size=64", "-o", "SEED", "0"]
 
 
 def train(folder: Path) -> Path:
     """Trains by the recorded command; returns the file of the last weights."""
     words = [sys.executable, str(ROOT / COMMAND[0]), *COMMAND[1:], "OUTPUT", str(folder)]
-    subprocess.run([*words, "REPORT", "False"], check=True, cwd=folder.parent)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*words, "REPORT", "False"], check=True, cwd=folder.parent, env=one_thread)
     return folder / "checkpoints" / "last" / "model.safetensors"
+
+
+def cpu() -> str:
+    """Returns what this CPU is: "AuthenticAMD 26 2", its vendor, family and model."""
+    text = Path("/proc/cpuinfo").read_text()
+    found = [
+        re.search(rf"^{name}\s*: (.*)", text, re.M) for name in ("vendor_id", "cpu family", "model")
+    ]
+    return " ".join(match[1] for match in found if match)
 
 
 def halve(source: Path, target: Path) -> None:
