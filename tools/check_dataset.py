@@ -2,6 +2,7 @@
 
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --card README.md -license cc-by-4.0
 
 Errors are what would stop a run: images that can't be read or are too large, masks that can't be read,
 hold values of no class or haven't the size of their images, classes without images, labels outside the
@@ -13,6 +14,9 @@ shows some images under their masks.
 train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, multilabel_list or masks_list.
 Nothing is moved, and images that can't be read aren't listed. --groups keeps images together: a pattern of
 their paths, or a file with a path, a tab and a group on each line.
+
+--card writes a dataset card, as the Hugging Face Hub shows it: counts by class and part, sizes, formats,
+duplicates and leaks. Without -license it says that the licence isn't known.
 
 Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error.
 With --split, both are about the lists. 2 for a wrong command line, or data that can't be checked.
@@ -43,6 +47,7 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
+from launch.files import obstacle, writing_whole  # noqa: E402
 from settings.configuration import Configuration, is_users  # noqa: E402
 from settings.needs import float_pixels  # noqa: E402
 from settings.parser import Parser  # noqa: E402
@@ -240,13 +245,18 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
             file = options.output / name
             if os.path.lexists(file):
                 raise InputError(f"{file} is there already; choose another -output, or remove it")
-    if options.report:
-        if options.report.suffix.lower() not in (".html", ".htm"):
-            raise InputError(f"--report {options.report}: expected a file that ends in .html")
-        if not options.report.parent.is_dir() or not os.access(options.report.parent, os.W_OK):
-            raise InputError(
-                f"--report {options.report}: its folder isn't there, or can't be written to"
-            )
+    if options.license and not options.card:
+        raise InputError("-license is for --card FILE.md; add that, or leave it out")
+    if options.card:
+        if options.card.suffix.lower() != ".md":
+            raise InputError(f"--card {options.card}: expected a file that ends in .md")
+        if problem := obstacle(options.card):
+            raise InputError(f"--card {options.card}: {problem.strerror}; choose another")
+    for flag, file in (("--report", options.report), ("--card", options.card)):
+        if file and (not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise InputError(f"{flag} {file}: its folder isn't there, or can't be written to")
+    if options.report and options.report.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--report {options.report}: expected a file that ends in .html")
 
 
 def build_config(options: argparse.Namespace) -> Configuration:
@@ -296,6 +306,8 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="FILE.html",
         help="a page with pictures, which are also beside it as FILE.png",
     )
+    option("card", type=Path, metavar="FILE.md", help="a dataset card, such as README.md")
+    option("license", metavar="NAME", help="of --card, such as cc-by-4.0; default: not known")
     option(
         "workers",
         type=int,
@@ -333,6 +345,17 @@ def main() -> None:
                 f"--report {options.report} isn't written ({error.strerror}); {remedy(error)}"
             ) from None
         print(f"{options.report} and {drawn} are written")
+    if options.card:
+        from inference.visualization.dataset_card import dataset_card
+
+        try:
+            with writing_whole(options.card) as file:
+                file.write(dataset_card(config, result, options.license))
+        except OSError as error:
+            raise RunError(
+                f"--card {options.card} isn't written ({error.strerror}); {remedy(error)}"
+            ) from None
+        print(f"{options.card} is written")
     if not result.usable:
         raise SystemExit(1)
 

@@ -1,0 +1,76 @@
+"""Finds the evaluation of weights in the folder of a run, or of an evaluation."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from errors import InputError, printable
+from training.command_line import run_file
+from training.report.run_files import FinishedRun, PredictionTable, read_run
+from training.results import FILE as RESULT
+from weights import find_weights
+from weights.hub import HUB_PREFIXES
+
+
+class Evaluation(NamedTuple):
+    """An evaluation of weights.
+
+    Attributes:
+        run: the run that made it.
+        metrics: as result.json has them, in percent.
+        predictions: of each image; None: they weren't kept.
+        chose: whether its images chose the weights among a run's checkpoints.
+    """
+
+    run: FinishedRun
+    metrics: dict[str, Any]
+    predictions: PredictionTable | None
+    chose: bool
+
+
+def evaluation_of(file: Path, folder: Path | None = None) -> Evaluation | None:
+    """Returns the evaluation of weights; None if there is none.
+
+    Args:
+        file: the weights.
+        folder: of the evaluation, or of the run that made it; None: the run that the weights are in,
+            whose last evaluation may be of other weights. Then only the metrics are returned that
+            the run noted of its best checkpoint, if that is ``file``.
+
+    Raises:
+        InputError: ``folder`` is no finished run's, or its evaluation is of other weights.
+    """
+    own = run_file(file)
+    if folder is None and (own is None or not (own.parent / RESULT).exists()):
+        return None
+    # The line above returns where both are None.
+    run = read_run(folder or own.parent)  # pyright: ignore[reportOptionalMemberAccess]
+    best = run.result.get("best", {})
+    is_best = best.get("checkpoint") == _checkpoint(file)
+    weights = str(run.result.get("weights", ""))
+    if _is_of(weights, file):
+        chose = is_best and not run.config.EVAL
+        return Evaluation(run, run.result, run.predictions.get("val"), chose)
+    if folder is not None:
+        raise InputError(
+            f"{folder} is an evaluation of {printable(weights)}, expected one of {file}"
+        )
+    return Evaluation(run, best, None, True) if is_best else None
+
+
+def _checkpoint(file: Path) -> str:
+    """Returns the name of a checkpoint: epoch_0100, also of what a link such as best leads to."""
+    return Path(os.path.realpath(file)).parent.name
+
+
+def _is_of(weights: str, file: Path) -> bool:
+    """Returns whether an evaluation that names its weights so is of ``file``.
+
+    A run may have been moved since, so a checkpoint of the same run counts by its name.
+    """
+    if not weights or weights.startswith(HUB_PREFIXES):
+        return False
+    with contextlib.suppress(InputError):
+        return os.path.samefile(find_weights(weights), file)
+    return Path(weights).name == _checkpoint(file)
