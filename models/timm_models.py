@@ -31,7 +31,8 @@ _VIT = {
     "NO_EMBED_CLASS": "no_embed_class",
     "PRE_NORM": "pre_norm",
 }
-# By MODEL.TYPE, timm's arguments by keys of MODEL.
+# By MODEL.TYPE, timm's arguments by keys of MODEL. timm refuses the arguments that define a variant of
+# some other architectures, such as MLP-Mixer and MetaFormer.
 _ARGUMENTS: dict[str, dict[str, str]] = {
     "vit": _VIT,
     "deit": _VIT,
@@ -56,13 +57,11 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "PRETRAINED_WINDOW_SIZES": "pretrained_window_sizes",
     },
     "convnext": {"STAGE_DEPTHS": "depths", "EMBED_DIMS": "dims"},
-    "mixer": {"PATCH_SIZE": "patch_size", "EMBED_DIM": "embed_dim", "DEPTH": "num_blocks"},
     "cait": {
         **{key: key.lower() for key in _PLAIN},
         "DEPTH": "depth",
         "DEPTH_TOKEN_ONLY": "depth_token_only",
     },
-    "metaformer": {"STAGE_DEPTHS": "depths", "EMBED_DIMS": "dims"},
     "pvtv2": {
         "STAGE_DEPTHS": "depths",
         "EMBED_DIMS": "embed_dims",
@@ -73,6 +72,8 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "QKV_BIAS": "qkv_bias",
     },
 }
+# What timm's models have, where those of the same names here have something else.
+_EXPECTED: dict[tuple[str, str], Any] = {("poolformer", "FC_NORM"): True}
 # By MODEL.TYPE, the shipped model that a model without a name of timm's is told by.
 _BASES = {
     "vit": "vit_tiny_patch16_224",
@@ -80,7 +81,6 @@ _BASES = {
     "beit": "beit_base_patch16_224",
     "swin": "swin_tiny_patch4_window7_224",
     "convnext": "convnext_tiny",
-    "mixer": "mixer_s16_224",
 }
 
 
@@ -113,16 +113,18 @@ def timm_model(config: Configuration) -> TimmModel:
             continue
         short = key.removeprefix("MODEL.")
         value = config.MODEL[short]
-        if value == base.MODEL[short]:
+        expected = _EXPECTED.get((kind, short), base.MODEL[short])
+        if value == expected:
             continue
         # timm's create_model leaves out arguments that are None.
         if short not in known or value is None:
             raise InputError(
-                f"{key} is {value_text(value)}, timm's {name} has {value_text(base.MODEL[short])},"
+                f"{key} is {value_text(value)}, timm's {name} has {value_text(expected)},"
                 " and no argument of timm's is known for it"
             )
         arguments[known[short]] = value
-    takes_size = model_class(config).min_image_size is None
+    # PVTv2 has the attribute once it is built.
+    takes_size = model_class(config).min_image_size is None and kind != "pvtv2"
     if takes_size:
         height, width = pair(config.DATA.IMAGE_SIZE)
         arguments["img_size"] = height if height == width else [height, width]
@@ -142,6 +144,8 @@ def _base(config: Configuration) -> tuple[str, Configuration]:
     file = files.get(config.MODEL.NAME)
     if file is not None:
         name = current_name(names(file).get("timm", file.stem)).partition(".")[0]
+        # The same model, whose Linear layers timm writes as convolutions of 1 x 1.
+        name = name.replace("levit_conv_", "levit_")
         # Files of several recipes may be of one model of timm's, which has the plainest one.
         base = get_config(files.get(name, file))
         in_timm = any(name in members for members in families().values())
