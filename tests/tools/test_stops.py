@@ -58,6 +58,7 @@ TOOLS = {
     "model_info": (["vit_base_patch16_224"], STARTS),  # it measures for some seconds
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),
     "probe": (["w.safetensors", *IMAGES, "-probes=knn", "-k=3", "-output=out.json"], WRITES),
+    "publish": (["w.safetensors", "out"], WRITES),
     "robustness": (
         [
             "-cfg=small.yaml",
