@@ -18,7 +18,7 @@ import numpy as np
 import paddle
 import yaml
 
-from errors import InputError, RunError, install, printable, remedy
+from errors import InputError, RunError, install, printable, reading, remedy
 from inference.conventions import TIMM, timm_config
 from inference.model_card import CARD, WEIGHTS, Card, model_card
 from inference.predictor import Predictor, config_of
@@ -33,6 +33,7 @@ from models.base import ImageModel
 from models.pretrained import build_described
 from models.timm_models import TimmModel, timm_model
 from settings.configuration import Configuration
+from settings.plain import parsed_json
 from training.checkpoint import Description
 from training.checkpoint.description import METADATA
 from utils import sync_directory
@@ -241,23 +242,9 @@ def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> lis
     normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
     expected = source.predictor.logits(images)
     with temporary_folder() as scratch:
-        file = scratch / "images.npz"
-        with writing_whole(file, "wb") as out:
-            np.savez(out, images=normalize(paddle.to_tensor(images)).numpy())
-        try:
-            done = subprocess.run(
-                [*peer, str(folder.absolute()), str(file)],
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-                preexec_fn=end_with_parent,
-            )
-            answers = json.loads(done.stdout.splitlines()[-1])
-        except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
-            raise InputError(
-                f"-python {peer[0]} gave no logits: it needs torch and timm (tools/check_parity.py -h)"
-            ) from None
+        with writing_whole(scratch / "images.npz", "wb") as file:
+            np.savez(file, images=normalize(paddle.to_tensor(images)).numpy())
+        answers = _answers([*peer, str(folder.absolute()), str(scratch / "images.npz")])
     lines = []
     for toolkit, answer in answers.items():
         if "logits" not in answer:
@@ -281,6 +268,31 @@ def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> lis
             f"{label}: logits of {_IMAGES} random images differ by {difference:.1e} of their range"
         )
     return lines
+
+
+def _answers(command: Sequence[str]) -> dict[str, Any]:
+    """Returns what a program prints in its last line: by toolkit, its version and its logits.
+
+    Raises:
+        InputError: it printed something else, or took too long.
+    """
+    line = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+            preexec_fn=end_with_parent,
+        )
+        line = (done.stdout.splitlines() or [""])[-1]
+    if not line.startswith("{"):
+        raise InputError(
+            f"-python {command[0]} gave no logits: it needs torch and timm (tools/check_parity.py -h)"
+        )
+    with reading(f"-python {command[0]}", "what timm computes"):
+        return parsed_json(line.encode(), finite=False)
 
 
 # ---------------------------------------------------------------- the Hub

@@ -241,6 +241,18 @@ def averages(desk, done, result, case):
         np.testing.assert_allclose(mean, (ends[0][name] + ends[1][name]) / 2, rtol=1e-5, atol=1e-7)
 
 
+def publishes(desk, done, result, case):
+    folder = desk.folder / "flowers-vit"
+    for name, values in load_file(folder / "model.safetensors").items():
+        run = load_file(desk.folder / "RUN/checkpoints/best/model.safetensors")
+        np.testing.assert_array_equal(values, run[name])
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlicense: apache-2.0\n")
+    assert (
+        json.loads((folder / "config.json").read_text())["architecture"] == "vit_small_patch16_224"
+    )
+
+
 def converts_back(desk, done, result, case):
     kept = load_file(desk.folder / "base/checkpoints/best/model.safetensors")
     found = load_file(desk.folder / "model.safetensors")

@@ -56,7 +56,6 @@ WRITTEN = {
     "models/paddle_inference.py: quiet": "/dev/null",
     "models/paddle_inference.py: save_program": OWN_FOLDER,
     "ops/build.py: compile_in": OWN_FOLDER,
-    "tools/make_digits.py: write": OWN_FOLDER,
     "tools/make_shapes.py: write": OWN_FOLDER,
     "tools/make_shards.py: make_shards": OWN_FOLDER,
     "tools/make_shards.py: pack": OWN_FOLDER,

@@ -9,7 +9,7 @@ import warm
 from conftest import ROOT
 from huggingface_hub import DatasetCard
 from PIL import Image
-from test_publishing import table
+from support.cards import table
 
 from config import get_config
 from inference.visualization.dataset_card import data_name, license_entries

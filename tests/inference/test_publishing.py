@@ -1,7 +1,6 @@
 """Published folders: the same logits here, timm's config.json, and what the card says."""
 
 import csv
-import itertools
 import json
 import os
 import subprocess
@@ -16,8 +15,8 @@ import yaml
 from conftest import ROOT
 from golden.timm_models import CASES
 from huggingface_hub import ModelCard
-from markdown_it import MarkdownIt
 from safetensors import safe_open
+from support.cards import table
 from support.finished_runs import LABELS, make_run
 from support.servers import write_checkpoint
 
@@ -71,21 +70,6 @@ def checkpoint(file, name="vit_digits", options=(), classes=(), task="classifica
 def publish(file, target, **given):
     source = publishing.read_source(str(file))
     return publishing.publish(source, target, given.pop("name", target.name), **given)
-
-
-def table(text, first):
-    """Returns the rows of the table whose first head is ``first``, as a reader sees the cells."""
-    tables = []
-    tokens = MarkdownIt().enable("table").parse(text)
-    for token, inner in itertools.pairwise(tokens):
-        if token.type == "table_open":
-            tables.append([])
-        elif token.type == "tr_open":
-            tables[-1].append([])
-        elif token.type in ("td_open", "th_open"):
-            tables[-1][-1].append("".join(child.content for child in inner.children))
-    [found] = [rows for rows in tables if rows[0][0] == first]
-    return found[1:]
 
 
 @pytest.mark.smoke
@@ -400,6 +384,10 @@ def test_the_command(tmp_path, run):
 def test_timm_and_transformers_read_it(tmp_path, case):
     name, options, *_ = CASES[case]
     file = checkpoint(tmp_path / "w.safetensors", name, options, ["a", "b", "c", "d", "e"])
+    predictor = Predictor(file)
+    logits = predictor.logits(publishing._images(predictor.config))
+    # Logits that don't change from image to image would show nothing.
+    assert np.ptp(logits, axis=0).max() > 0.002 * np.ptp(logits)
     program = str(ROOT / "tools" / "checks" / "published_peer.py")
     compared = publish(file, tmp_path / "published", peer=[PEER, program])
     print(case, compared[1:])
