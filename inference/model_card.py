@@ -11,7 +11,7 @@ import numpy as np
 
 from errors import counted
 from inference.recipe import TRAINING, recipe
-from inference.run_evaluation import Evaluation
+from inference.run_evaluation import Evaluation, Training
 from inference.visualization.dataset_card import data_name, data_sections, license_entries
 from inference.visualization.dataset_report import DatasetReport
 from loading.class_names import class_name
@@ -44,8 +44,8 @@ class Card(NamedTuple):
         sha256: of the file of weights.
         without_timm: why timm can't read the folder; "": it can.
         compared: a line for each toolkit whose logits were compared.
-        has_recipe: whether TRAINING is beside the card.
         evaluation: of the weights; None: there is none.
+        training: that made them, whose settings are in TRAINING; None: it isn't known.
         checked: a check of the data; None: there was none.
         license_name: None: it isn't known.
     """
@@ -57,8 +57,8 @@ class Card(NamedTuple):
     sha256: str
     without_timm: str
     compared: Sequence[str]
-    has_recipe: bool
     evaluation: Evaluation | None
+    training: Training | None
     checked: DatasetReport | None
     license_name: str | None
 
@@ -184,7 +184,7 @@ def _evaluation(card: Card) -> Iterator[str]:
     if evaluation is None:
         yield markdown.section("Evaluation", "These weights weren't evaluated.")
         return
-    count = int(evaluation.metrics.get("num_samples", evaluation.run.result["num_samples"]))
+    count = evaluation.run.result["num_samples"]
     rows = []
     for key, title, value in _metrics(evaluation):
         interval = ""
@@ -285,19 +285,17 @@ def _classes_of_several(card: Card) -> str:
 
 
 def _training(card: Card) -> Iterator[str]:
-    if card.evaluation is None or not card.has_recipe:
+    if card.training is None:
         yield "How these weights were trained isn't known."
         return
-    run = card.evaluation.run
-    if run.config.EVAL:
-        yield "The evaluation's settings are known, and not those of the training."
+    result = card.training.result
     rows = [
         (key, value_text(default), value_text(value))
-        for key, (default, value) in recipe(run.config).items()
+        for key, (default, value) in recipe(card.training.config).items()
     ]
-    versions = run.result.get("versions", {})
+    versions = result.get("versions", {})
     known = ", ".join(f"{name} {value}" for name, value in versions.items())
-    devices = run.result.get("environment", {}).get("devices")
+    devices = result.get("environment", {}).get("devices")
     processes = ""
     if isinstance(devices, list) and devices:
         # The batch counts per process.
@@ -362,7 +360,7 @@ def _files(card: Card) -> Iterator[str]:
         (WEIGHTS, "the weights by timm's names, with what this toolkit needs to build the model"),
         ("config.json", "the model, its classes and how images are prepared, as timm writes it"),
     ]
-    if card.has_recipe:
+    if card.training is not None:
         rows.append((TRAINING, "the training's settings"))
     yield markdown.table(["file", "what it holds"], rows, numbers=False)
     yield f"The SHA-256 of {markdown.text(WEIGHTS)} is `{card.sha256}`."

@@ -23,7 +23,7 @@ from inference.conventions import TIMM, timm_config
 from inference.model_card import CARD, WEIGHTS, Card, model_card
 from inference.predictor import Predictor, config_of
 from inference.recipe import TRAINING, training_yaml
-from inference.run_evaluation import Evaluation
+from inference.run_evaluation import Evaluation, Training
 from inference.visualization.dataset_report import DatasetReport
 from launch.files import making_folder, temporary_folder, writing_whole
 from launch.startup import end_with_parent
@@ -147,6 +147,7 @@ def publish(
     name: str,
     license_name: str | None = None,
     evaluation: Evaluation | None = None,
+    training: Training | None = None,
     checked: DatasetReport | None = None,
     peer: Sequence[str] = (),
 ) -> list[str]:
@@ -156,6 +157,7 @@ def publish(
         name: of the model, for its card.
         license_name: as the Hub names it; None: it isn't known.
         evaluation: of these weights; None: there is none.
+        training: that made them; None: it isn't known.
         checked: a check of the images that they were trained on; None: there was none.
         peer: the command of a program that gets the folder and a file of images, and answers what
             other toolkits compute (tools/checks/published_peer.py); empty: that isn't tried.
@@ -167,7 +169,7 @@ def publish(
     if os.path.lexists(target):
         raise InputError(f"{target} exists; choose another folder, or remove it")
     content, why = published_config(source)
-    recipe = training_yaml(evaluation.run.config) if evaluation else None
+    recipe = training_yaml(training.config) if training else None
     with _naming_problems(target), making_folder(target) as folder:
         write_weights(folder / WEIGHTS, source.arrays, source.metadata)
         with writing_whole(folder / TIMM) as file:
@@ -186,8 +188,8 @@ def publish(
             sha256=sha256_of(folder / WEIGHTS),
             without_timm=why,
             compared=compared,
-            has_recipe=recipe is not None,
             evaluation=evaluation,
+            training=training,
             checked=checked,
             license_name=license_name,
         )

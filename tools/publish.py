@@ -71,7 +71,7 @@ def main() -> None:
     arguments = parsed_arguments()
     # After the command line is parsed: these import Paddle.
     from inference import publishing
-    from inference.run_evaluation import evaluation_of
+    from inference.run_evaluation import evaluation_of, training_of
 
     on_hub = publishing.is_hub_name(arguments.target)
     if arguments.private and not on_hub:
@@ -97,7 +97,14 @@ def main() -> None:
     with temporary_folder() as scratch:
         folder = scratch / "published" if on_hub else target
         compared = publishing.publish(
-            source, folder, name, arguments.license, evaluation, checked, peer
+            source,
+            folder,
+            name,
+            license_name=arguments.license,
+            evaluation=evaluation,
+            training=training_of(source.file),
+            checked=checked,
+            peer=peer,
         )
         files = sorted(file.name for file in folder.iterdir())
         where = publishing.upload(folder, repo_id, arguments.private) if on_hub else str(target)

@@ -23,7 +23,7 @@ from support.servers import write_checkpoint
 from config import default_values, get_config
 from errors import InputError, RunError
 from inference import Predictor, publishing
-from inference.run_evaluation import evaluation_of
+from inference.run_evaluation import evaluation_of, training_of
 from models import build_model
 from settings.configuration import leaves
 from training.checkpoint import describe
@@ -69,6 +69,7 @@ def checkpoint(file, name="vit_digits", options=(), classes=(), task="classifica
 
 def publish(file, target, **given):
     source = publishing.read_source(str(file))
+    given.setdefault("training", training_of(source.file))
     return publishing.publish(source, target, given.pop("name", target.name), **given)
 
 
@@ -158,6 +159,7 @@ def test_the_numbers_are_those_of_the_runs_evaluation(tmp_path, run):
     error = abs(accuracy - 50)
     assert f"The expected calibration error is {error:.2f} %" in card.text
     assert table(card.text, "probability")[0][1:] == ["200", "50.0", f"{accuracy:.1f}"]
+    assert evaluation.chose
     assert "The same images chose the checkpoint among those of its training" in card.text
     assert "-ngpus=2" in card.text
     assert "<b>" not in card.text
@@ -200,6 +202,14 @@ def test_an_evaluation_of_other_weights_is_not_theirs(tmp_path, run):
     assert "Calibration" not in card.text
     assert "the run's last evaluation is of other weights" in card.text
     assert [row[1] for row in table(card.text, "output")] == HOSTILE
+    # An evaluation of the same images by -eval: they chose the weights nevertheless.
+    (tmp_path / "EVALUATED").mkdir()
+    for name in ("config.yaml", "predictions.csv", "metrics.jsonl"):
+        (tmp_path / "EVALUATED" / name).write_text((folder / name).read_text())
+    again = {key: value for key, value in result.items() if key != "best"}
+    again |= {"weights": str(folder / "checkpoints" / "best")}
+    (tmp_path / "EVALUATED" / "result.json").write_text(json.dumps(again))
+    assert evaluation_of(best, tmp_path / "EVALUATED").chose
     # A run that was moved since is known by the checkpoint's name.
     result["weights"] = "/gone/checkpoints/epoch_0002"
     (folder / "result.json").write_text(json.dumps(result))
