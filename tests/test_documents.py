@@ -320,7 +320,7 @@ CHECKS = {
             averages,
         ),
         *(converts_back, evaluates_the_same, predicts_each_once, lists_swin, names_every_flag),
-        *(repeats_its_thresholds, answers_above_its_thresholds),
+        *(repeats_its_thresholds, answers_above_its_thresholds, publishes),
     )
 }
 
