@@ -19,6 +19,7 @@ from settings.configuration import Configuration, pair
 from settings.parser import __version__
 from settings.plain import value_text
 from training.checkpoint import Description
+from training.checkpoint.calibration import Calibration
 from training.pages import markdown
 from training.report.statistics import BINS, calibration, scores, wilson
 from training.results import METRIC_TITLES
@@ -82,6 +83,7 @@ def model_card(card: Card) -> str:
         markdown.section("Use", *_use(card)),
         markdown.section("Images", _images(card.config)),
         *_evaluation(card),
+        markdown.section("Confidence", *_confidence(card.description.calibration)),
     ]
     if card.checked is not None and card.evaluation is not None:
         sections += data_sections(card.evaluation.run.config, card.checked)
@@ -281,6 +283,34 @@ def _classes_of_several(card: Card) -> str:
     return markdown.section("Evaluation by class", markdown.table(heads, rows[:_ROWS]))
 
 
+def _confidence(calibrated: Calibration | None) -> Iterator[str]:
+    """Yields what tools/calibrate.py chose for the weights."""
+    if calibrated is None:
+        return
+    told = f"tools/calibrate.py chose the following by {calibrated.images:,} held-out images."
+    if calibrated.scaling == "temperature":
+        told += f" The logits were divided by a temperature of {1 / calibrated.scale[0]:.4g}."
+    elif calibrated.scaling != "none":
+        told += f" The logits were scaled ({calibrated.scaling}, a factor for each class)."
+    if calibrated.scaling != "none":
+        told += " This is part of the classifier, so that every toolkit computes the same probabilities."
+    yield told
+    if calibrated.sets:
+        levels = ", ".join(f"{one.coverage:g}" for one in calibrated.sets)
+        yield (
+            "Sets of classes that contain the right one, by `python tools/predict.py FOLDER IMAGES"
+            f" -coverage LEVEL`: {levels}."
+        )
+    if calibrated.rejections:
+        # The features of training images, which the score "knn" needs, aren't published.
+        by_logits = [one for one in calibrated.rejections if one.score != "knn"]
+        levels = ", ".join(dict.fromkeys(f"{one.false_alarm:g}" for one in by_logits))
+        yield (
+            "Pictures of something else are told, with these shares of false alarms, by `python"
+            f" tools/predict.py FOLDER IMAGES -reject LEVEL`: {levels}."
+        )
+
+
 # ---------------------------------------------------------------- the rest
 
 
@@ -336,9 +366,13 @@ def _limits(card: Card) -> Iterator[str]:
             "It was evaluated on images of one source. How it does on those of other cameras, places or"
             " times wasn't measured."
         )
-    if not card.has_several:
+    calibrated = card.description.calibration
+    if not card.has_several and (calibrated is None or not calibrated.rejections):
         yield "It names a class for every image, also for one that shows none of them."
-    yield "Its probabilities are as the model gives them; no temperature was fitted."
+    if calibrated is None:
+        yield "Its probabilities are as the training left them: no temperature was fitted."
+    elif calibrated.neighbours:
+        yield "The features of training images aren't published, so `-score knn` isn't available."
     if card.checked is None:
         yield "Its training images weren't checked for duplicates and leaks when this card was made."
     if not card.without_timm and len(card.compared) < 2:

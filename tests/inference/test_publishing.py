@@ -16,6 +16,7 @@ from conftest import ROOT
 from golden.timm_models import CASES
 from huggingface_hub import ModelCard
 from safetensors import safe_open
+from safetensors.numpy import load_file
 from support.cards import table
 from support.finished_runs import LABELS, make_run
 from support.servers import write_checkpoint
@@ -27,10 +28,11 @@ from inference.run_evaluation import evaluation_of, training_of
 from models import build_model
 from settings.configuration import leaves
 from training.checkpoint import describe
+from training.checkpoint.calibration import Calibration, PredictionSets, Rejection
 from training.checkpoint.description import METADATA
 from training.report.statistics import wilson
 from weights import file_arrays
-from weights.formats import write_weights
+from weights.formats import read_metadata, write_weights
 from weights.hub import read_config
 
 # An interpreter with torch, timm and transformers, of which the tests' environment has none.
@@ -199,7 +201,7 @@ def test_an_evaluation_of_other_weights_is_not_theirs(tmp_path, run):
     card = ModelCard.load(tmp_path / "published" / "README.md")
     low, high = (f"{100 * bound:.2f}" for bound in wilson(165, 200))
     assert table(card.text, "metric")[0] == ["accuracy, top 1 (%)", "82.50", f"{low} to {high}"]
-    assert "Calibration" not in card.text
+    assert "## Calibration" not in card.text
     assert "the run's last evaluation is of other weights" in card.text
     assert [row[1] for row in table(card.text, "output")] == HOSTILE
     # An evaluation of the same images by -eval: they chose the weights nevertheless.
@@ -214,6 +216,25 @@ def test_an_evaluation_of_other_weights_is_not_theirs(tmp_path, run):
     result["weights"] = "/gone/checkpoints/epoch_0002"
     (folder / "result.json").write_text(json.dumps(result))
     assert evaluation_of(best).predictions is not None
+
+
+def test_a_calibration_is_told_and_kept(tmp_path):
+    file = checkpoint(tmp_path / "w.safetensors")
+    stored = json.loads(read_metadata(file)[METADATA])
+    sets = [PredictionSets(level, 0.0, 1, [0.5]) for level in (0.8, 0.95)]
+    rejections = [Rejection("energy", 0.1, -3.0), Rejection("knn", 0.1, 0.5)]
+    chosen = Calibration("temperature", [1.25], [], 1234, sets, rejections, 5, "a" * 64)
+    stored["calibration"] = chosen.as_json()
+    write_weights(file, dict(load_file(file)), {METADATA: json.dumps(stored)})
+    publish(file, tmp_path / "published")
+    text = (tmp_path / "published" / "README.md").read_text()
+    assert "tools/calibrate.py chose the following by 1,234 held-out images." in text
+    assert "The logits were divided by a temperature of 0.8." in text
+    assert "-coverage LEVEL`: 0.8, 0.95." in text
+    assert "-reject LEVEL`: 0.1." in text
+    assert "`-score knn` isn't available" in text
+    assert "no temperature was fitted" not in text
+    assert Predictor(tmp_path / "published").calibration == chosen
 
 
 def test_several_labels(tmp_path):
