@@ -34,6 +34,8 @@ def recipe(config: Configuration) -> dict[str, tuple[Any, Any]]:
 
 
 def _without_folder(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_without_folder(each) for each in value]
     is_path = isinstance(value, str) and os.sep in value and not value.startswith(HUB_PREFIXES)
     return os.path.basename(os.path.normpath(value)) if is_path else value
 

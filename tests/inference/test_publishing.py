@@ -24,6 +24,7 @@ from support.servers import write_checkpoint
 from config import default_values, get_config
 from errors import InputError, RunError
 from inference import Predictor, publishing
+from inference.recipe import recipe
 from inference.run_evaluation import evaluation_of, training_of
 from models import build_model
 from settings.configuration import leaves
@@ -180,6 +181,19 @@ def test_the_settings_make_the_same_configuration_again(tmp_path, run):
     assert other == {"OUTPUT", "REPORT"}
     assert all(written[key] == default[key] for key in other)
     assert str(tmp_path) not in (tmp_path / "published" / "training.yaml").read_text()
+
+
+def test_a_recipe_names_no_folder_of_this_machine():
+    words = [
+        "MODEL.PRETRAINED", "/home/somebody/weights/base.safetensors", "OUTPUT", "/home/somebody/run",
+        "DATA.DATASET", "folder", "DATA.DATA_PATH", "/home/somebody/flowers", "TRAIN.BASE_LR", "0.5",
+    ]  # fmt: skip
+    found = recipe(get_config("vit_digits", words))
+    assert found["MODEL.PRETRAINED"] == (None, "base.safetensors")
+    assert found["TRAIN.BASE_LR"][1] == 0.5
+    assert "somebody" not in str(found)
+    words[1] = "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k"
+    assert recipe(get_config("vit_digits", words))["MODEL.PRETRAINED"][1] == words[1]
 
 
 def test_an_evaluation_of_other_weights_is_not_theirs(tmp_path, run):
