@@ -1,6 +1,6 @@
 """Calibrates a classifier: honest probabilities, sets of classes, and "I don't know".
 
-    python tools/calibrate.py RUN -output CALIBRATED [-outside FOLDER ...]
+    python tools/calibrate.py RUN -output CALIBRATED -outside /data/photographs
 
 RUN is a run's folder (its best checkpoint is taken), or other weights. CALIBRATED is a new folder
 with weights that every command takes: -eval, tools/predict.py, tools/export_model.py, tools/serve.py.

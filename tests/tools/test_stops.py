@@ -39,6 +39,7 @@ STARTS = "it has started a process"
 TOOLS = {
     "average_checkpoints": (["w.safetensors", "-output=out.safetensors"], WRITES),
     "benchmark": (["checkpoint", "-cfg=vit_digits", "-repeats=1"], STARTS),
+    "calibrate": (["digits", "-dataset=digits", "-output=out"], WRITES),
     "check_dataset": ([*IMAGES, "--report=out.html"], WRITES),
     "check_paddlevit": (["paddlevit", "-python=./waits"], STARTS),
     "check_parity": (["vit_digits", "-python=./waits"], STARTS),
