@@ -97,7 +97,7 @@ def fit(
         training.evaluated_models,
         training.optimizer,
         training.scaler,
-        train,
+        training.loader.dataset,
         progress,
     )
     checkpointing = Checkpointing(progress, saver, Requests(config.SAVE_MINUTES))

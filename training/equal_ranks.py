@@ -57,6 +57,7 @@ _MAY_DIFFER = (
     "METHOD.TEACHER_PATH",
     "METHOD.LARGE_TEACHER",
     "METHOD.LARGE_TEACHER_PATH",
+    "METHOD.UNLABELLED",
 )
 # Settings that may follow from the data. They are compared after the data, because a difference of
 # the data says more.
@@ -124,6 +125,20 @@ def check_same(
         if set(digest_by_rank) != {digest_by_rank[0]}:
             raise InputError(_difference(items, digest_by_rank))
     _check_settings(settings_by_rank)
+
+
+def check_images(dataset: ImageDataset, split: str) -> None:
+    """Raises InputError, on every rank, if ranks have other images of a further dataset.
+
+    Args:
+        split: what the message calls them, as in "the unlabelled images".
+    """
+    if world_size() == 1:
+        return
+    for items in _items_of(dataset, split):
+        digest_by_rank = all_gather((items.count, items.digest(0, items.count)))
+        if set(digest_by_rank) != {digest_by_rank[0]}:
+            raise InputError(_difference(items, digest_by_rank))
 
 
 def check_teacher(config: Configuration, name: str = "teacher") -> None:

@@ -96,7 +96,8 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     task.prepare(model, train, run)
     check_scales(config, model)
     task.prepare_data(train, "train")
-    loader = get_dataloader(config, train, "train", rank=rank(), ranks=world_size())
+    samples = task.samples(train)
+    loader = get_dataloader(config, samples, "train", rank=rank(), ranks=world_size())
 
     steps = len(loader)
     accum = config.TRAIN.ACCUM_ITER
@@ -118,6 +119,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     ema = None
     if config.TRAIN.MODEL_EMA:
         ema = ModelEma(model, config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
+        task.average = ema.model
     if config.TO_STATIC:
         _trace(model)
     optimizer = wrap_optimizer(config, build_optimizer(config, model), model)

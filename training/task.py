@@ -59,6 +59,8 @@ class Task:
         note: a line that a run logs at its beginning; "": none.
         predictions: what the last ``evaluate`` kept of this rank's samples; None: nothing.
         views: what ``prepare_data`` gives to a dataset as its ``views``; {}: an image has one view.
+        average: in a training with TRAIN.MODEL_EMA, the model of the averaged weights, in evaluation
+            mode, before the first step; None: there is none.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -73,6 +75,7 @@ class Task:
         self.classes = classes
         self.predictions: Predictions | None = None
         self.views: dict[str, list[ViewTransform]] = {}
+        self.average: Any = None
 
     def build_network(self) -> nn.Layer:
         """Returns the network with fresh weights: the model of the configuration.
@@ -104,6 +107,14 @@ class Task:
             train: the training set.
             run: logs what was built.
         """
+
+    def samples(self, train: ImageDataset) -> ImageDataset:
+        """Returns the dataset that the training reads: the training set, unless a sample of the task
+        has several images.
+
+        It is called after ``prepare`` and ``prepare_data``.
+        """
+        return train
 
     def step(self, network: Any, batch: Batch, epoch: int) -> Batch:
         """Returns the values of a batch's samples by name, each [B] float32.

@@ -148,7 +148,8 @@ class Step(NamedTuple):
         samples: the number of its samples on this rank.
         sums: of what ``Task.step`` returned, [values] float64.
         norm: of the update's gradients; None: the step made no update.
-        skipped: with SKIP_BROKEN the indices of images that were skipped, -1 for the others.
+        skipped: with SKIP_BROKEN the indices of images that were skipped, -1 for the others; of
+            any shape.
     """
 
     number: int
@@ -370,7 +371,7 @@ def _fetch(tensors: list[paddle.Tensor]) -> np.ndarray:
 
 def _skipped_images(steps: list[Step]) -> list[int]:
     """Returns the indices of the images that were skipped in all the steps."""
-    columns = [step.skipped for step in steps if step.skipped is not None]
+    columns = [step.skipped.flatten() for step in steps if step.skipped is not None]
     if not columns:
         return []
     return [index for index in paddle.concat(columns).numpy().tolist() if index >= 0]

@@ -146,7 +146,7 @@ def recolor(pixels: np.ndarray, colors: Colors) -> np.ndarray:
 
 def draw_views(
     image: LoadedImage,
-    views: Mapping[str, Sequence[ViewTransform]],
+    views: Mapping[str, Sequence[TrainTransform]],
     generator: Callable[[int], np.random.Generator],
 ) -> dict[str, np.ndarray]:
     """Returns the views of an image by their column, each [V, H, W, C]. It is decoded once.
@@ -155,7 +155,8 @@ def draw_views(
         views: by column; those of a column have one size.
         generator: returns the generator of a view by its number, which counts over all columns.
     """
-    if isinstance(image, EncodedImage):
+    # For a single view, a JPEG may be decoded at a smaller size.
+    if isinstance(image, EncodedImage) and sum(map(len, views.values())) > 1:
         image.keep_pixels()
     numbers = itertools.count()
     return {

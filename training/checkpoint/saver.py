@@ -77,7 +77,7 @@ class Saver:
 
     Args:
         models: the model as "val" and, with MODEL_EMA, the averaged one as "ema".
-        train: the training set; a run can't go on with another number of images.
+        train: what is trained on; a run can't go on with another number of samples.
         progress: where the run begins: its checkpoint is there, or there is nothing to save yet.
 
     Attributes:
