@@ -112,8 +112,11 @@ class FewLabels(ImageDataset):
         self.reads_unlabelled = reads_unlabelled
         self.unlabelled = sum(map(len, self.sources))
         self.true_labels = labels
-        self.weak = _weak(self.transform)
-        self.labelled_view = self.transform if strong_labelled else self.weak
+        # It is a training set's.
+        strong_view: Any = self.transform
+        self.strong_view: TrainTransform = strong_view
+        self.weak_view = _weak(strong_view)
+        self.labelled_view = self.strong_view if strong_labelled else self.weak_view
         self.strong_labelled = strong_labelled
         self.strong = strong
         self._order: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -167,9 +170,9 @@ class FewLabels(ImageDataset):
             "labels": self.labels[place],
         }
         if self.reads_unlabelled:
-            views = {"weak": self._sized(self.weak, size)}
+            views = {"weak": self._sized(self.weak_view, size)}
             if self.strong:
-                views["strong"] = self._sized(self.transform, size)
+                views["strong"] = self._sized(self.strong_view, size)
             everything = range(self.unlabelled)
             group = unlabelled[index * self.ratio : (index + 1) * self.ratio]
             places = []
@@ -201,7 +204,7 @@ class FewLabels(ImageDataset):
         source, place = self._image(index - len(self))
         return source.name(place)
 
-    def _skipped(self, wanted: int, read: int) -> int:
+    def _skipped(self, wanted: Any, read: Any) -> int:
         """Returns the number by which ``name`` knows an image that another one replaced, or -1."""
         return -1 if wanted == read else len(self) + int(wanted)
 

@@ -48,7 +48,7 @@ MASKED = [
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
         2,
-        "EVAL_ENGINE does nothing without TASK classification or multilabel",
+        "EVAL_ENGINE does nothing without TASK classification or fixmatch or multilabel",
     ),
 ]
 ROTATION = [
@@ -86,7 +86,7 @@ SEGMENTATION = [
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
         2,
-        "EVAL_ENGINE does nothing without TASK classification or multilabel",
+        "EVAL_ENGINE does nothing without TASK classification or fixmatch or multilabel",
     ),
 ]
 

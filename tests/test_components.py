@@ -412,9 +412,9 @@ def test_two_processes_train_the_task_that_is_shown_as_one_does(copy):
 
 REFUSED = [
     (["TASK", "rotatoin"], r"TASK is 'rotatoin', expected one of .*rotation.*; did you mean rotation\?"),
-    (["TASK", "rotation", "TRAIN.SMOOTHING", "0.3"], r"SMOOTHING does nothing without TASK classification or multilabel"),
-    (["TASK", "rotation", "TRAIN.LOSS", "bce"], r"TRAIN.LOSS does nothing without TASK classification or multilabel"),
-    (["TASK", "rotation", "MODEL.NUM_CLASSES", "4"], r"NUM_CLASSES does nothing without TASK classification or multilabel"),
+    (["TASK", "rotation", "TRAIN.SMOOTHING", "0.3"], r"SMOOTHING does nothing without TASK classification or fixmatch or multilabel"),
+    (["TASK", "rotation", "TRAIN.LOSS", "bce"], r"TRAIN.LOSS does nothing without TASK classification or fixmatch or multilabel"),
+    (["TASK", "rotation", "MODEL.NUM_CLASSES", "4"], r"NUM_CLASSES does nothing without TASK classification or fixmatch or multilabel"),
     (["METHOD.TURNS", "3"], r"METHOD.TURNS does nothing without TASK rotation"),
     (["TASK", "rotation", "METHOD.TURNS", "5"], r"METHOD.TURNS is 5, expected 2 to 4"),
     (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of .*flowers, .*; did you mean flowers\?"),

@@ -257,7 +257,7 @@ TRAIN.MIXUP_PROB: 0.9
   from     {recipe.with_name("base.yaml")}
   means    Probability that a batch (a pair, an image) is mixed.
   default  1.0
-  effect   none under EVAL, or without TASK classification or multilabel, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
+  effect   none under EVAL, or without TASK classification or fixmatch or multilabel, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
   here     no effect without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
 
 SEED: 0

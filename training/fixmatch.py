@@ -223,7 +223,11 @@ class FixMatch(Classification):
         if not self.weight:
             logits = _logits(network(views["pixels"]))
             losses = self.criterion(views["pixels"], logits, batch["labels"])
-            return {"loss": losses, "mask": paddle.zeros_like(losses), **hits(logits.detach(), batch["labels"])}
+            return {
+                "loss": losses,
+                "mask": paddle.zeros_like(losses),
+                **hits(logits.detach(), batch["labels"]),
+            }
         count = len(views["pixels"])
         names = ["pixels", "weak", "strong"]
         if self.from_average and self.strong_view:

@@ -213,7 +213,7 @@ def test_images_of_a_further_folder_have_no_labels(folders):
         known += expected
         for number, place in enumerate(group):
             source, file = data._image(place)
-            view = data.weak(source.image(file), data.generator(1, index, 0, 1 + 2 * number))
+            view = data.weak_view(source.image(file), data.generator(1, index, 0, 1 + 2 * number))
             np.testing.assert_array_equal(sample["weak"][number], view)
     assert sorted(known) == [-1] * 11 + [0] * 4 + [1] * 3
     assert data.name(6).endswith("train/a/0.png")
