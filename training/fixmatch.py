@@ -6,7 +6,7 @@ the label is taken from a weak view of the image, and learnt on a strong one.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import paddle
 from paddle import nn
@@ -18,7 +18,17 @@ from loading.few_labels import FewLabels, labelled_places
 from loading.label_sets import LabelSets
 from loading.transforms import RandomErasing
 from settings.configuration import Configuration, leaves
-from settings.keys import Factor, FilePath, InTraining, Number, Share, Size, WholeEpochs
+from settings.keys import (
+    Factor,
+    FilePath,
+    InTraining,
+    Number,
+    Share,
+    Size,
+    WholeEpochs,
+    above_zero,
+    is_set,
+)
 from settings.registry import tasks
 from training.classification import Classification, best_class, hits
 from training.equal_ranks import check_images
@@ -90,14 +100,16 @@ class FixMatch(Classification):
         classes: Sequence[str] = (),
         *,
         labels_per_class: InTraining[Size] | None = None,
-        labels_seed: InTraining[Number] = 0,
+        labels_seed: Annotated[InTraining[Number], is_set("METHOD.LABELS_PER_CLASS")] = 0,
         unlabelled: InTraining[FilePath] | None = None,
         unlabelled_ratio: InTraining[Size] = 7,
-        threshold: InTraining[Share] = 0.95,
+        threshold: Annotated[InTraining[Share], above_zero("METHOD.UNLABELLED_WEIGHT")] = 0.95,
         unlabelled_weight: InTraining[Factor] = 1.0,
-        ramp_epochs: InTraining[WholeEpochs] = 0,
-        pseudo_labels: InTraining[Literal["model", "average"]] = "model",
-        strong_view: InTraining[bool] = True,
+        ramp_epochs: Annotated[InTraining[WholeEpochs], above_zero("METHOD.UNLABELLED_WEIGHT")] = 0,
+        pseudo_labels: Annotated[
+            InTraining[Literal["model", "average"]], above_zero("METHOD.UNLABELLED_WEIGHT")
+        ] = "model",
+        strong_view: Annotated[InTraining[bool], above_zero("METHOD.UNLABELLED_WEIGHT")] = True,
         strong_labelled: InTraining[bool] = False,
     ) -> None:
         super().__init__(config, classes)
@@ -132,6 +144,11 @@ class FixMatch(Classification):
         if self.weight and self.from_average and not config.TRAIN.MODEL_EMA:
             raise InputError(
                 "METHOD.PSEUDO_LABELS is average, which needs TRAIN.MODEL_EMA True, found False"
+            )
+        if self.labels_per_class is not None and config.BEST_METRIC == "knn":
+            raise InputError(
+                "BEST_METRIC is knn, which reads the labels that METHOD.LABELS_PER_CLASS hides;"
+                " choose another"
             )
         train = config.TRAIN
         changes = {

@@ -282,7 +282,7 @@ def test_accumulated_steps_are_one_update_and_workers_change_nothing(tmp_path, o
 
 def test_without_a_weight_the_run_is_that_of_labelled_images(tmp_path, options):
     options = without(options, "TRAIN.AUTO_AUGMENT", "TRAIN.RANDOM_ERASE")
-    options += ["METHOD.UNLABELLED_WEIGHT", "0"]
+    options = [*without(options, "METHOD.THRESHOLD"), "METHOD.UNLABELLED_WEIGHT", "0"]
     train(options, tmp_path / "run", 48)
     line = records(tmp_path / "run")[0]
     assert line["samples"] == 24
@@ -360,11 +360,12 @@ def test_ranks_with_other_unlabelled_images_are_refused(tmp_path):
         (["METHOD.PSEUDO_LABELS", "teacher"], "METHOD.PSEUDO_LABELS is 'teacher', expected one of"),
         (["METHOD.PSEUDO_LABELS", "average"], "needs TRAIN.MODEL_EMA True, found False"),
         (["METHOD.UNLABELLED", "nowhere"], "nowhere"),
+        (["BEST_METRIC", "knn", "PROBE.FREQ", "1"], "knn, which reads the labels that METHOD.LAB"),
         (
             ["METHOD.STRONG_VIEW", "False"],
             "TRAIN.AUTO_AUGMENT is rand-m9-n2, but no view is strong",
         ),
-        (["METHOD.UNLABELLED_WEIGHT", "0"], "TRAIN.AUTO_AUGMENT is rand-m9-n2, but no view is"),
+        (["METHOD.UNLABELLED_WEIGHT", "0"], "METHOD.THRESHOLD does nothing without METHOD.UNLAB"),
         (["TRAIN.MIXUP_ALPHA", "0.2"], "TRAIN.MIXUP_ALPHA is 0.2, expected 0.0 with TASK fixmatch"),
         (["TRAIN.LOSS", "bce"], "TRAIN.LOSS is bce, expected auto or cross_entropy with TASK fix"),
         (["DATA.SAMPLER", "balanced"], "DATA.SAMPLER is balanced, expected shuffle with TASK fix"),
