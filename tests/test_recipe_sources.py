@@ -108,6 +108,7 @@ OURS = {
     "beit_digits",
     "dino_digits",
     "moco_digits",
+    "fixmatch_digits",
     "tokenizer_digits",
     "tokenizer_convmixer_patch16_224",
     "mae_vit_base_patch16_224_dec1",
