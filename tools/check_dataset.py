@@ -3,6 +3,7 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --card README.md -license cc-by-4.0
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --apply label_errors.csv -output lists
 
 Errors are what would stop a run: images that can't be read or are too large, masks that can't be read,
 hold values of no class or haven't the size of their images, classes without images, labels outside the
@@ -17,9 +18,11 @@ their paths, or a file with a path, a tab and a group on each line.
 
 --card writes a dataset card, as the Hugging Face Hub shows it: counts by class and part, sizes, formats,
 duplicates and leaks. Without -license it says that the licence isn't known.
+--apply takes the table of tools/find_label_errors.py, as a person has edited it. It writes the same
+lists of all images, with the new labels and without removed images; the data itself stays as it is.
 
 Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error.
-With --split, both are about the lists. 2 for a wrong command line, or data that can't be checked.
+With --split and --apply, both are about the lists. 2 for a wrong command line, or data that can't be checked.
 """
 
 import argparse
@@ -60,7 +63,11 @@ MASK = "mask"
 
 
 def check_images(
-    config: Configuration, workers: int, limit: Any = "auto", listed: bool = False
+    config: Configuration,
+    workers: int,
+    limit: Any = "auto",
+    listed: bool = False,
+    edits: Path | None = None,
 ) -> Any:
     """Reads every image of DATA.DATASET; returns a ``DatasetReport``.
 
@@ -69,35 +76,47 @@ def check_images(
         limit: the number of classes, which labels are below; "auto": any label is taken.
         listed: whether lists of the readable images will be written. Then the verdict is about
             these.
+        edits: a table of edited labels, which are checked in place of the data's own.
 
     Raises:
-        InputError: there are no training images to check, or a label is outside the range.
+        InputError: there are no training images to check, or a label is outside the range; or as
+            ``loading.label_edits.apply_table``.
         RunError: a process was killed.
     """
     from inference.visualization.dataset_report import DatasetReport
     from loading.check.findings import duplicate_pairs, findings
     from loading.check.images import check_images, image_source
+    from loading.label_edits import apply_table
     from loading.label_sets import are_known, every_label
     from loading.sources import MOST_CLASSES, Split
-    from loading.subsets import read_split
+    from loading.subsets import read_split, validation_files
 
     data = config.DATA
+    modes = ["train", "val"]
+    # Lists of edited labels needn't have a validation set: a run may split them.
+    if edits and data.VAL_SPLIT is None and not validation_files(data):
+        modes.remove("val")
     parts = {}
     problems = {}
     # Grey images are read as colours, too.
     read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"
+    read: dict[str, Any] = {}
     sources = {}
     skipped: list[str] = []
-    for mode in ("train", "val"):
+    for mode in modes:
         problems[mode] = []
         try:
             split = Split(mode, limit, problems[mode], skipped=skipped)
-            part = read_split(data, split, datasets.choose(config))
-            sources[mode] = image_source(part, data.MAX_PIXELS, read_as)
+            read[mode] = read_split(data, split, datasets.choose(config))
+            sources[mode] = image_source(read[mode], data.MAX_PIXELS, read_as)
         except InputError as error:
             if mode == "train":
                 raise
             problems[mode].append(str(error))
+    if edits:
+        read, counts = apply_table(edits, read, data.DATA_PATH)
+        sources = {mode: image_source(each, data.MAX_PIXELS, read_as) for mode, each in read.items()}
+        print(f"{edits}: relabel {counts['relabel']}, remove {counts['remove']}, keep {counts['keep']}")
     for mode, source in sources.items():
         known = len(source.classes) or MOST_CLASSES
         labels = every_label(source.labels)
@@ -228,13 +247,23 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
 
 def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
     """Raises InputError if an output can't be written, before the images are read."""
-    if (options.output is None) != (options.split is None):
+    if (options.output is None) != (options.split is None and options.apply is None):
         raise InputError(
-            "--split SHARE and -output DIR, where its lists go, are given together or not at all"
+            "--split SHARE or --apply FILE, and -output DIR, where their lists go, are given"
+            " together or not at all"
         )
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
-        raise InputError(f"--split writes lists of files; DATASET {config.DATA.DATASET} has none")
+        raise InputError(
+            f"--split and --apply write lists of files; DATASET {config.DATA.DATASET} has none"
+        )
     name = config.DATA.DATASET
+    if options.apply and "labels" not in dataset_columns(name):
+        raise InputError(f"--apply edits labels of images, and those of DATASET {name} have none")
+    if options.apply and config.DATA.FOLDS is not None:
+        raise InputError(
+            "--apply lists all training images, and DATA.FOLDS would split them; give DATA.FOLDS to"
+            " the runs on the lists"
+        )
     if options.output and dataset_columns(name) == (MASK,) and name not in ("masks", "masks_list"):
         raise InputError(
             f"--split lists masks as they are stored, and DATASET {name} stores other indices than"
@@ -299,7 +328,8 @@ def parsed_arguments() -> argparse.Namespace:
     )
     option("groups", metavar="PATTERN|FILE", help="with --split: images that stay together")
     option("seed", type=int, metavar="N", help="with --split: chooses other images; default: 0")
-    option("output", type=Path, metavar="DIR", help="where --split writes its lists")
+    option("apply", type=Path, metavar="FILE", help="an edited table of labels; needs -output")
+    option("output", type=Path, metavar="DIR", help="where --split and --apply write their lists")
     option(
         "report",
         type=Path,
@@ -328,7 +358,7 @@ def main() -> None:
     start = time.monotonic()
     given = options.cfg or is_users(config, "MODEL.NUM_CLASSES")
     limit = config.MODEL.NUM_CLASSES if given else "auto"
-    result = check_images(config, options.workers, limit, bool(options.output))
+    result = check_images(config, options.workers, limit, bool(options.output), options.apply)
     seconds = time.monotonic() - start
     count = sum(len(part.records) for part in result.parts.values())
     print(screen(result))

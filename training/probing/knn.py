@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from training.probing.features import Features, normalised
+from training.probing.features import ROWS, Features, normalised
 from utils import all_gather
 
 # As in DINO's paper.
@@ -45,6 +45,33 @@ def knn_accuracies(
             chosen = elected(labels[:, :k], weights[:, :k])
             correct[k] += int((chosen == truth).sum())
     return {k: 100 * count / len(val.labels) for k, count in correct.items()}
+
+
+def nearest_others(
+    queries: np.ndarray, bank: np.ndarray, own: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (cosine similarities, rows) of the rows of ``bank`` nearest to each query, without
+    the query's own: [m, at most k] each, the nearest first.
+
+    Of equally similar rows the first is the nearest. Ranks aren't involved.
+
+    Args:
+        queries, bank: [m, channels] and [n, channels] float32.
+        own: the row of each query in the bank, [m].
+    """
+    bank = normalised(bank)
+    count = max(0, min(k, len(bank) - 1))
+    similarities = np.empty((len(queries), count))
+    rows = np.empty((len(queries), count), np.int64)
+    for first in range(0, len(queries), ROWS):
+        part = slice(first, first + ROWS)
+        keys = _nearest(normalised(queries[part]), bank, np.arange(len(bank)), count + 1)
+        found, places = _decoded(keys)
+        # The query's own row goes to the end; without one, the farthest row is there.
+        order = np.argsort(places == own[part, None], axis=1, kind="stable")[:, :count]
+        similarities[part] = np.take_along_axis(found, order, axis=1)
+        rows[part] = np.take_along_axis(places, order, axis=1)
+    return similarities, rows
 
 
 def elected(labels: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -1,0 +1,119 @@
+"""Finds training images whose labels are probably wrong, by confident learning (arXiv:1911.00068).
+
+    python tools/find_label_errors.py RUN0 RUN1 RUN2 RUN3 RUN4 -output FOLDER
+    python tools/find_label_errors.py RUN -features -output FOLDER
+
+RUN0 to RUN4 are the runs of a cross-validation (DATA.FOLDS 5, and DATA.FOLD 0 to 4). Each image's
+probabilities come from the run that wasn't trained on it. With -features, one run or checkpoint is
+enough: the labels of the images whose features are nearest take the place of probabilities.
+
+FOLDER is new. It gets label_errors.csv: image, label, suggested_label, score, action. The most
+suspicious labels come first. Edit the actions (keep, relabel, remove) and the suggestions, then run
+tools/check_dataset.py --apply. Of several labels an image, a row is about one class, which is
+missing or superfluous. The sheets (sheet_1.png ...) show the images, each with the two images
+nearest to it and their labels.
+
+Exit status: 0; 1 if an image can't be read; 2 for a wrong command line or input; 130 or 143 after
+Ctrl-C or SIGTERM, which leave no folder.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
+
+import launch.startup  # noqa: E402, F401  (signals and streams)
+from errors import InputError, RunError, printable, remedy, reporting  # noqa: E402
+from settings.parser import Parser  # noqa: E402
+
+# Images that are drawn.
+DRAWN = 48
+
+
+def parsed_arguments() -> argparse.Namespace:
+    from inference.confident_learning import FILTERS, SCORES
+
+    parser = Parser(__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run of each fold, or one run")
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
+    option("features", action="store_true", help="by the nearest images, with one run")
+    option("k", type=int, metavar="N", help="with -features: the nearest images; default: 10")
+    text = "which labels are written; default: both (by class and by noise rate)"
+    option("filter", choices=FILTERS, default=FILTERS[0], help=text)
+    text = "what they are sorted by; default: self_confidence, the label's probability"
+    option("score", choices=SCORES, default=SCORES[0], help=text)
+    option("drawn", type=int, default=DRAWN, metavar="N", help=f"images; default: {DRAWN}")
+    option("dataset", metavar="NAME", help="default: the runs'")
+    option("data_path", metavar="PATH", help="where the runs' data is now")
+    option("workers", type=int, default=2, metavar="N", help="processes that load; default: 2")
+    arguments = parser.parse_args()
+    if arguments.features and len(arguments.runs) > 1:
+        raise InputError(f"-features needs one run, found {len(arguments.runs)}")
+    if arguments.k is not None and not arguments.features:
+        raise InputError("-k does nothing without -features; leave it out, or add -features")
+    if arguments.k is not None and arguments.k < 1:
+        raise InputError(f"-k is {arguments.k}, expected a number from 1 on")
+    if arguments.drawn < 0 or arguments.workers < 0:
+        raise InputError("expected -drawn and -workers of at least 0")
+    check_new_folder(arguments.output)
+    return arguments
+
+
+def check_new_folder(output: Path) -> None:
+    """Raises InputError if a folder can't be made; tools/choose_images.py calls it, too."""
+    if os.path.lexists(output):
+        raise InputError(f"{output} exists; choose another -output, or remove it")
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise InputError(
+            f"-output {output}: {output.parent} is no folder that can be written to; choose another"
+        )
+
+
+def main() -> None:
+    arguments = parsed_arguments()
+    from tqdm import tqdm
+
+    from inference import label_errors
+    from ops.device import tune_cpu
+
+    tune_cpu(1)
+    flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
+    data = [(key, value) for key, value in flags.items() if value]
+    place = arguments.output.parent
+    how = {"method": arguments.filter, "score": arguments.score}
+    features = []
+    if arguments.features:
+        parts = [label_errors.all_images(arguments.runs[0], data, arguments.workers)]
+    else:
+        parts = label_errors.held_out(arguments.runs, data, arguments.workers)
+    count = sum(len(images.dataset) for images in parts)
+    with tqdm(total=count, unit=" images", disable=None, dynamic_ncols=True) as bar:
+        if arguments.features:
+            features = [label_errors.features_of(parts[0], bar.update)]
+            k = arguments.k or label_errors.NEIGHBOURS
+            probabilities = label_errors.votes_of(parts[0], features[0], k, place)
+        else:
+            probabilities = label_errors.probabilities_of(parts, place, bar.update)
+        with probabilities as values:
+            found = label_errors.find(parts, values, **how)
+    try:
+        names = label_errors.write(arguments.output, found, arguments.drawn, features)
+    except OSError as error:
+        raise RunError(
+            f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
+        ) from None
+    print(label_errors.summary(found))
+    print(f"{printable(str(arguments.output))}: {', '.join(names)}")
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()
