@@ -16,8 +16,8 @@ import numpy as np
 
 Filter = Literal["both", "prune_by_noise_rate", "prune_by_class", "confident_learning"]
 FILTERS = ("both", "prune_by_noise_rate", "prune_by_class", "confident_learning")
-Score = Literal["self_confidence", "normalized_margin"]
-SCORES = ("self_confidence", "normalized_margin")
+Score = Literal["normalized_margin", "self_confidence"]
+SCORES = ("normalized_margin", "self_confidence")
 # cleanlab's tolerance where it compares probabilities.
 _TOLERANCE = 1e-6
 # A threshold that no probability reaches, of classes without an image.

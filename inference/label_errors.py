@@ -374,7 +374,7 @@ def find(
     parts: Sequence[Images],
     probabilities: np.ndarray,
     method: Filter = "both",
-    score: Score = "self_confidence",
+    score: Score = "normalized_margin",
 ) -> Found:
     """Returns the labels that are probably wrong, the most suspicious first.
 

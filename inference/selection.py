@@ -1,0 +1,364 @@
+"""Chooses which unlabelled images to label next.
+
+The rules are the smallest margin, the highest energy (Liu et al. 2020, arXiv:2010.03759), and the
+coverage of features by a core-set (Sener and Savarese 2018, arXiv:1708.00489). Images that look
+like a labelled one, or like one that is chosen already, are left out.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from errors import InputError, RunError, printable
+from inference.captions import SHEET_SIDE, side_by_side, small, tile
+from inference.feature_store import FeatureExtractor
+from inference.label_errors import Images, features_of
+from inference.pictures import Pictures
+from inference.predictor import Predictor
+from launch.files import making_folder, writing_whole
+from loading.check.duplicates import DISTANCE, count_bits, near_pairs
+from loading.check.images import Source, check_images
+from loading.dataset import ArrayDataset, EncodedDataset
+from loading.files import Paths, contents
+from loading.tables import csv_line
+from loading.transforms import largest_file
+
+Rule = Literal["margin", "energy", "coverage", "mixed"]
+RULES = ("margin", "energy", "coverage", "mixed")
+TABLE = "chosen.csv"
+LIST = "chosen.txt"
+# How many images "mixed" takes by their margin for each image that it chooses.
+SHORTLIST = 10
+# Rows of features that are compared at once.
+_ROWS = 1024
+_PER_SHEET = 24
+_ACROSS = 6
+
+
+class Pool(NamedTuple):
+    """The images that may be chosen.
+
+    Attributes:
+        paths: all images.
+        usable: the indices of those that may be chosen, in the order of their paths.
+        hashes: of what each image shows, [n] uint64.
+        problems: the errors of images that can't be read.
+        alike: how many images look like a labelled one.
+        blank: how many images have one colour alone.
+    """
+
+    paths: Paths
+    usable: np.ndarray
+    hashes: np.ndarray
+    problems: list[str]
+    alike: int
+    blank: int
+
+
+class Chosen(NamedTuple):
+    """Images to label, the first one first.
+
+    Attributes:
+        rows: their indices in the pool.
+        values: what they were chosen by: the margin, the energy, or the distance to the nearest
+            image that is labelled or was chosen before.
+        answers: (class, probability) of the model's answer; empty for "coverage".
+    """
+
+    rows: list[int]
+    values: list[float]
+    answers: list[tuple[str, float]]
+
+
+def read_pool(paths: Paths, labelled: Images, workers: int) -> Pool:
+    """Returns the images that may be chosen. Every image is decoded, in several processes.
+
+    Call it before anything is computed: a fork of a process that has computed may hang.
+
+    Args:
+        labelled: the images that have labels already.
+        workers: the number of processes.
+
+    Raises:
+        RunError: a labelled image can't be read, or a process was killed.
+    """
+    data = labelled.config.DATA
+    mode = labelled.dataset.mode
+    most = data.MAX_PIXELS
+    largest = largest_file(most)
+    source = Source(
+        name=lambda index: printable(paths[index], 4000),
+        data=lambda index: contents(paths[index], largest),
+        labels=np.zeros(len(paths), np.int64),
+        classes=(),
+        mode=mode,
+    )
+    checked = check_images(source, most, data.EXIF_ORIENTATION, max(1, workers))
+    known = check_images(_source_of(labelled), most, data.EXIF_ORIENTATION, max(1, workers))
+    records = checked.records
+    readable = records["readable"]
+    seen = known.records[known.records["readable"] & ~known.records["blank"]]
+    is_blank = readable & records["blank"]
+    is_alike = readable & ~is_blank & alike(records["hash"], seen["hash"])
+    order = sorted(range(len(paths)), key=lambda index: os.fsencode(paths[index]))
+    may = readable & ~is_blank & ~is_alike
+    usable = np.array([index for index in order if may[index]], np.int64)
+    # Messages of the first ones are kept.
+    problems = [checked.messages.get(index, "") for index in np.flatnonzero(~readable).tolist()]
+    return Pool(paths, usable, records["hash"], problems, int(is_alike.sum()), int(is_blank.sum()))
+
+
+def _source_of(images: Images) -> Source:
+    dataset: Any = images.dataset
+    labels = np.zeros(len(dataset), np.int64)
+    if isinstance(dataset, EncodedDataset):
+        return Source(dataset.name, dataset.data, labels, (), mode=dataset.mode)
+    if isinstance(dataset, ArrayDataset):
+        return Source(dataset.name, None, labels, (), np.asarray(dataset.images), dataset.mode)
+    raise InputError(
+        f"DATASET {images.config.DATA.DATASET} draws its images at random; give labelled ones"
+    )
+
+
+def alike(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns which hashes are near one of the others, [n] bool."""
+    known, node = np.unique(np.concatenate([others, hashes]), return_inverse=True)
+    is_other = np.zeros(len(known), bool)
+    is_other[node[: len(others)]] = True
+    is_near = is_other.copy()
+
+    def meet(one: np.ndarray, other: np.ndarray) -> None:
+        is_near[one[is_other[other]]] = True
+        is_near[other[is_other[one]]] = True
+
+    near_pairs(known, meet)
+    return is_near[node[len(others) :]]
+
+
+def choose(
+    pool: Pool,
+    labelled: Images,
+    count: int,
+    rule: Rule,
+    workers: int = 2,
+    after_batch: Callable[[int], Any] = int,
+) -> Chosen:
+    """Returns the ``count`` images to label next; fewer if there aren't so many.
+
+    - "margin": the smallest difference of the two largest probabilities. Of several labels an
+      image: the smallest difference of a class's probability and its complement.
+    - "energy": the highest energy, -log(sum(exp(logits))).
+    - "coverage": again and again the image whose features are farthest from those of all labelled
+      and chosen images (k-centre greedy).
+    - "mixed": SHORTLIST x ``count`` images by margin, then those of them that "coverage" chooses.
+
+    Equal images are in the order of their paths.
+
+    Args:
+        labelled: the model's own training images.
+        workers: the number of processes that load images.
+        after_batch: called with the number of images of each batch.
+
+    Raises:
+        InputError: the weights give no classes, or images have several labels, which have no
+            energy.
+        RunError: a labelled image can't be read, or an answer isn't finite.
+    """
+    if rule == "energy" and labelled.has_several:
+        raise InputError("-by energy is for images of one label each; take margin or coverage")
+    rows = pool.usable
+    answers: dict[int, tuple[str, float]] = {}
+    values = np.zeros(len(rows))
+    if rule != "coverage":
+        predictor = Predictor(labelled.path, batch_size=labelled.batch_size)
+        predictor.check_classifier()
+        images = Paths(pool.paths[row] for row in rows.tolist())
+        done = 0
+        for logits in _logits(predictor, images, workers):
+            probabilities = predictor.probabilities(logits)
+            part = slice(done, done + len(logits))
+            if rule == "energy":
+                values[part] = energies(logits)
+            else:
+                values[part] = margins(probabilities, labelled.has_several)
+            best = probabilities.argmax(1)
+            for row, label, row_of in zip(rows[part], best, probabilities, strict=True):
+                name = predictor.classes[label] if predictor.classes else str(label)
+                answers[int(row)] = name, float(row_of[label])
+            done += len(logits)
+            after_batch(len(logits))
+    if rule in ("coverage", "mixed"):
+        if rule == "mixed":
+            first = ranked(values, pool.hashes[rows], SHORTLIST * count)
+            # In the order of their paths, which decides among equal distances.
+            rows = rows[np.sort(first)]
+        places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
+        chosen = [int(rows[place]) for place in places]
+        return Chosen(chosen, distances, [answers[row] for row in chosen if row in answers])
+    # The highest energies come first.
+    order = -values if rule == "energy" else values
+    places = ranked(order, pool.hashes[rows], count)
+    chosen = [int(rows[place]) for place in places]
+    return Chosen(chosen, [float(values[place]) for place in places], [answers[r] for r in chosen])
+
+
+def margins(probabilities: np.ndarray, several: bool = False) -> np.ndarray:
+    """Returns how sure a model is of each image, [n] from 0 (not at all) to 1.
+
+    Args:
+        probabilities: [n, K].
+        several: whether each class has a probability of its own.
+    """
+    if several:
+        return np.abs(2 * probabilities - 1).min(1)
+    if probabilities.shape[1] < 2:
+        return np.ones(len(probabilities))
+    two = np.partition(probabilities, -2, axis=1)[:, -2:]
+    return two[:, 1] - two[:, 0]
+
+
+def energies(logits: np.ndarray) -> np.ndarray:
+    """Returns the energy of each image, [n]: high where the model knows nothing like it."""
+    return -logsumexp(logits.astype(np.float64), axis=1)
+
+
+def ranked(values: np.ndarray, hashes: np.ndarray, count: int) -> list[int]:
+    """Returns the places of the ``count`` smallest values, of which no two images look alike.
+
+    Of equal values, the first comes first.
+
+    Args:
+        values, hashes: of the images, [n].
+    """
+    chosen: list[int] = []
+    taken = np.empty(0, np.uint64)
+    for place in np.argsort(values, kind="stable").tolist():
+        if len(chosen) == count:
+            break
+        if (count_bits(taken ^ hashes[place]) > DISTANCE).all():
+            chosen.append(place)
+            taken = hashes[chosen]
+    return chosen
+
+
+def farthest(
+    features: np.ndarray, distances: np.ndarray, hashes: np.ndarray, count: int
+) -> tuple[list[int], list[float]]:
+    """Returns the places of the ``count`` images that cover the features best, and their distances.
+
+    Each is the image farthest from all centres: those that ``distances`` are to, and the images
+    chosen before. No two of them look alike. Memory and time grow with n, and time with ``count``.
+
+    Args:
+        features: [n, channels].
+        distances: squared ones, to the nearest centre so far, [n]; infinite: there is none.
+        hashes: [n].
+    """
+    nearest = distances.astype(np.float64)
+    allowed = np.ones(len(features), bool)
+    chosen: list[int] = []
+    found: list[float] = []
+    while len(chosen) < count and allowed.any():
+        # In float32, so that equal images are equally far, whatever the order of a sum was.
+        place = int(np.argmax(np.where(allowed, nearest.astype(np.float32), -1)))
+        chosen.append(place)
+        found.append(float(np.sqrt(nearest[place])))
+        allowed &= count_bits(hashes ^ hashes[place]) > DISTANCE
+        for first in range(0, len(features), _ROWS):
+            rows = slice(first, first + _ROWS)
+            change = features[rows].astype(np.float64) - features[place]
+            squares = np.einsum("ij,ij->i", change, change)
+            nearest[rows] = np.minimum(nearest[rows], squares)
+    return chosen, found
+
+
+def distances_to(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Returns the squared distance of each row to the nearest centre, [n] float64.
+
+    It is infinite if there is no centre. Blocks of rows are compared with blocks of centres.
+
+    Args:
+        features, centres: [n, channels] and [m, channels].
+    """
+    nearest = np.full(len(features), np.inf)
+    for start in range(0, len(centres), _ROWS):
+        block = centres[start : start + _ROWS].astype(np.float64)
+        lengths = np.einsum("ij,ij->i", block, block)
+        for first in range(0, len(features), _ROWS):
+            rows = features[first : first + _ROWS].astype(np.float64)
+            squares = np.einsum("ij,ij->i", rows, rows)[:, None] + lengths - 2 * rows @ block.T
+            part = slice(first, first + _ROWS)
+            nearest[part] = np.minimum(nearest[part], np.maximum(squares, 0).min(1))
+    return nearest
+
+
+def _covering(
+    pool: Pool,
+    rows: np.ndarray,
+    labelled: Images,
+    count: int,
+    workers: int,
+    after_batch: Callable[[int], Any],
+) -> tuple[list[int], list[float]]:
+    """Returns what ``farthest`` does for some rows of the pool, with the labelled images as centres."""
+    centres = features_of(labelled, after_batch)
+    extractor = FeatureExtractor(labelled.path, batch_size=labelled.batch_size)
+    values = np.empty((len(rows), centres.shape[1]), np.float32)
+    images = Paths(pool.paths[row] for row in rows.tolist())
+    done = 0
+    for block in _logits(extractor, images, workers):
+        values[done : done + len(block)] = block
+        done += len(block)
+        after_batch(len(block))
+    return farthest(values, distances_to(values, centres), pool.hashes[rows], count)
+
+
+def _logits(predictor: Predictor, images: Paths, workers: int) -> Iterator[np.ndarray]:
+    """Yields a model's outputs for images, batch by batch."""
+    for batch in predictor.batches(Pictures(predictor.config, images), workers):
+        for problem in filter(None, batch.problems):
+            raise RunError(problem)
+        logits = predictor.logits(batch.pixels)
+        if not np.isfinite(logits).all():
+            raise RunError(f"{predictor.path}: the weights give no finite answers")
+        yield logits
+
+
+def write(output: Path, pool: Pool, chosen: Chosen, rule: Rule, labelled: Images) -> list[str]:
+    """Writes a table, a list of the paths and sheets of the images into a new folder, all or none.
+
+    Returns:
+        the names of the files.
+    """
+    value = {"margin": "margin", "energy": "energy"}.get(rule, "distance")
+    answers: Sequence[tuple[Any, Any]] = chosen.answers or [(None, None)] * len(chosen.rows)
+    names = [TABLE, LIST]
+    with making_folder(output) as folder:
+        with writing_whole(folder / TABLE, "wb") as table:
+            table.write(f"image,{value},class,probability\n".encode())
+            for row, number, (label, probability) in zip(
+                chosen.rows, chosen.values, answers, strict=True
+            ):
+                share = None if probability is None else round(probability, 6)
+                line = csv_line(pool.paths[row], round(number, 6), label, share)
+                table.write(line.encode(errors="surrogateescape"))
+        with writing_whole(folder / LIST, "wb") as file:
+            for row in chosen.rows:
+                file.write(pool.paths.path_bytes(row) + b"\n")
+        pictures = Pictures(labelled.config, Paths(pool.paths[row] for row in chosen.rows))
+        for number, first in enumerate(range(0, len(chosen.rows), _PER_SHEET), 1):
+            papers = []
+            for place in range(first, min(first + _PER_SHEET, len(chosen.rows))):
+                label = answers[place][0] or ""
+                text = [(f"{chosen.values[place]:.3g}", label)]
+                picture = small(pictures, place, SHEET_SIDE)
+                name = f"{place + 1}. {os.path.basename(pictures.name(place))}"
+                papers.append(tile(picture, SHEET_SIDE, name, text, 1))
+            names.append(f"sheet_{number}.png")
+            with writing_whole(folder / names[-1], "wb") as file:
+                side_by_side(papers, min(_ACROSS, len(papers))).save(file, "PNG")
+    return names
