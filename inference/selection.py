@@ -2,7 +2,7 @@
 
 The rules are the smallest margin, the highest energy (Liu et al. 2020, arXiv:2010.03759), and the
 coverage of features by a core-set (Sener and Savarese 2018, arXiv:1708.00489). Images that look
-like a labelled one, or like one that is chosen already, are left out.
+like a labelled one are left out. Of images that look alike, the first one stands for all.
 """
 
 import os
@@ -20,7 +20,7 @@ from inference.label_errors import Images, features_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from launch.files import making_folder, writing_whole
-from loading.check.duplicates import DISTANCE, count_bits, near_pairs
+from loading.check.duplicates import near_pairs
 from loading.check.images import Source, check_images
 from loading.dataset import ArrayDataset, EncodedDataset
 from loading.files import Paths, contents
@@ -45,17 +45,17 @@ class Pool(NamedTuple):
     Attributes:
         paths: all images.
         usable: the indices of those that may be chosen, in the order of their paths.
-        hashes: of what each image shows, [n] uint64.
         problems: the errors of images that can't be read.
-        alike: how many images look like a labelled one.
+        known: how many images look like a labelled one.
+        twins: how many others look like an image that may be chosen.
         blank: how many images have one colour alone.
     """
 
     paths: Paths
     usable: np.ndarray
-    hashes: np.ndarray
     problems: list[str]
-    alike: int
+    known: int
+    twins: int
     blank: int
 
 
@@ -103,13 +103,15 @@ def read_pool(paths: Paths, labelled: Images, workers: int) -> Pool:
     readable = records["readable"]
     seen = known.records[known.records["readable"] & ~known.records["blank"]]
     is_blank = readable & records["blank"]
-    is_alike = readable & ~is_blank & alike(records["hash"], seen["hash"])
-    order = sorted(range(len(paths)), key=lambda index: os.fsencode(paths[index]))
-    may = readable & ~is_blank & ~is_alike
-    usable = np.array([index for index in order if may[index]], np.int64)
-    # Messages of the first ones are kept.
+    is_known = readable & ~is_blank & alike(records["hash"], seen["hash"])
+    may = readable & ~is_blank & ~is_known
+    order = sorted(np.flatnonzero(may).tolist(), key=paths.path_bytes)
+    candidates = np.array(order, np.int64)
+    usable = candidates[unlike(records["hash"][candidates])]
+    # The messages of the first ones are kept.
     problems = [checked.messages.get(index, "") for index in np.flatnonzero(~readable).tolist()]
-    return Pool(paths, usable, records["hash"], problems, int(is_alike.sum()), int(is_blank.sum()))
+    twins = len(candidates) - len(usable)
+    return Pool(paths, usable, problems, int(is_known.sum()), twins, int(is_blank.sum()))
 
 
 def _source_of(images: Images) -> Source:
@@ -137,6 +139,25 @@ def alike(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
     near_pairs(known, meet)
     return is_near[node[len(others) :]]
+
+
+def unlike(hashes: np.ndarray) -> np.ndarray:
+    """Returns the places of hashes of which no two are near each other, in rising order.
+
+    A hash is left out if it is near one that comes before it and is taken.
+    """
+    known, first = np.unique(hashes, return_index=True)
+    pairs: list[np.ndarray] = []
+    near_pairs(known, lambda one, other: pairs.append(np.stack([first[one], first[other]])))
+    near: dict[int, list[int]] = {}
+    for one, other in np.concatenate([np.empty((2, 0), np.int64), *pairs], axis=1).T.tolist():
+        near.setdefault(min(one, other), []).append(max(one, other))
+    is_taken = np.zeros(len(hashes), bool)
+    is_taken[first] = True
+    for place in np.sort(first).tolist():
+        if is_taken[place]:
+            is_taken[near.get(place, [])] = False
+    return np.flatnonzero(is_taken)
 
 
 def choose(
@@ -191,19 +212,18 @@ def choose(
                 answers[int(row)] = name, float(row_of[label])
             done += len(logits)
             after_batch(len(logits))
-    if rule in ("coverage", "mixed"):
-        if rule == "mixed":
-            first = ranked(values, pool.hashes[rows], SHORTLIST * count)
-            # In the order of their paths, which decides among equal distances.
-            rows = rows[np.sort(first)]
-        places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
-        chosen = [int(rows[place]) for place in places]
-        return Chosen(chosen, distances, [answers[row] for row in chosen if row in answers])
     # The highest energies come first.
-    order = -values if rule == "energy" else values
-    places = ranked(order, pool.hashes[rows], count)
-    chosen = [int(rows[place]) for place in places]
-    return Chosen(chosen, [float(values[place]) for place in places], [answers[r] for r in chosen])
+    order = np.argsort(-values if rule == "energy" else values, kind="stable")
+    if rule in ("margin", "energy"):
+        chosen = rows[order[:count]].tolist()
+        numbers = values[order[:count]].tolist()
+        return Chosen(chosen, numbers, [answers[row] for row in chosen])
+    if rule == "mixed":
+        # In the order of their paths, which decides among equal distances.
+        rows = rows[np.sort(order[: SHORTLIST * count])]
+    places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
+    chosen = rows[places].tolist()
+    return Chosen(chosen, distances, [answers[row] for row in chosen] if answers else [])
 
 
 def margins(probabilities: np.ndarray, several: bool = False) -> np.ndarray:
@@ -226,53 +246,34 @@ def energies(logits: np.ndarray) -> np.ndarray:
     return -logsumexp(logits.astype(np.float64), axis=1)
 
 
-def ranked(values: np.ndarray, hashes: np.ndarray, count: int) -> list[int]:
-    """Returns the places of the ``count`` smallest values, of which no two images look alike.
-
-    Of equal values, the first comes first.
-
-    Args:
-        values, hashes: of the images, [n].
-    """
-    chosen: list[int] = []
-    taken = np.empty(0, np.uint64)
-    for place in np.argsort(values, kind="stable").tolist():
-        if len(chosen) == count:
-            break
-        if (count_bits(taken ^ hashes[place]) > DISTANCE).all():
-            chosen.append(place)
-            taken = hashes[chosen]
-    return chosen
-
-
 def farthest(
-    features: np.ndarray, distances: np.ndarray, hashes: np.ndarray, count: int
+    features: np.ndarray, distances: np.ndarray, count: int
 ) -> tuple[list[int], list[float]]:
     """Returns the places of the ``count`` images that cover the features best, and their distances.
 
     Each is the image farthest from all centres: those that ``distances`` are to, and the images
-    chosen before. No two of them look alike. Memory and time grow with n, and time with ``count``.
+    chosen before. Of equally far ones it is the first. Memory and time grow with n, and time with
+    ``count``.
 
     Args:
         features: [n, channels].
         distances: squared ones, to the nearest centre so far, [n]; infinite: there is none.
-        hashes: [n].
     """
     nearest = distances.astype(np.float64)
-    allowed = np.ones(len(features), bool)
     chosen: list[int] = []
     found: list[float] = []
-    while len(chosen) < count and allowed.any():
+    while len(chosen) < min(count, len(features)):
         # In float32, so that equal images are equally far, whatever the order of a sum was.
-        place = int(np.argmax(np.where(allowed, nearest.astype(np.float32), -1)))
+        place = int(np.argmax(nearest.astype(np.float32)))
         chosen.append(place)
         found.append(float(np.sqrt(nearest[place])))
-        allowed &= count_bits(hashes ^ hashes[place]) > DISTANCE
         for first in range(0, len(features), _ROWS):
             rows = slice(first, first + _ROWS)
             change = features[rows].astype(np.float64) - features[place]
             squares = np.einsum("ij,ij->i", change, change)
             nearest[rows] = np.minimum(nearest[rows], squares)
+        # It isn't chosen again, even if all others are where a centre is.
+        nearest[chosen] = -1
     return chosen, found
 
 
@@ -314,7 +315,7 @@ def _covering(
         values[done : done + len(block)] = block
         done += len(block)
         after_batch(len(block))
-    return farthest(values, distances_to(values, centres), pool.hashes[rows], count)
+    return farthest(values, distances_to(values, centres), count)
 
 
 def _logits(predictor: Predictor, images: Paths, workers: int) -> Iterator[np.ndarray]:

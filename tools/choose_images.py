@@ -9,8 +9,8 @@
 -by mixed       ten times as many by margin, then of these by coverage; the default
 
 RUN is a run's folder, or a checkpoint of one. Its training images are the labelled ones; -data_path
-says where they are now. Images that look like one of them, or like a chosen one, are left out, and
-so are images of one colour. Equal images are chosen in the order of their paths.
+says where they are now. Images that look like one of them are left out, and so are images of one
+colour. Of images that look alike, only the first path is considered. Ties go to the first path, too.
 
 CHOSEN is a new folder: chosen.csv (image, value, class, probability), chosen.txt (a path on each
 line, relative to the current folder, as tools/predict.py takes it), and sheets of the images
@@ -82,14 +82,16 @@ def main() -> int:
         raise RunError(
             f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
         ) from None
-    left_out = f"{pool.alike} look like a labelled one, {pool.blank} have one colour"
-    print(f"{counted(len(paths), 'image')}: {left_out}, {len(pool.problems)} can't be read")
+    print(
+        f"{counted(len(paths), 'image')}: {pool.known} look like a labelled one, {pool.twins} like"
+        f" another one, {pool.blank} have one colour, {len(pool.problems)} can't be read"
+    )
     print(
         f"{printable(str(arguments.output))}: {counted(len(chosen.rows), 'image')} by {rule};"
         f" {', '.join(names)}"
     )
     if len(chosen.rows) < arguments.count:
-        print(f"-count {arguments.count}: there are no more that differ", file=sys.stderr)
+        print(f"-count {arguments.count}: there are no more", file=sys.stderr)
     for problem in filter(None, pool.problems[:5]):
         print(problem, file=sys.stderr)
     return 1 if pool.problems else 0

@@ -1,7 +1,7 @@
 """Compares the rules of tools/choose_images.py with a random choice, on scikit-learn's digits.
 
     python tools/benchmarks/label_next.py OUTPUT [--seeds 0 1 2 3 4] [--rounds 5] [--count 20]
-        [--updates 500] [--rules random margin energy coverage mixed]
+        [--updates 250] [--rules random margin energy coverage mixed]
 
 Of each seed, two random digits of each class have labels at first. A round trains vit_digits from
 scratch on the labelled digits, with the same number of updates, and measures acc1 on the validation digits. Then --count more of the
@@ -67,7 +67,8 @@ def chosen(run: Path, rows: np.ndarray, rule: str, count: int, known: Any, seed:
     images = all_images(str(run / "checkpoints" / "last"), workers=0)
     images = images._replace(dataset=subset(digits, images.config, rows).as_evaluated(images.config))
     usable = rest[~selection.alike(hashes[rest], hashes[rows])]
-    pool = selection.Pool(Paths(map(str, files)), usable, hashes, [], 0, 0)
+    usable = usable[selection.unlike(hashes[usable])]
+    pool = selection.Pool(Paths(map(str, files)), usable, [], 0, 0, 0)
     labelled: Images = images
     return np.array(selection.choose(pool, labelled, count, rule, workers=0).rows)
 
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=500)
+    parser.add_argument("--updates", type=int, default=250)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     arguments = parser.parse_args()
     import_paddle()
