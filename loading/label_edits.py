@@ -33,6 +33,8 @@ SUPERFLUOUS = "superfluous"
 # entries of dictionaries.
 _LONGEST = 20_000
 _BYTES_PER_ROW = 450
+# Lines of a row: names may hold line breaks, and a quote that is never closed would hold all lines.
+_LINES_PER_ROW = 10
 
 
 class Edit(NamedTuple):
@@ -110,19 +112,23 @@ def read_table(path: Path, several: bool) -> dict[str, tuple[Edit, ...]]:
 
 
 def _rows(opened: Any, allowance: Allowance) -> Iterator[tuple[int, list[str]]]:
-    """Yields (number of the line, cells) of each row that isn't empty."""
+    """Yields (number of its first line, cells) of each row that isn't empty."""
     number = 0
+    begin = 1
 
     def lines() -> Iterator[str]:
         nonlocal number
         for number, line in enumerate(text_lines(opened, _LONGEST), 1):
-            allowance.take(_BYTES_PER_ROW + len(line))
+            if number - begin >= _LINES_PER_ROW:
+                raise Unreadable(f"its line {begin} begins a cell whose quotes aren't closed")
             yield line.decode(errors="surrogateescape") + "\n"
 
     try:
         for cells in csv_rows(lines()):
             if any(cells):
-                yield number, cells
+                allowance.take(_BYTES_PER_ROW + sum(map(len, cells)))
+                yield begin, cells
+            begin = number + 1
     except csv.Error as error:
         raise Unreadable(f"its line {number} is no row of CSV ({error})") from None
 
