@@ -190,9 +190,7 @@ def all_images(path: str, data: Sequence[tuple[str, Any]] = (), workers: int = 2
     """
     config, batch_size, task = _data_of_run(path, data, workers)
     # An image that can't be read is named, instead of replaced by the next one.
-    config = with_values(
-        config, DATA__FOLDS=None, DATA__VAL_SPLIT=None, DATA__SKIP_BROKEN=False
-    )
+    config = with_values(config, DATA__FOLDS=None, DATA__VAL_SPLIT=None, DATA__SKIP_BROKEN=False)
     dataset = get_dataset(config, "train", alone=True).as_evaluated(config)
     [images] = _checked([Images(best_of_run(path), config, batch_size, task, dataset)])
     return images
@@ -336,9 +334,7 @@ def features_of(images: Images, after_batch: Callable[[int], Any] = int) -> np.n
 
 
 @contextlib.contextmanager
-def votes_of(
-    images: Images, features: np.ndarray, k: int, folder: Path
-) -> Iterator[np.ndarray]:
+def votes_of(images: Images, features: np.ndarray, k: int, folder: Path) -> Iterator[np.ndarray]:
     """Yields the share of each image's k nearest images that has each class, [n, K] float64.
 
     An image itself isn't among its nearest ones.
@@ -492,7 +488,12 @@ def _tiles(
             answer = suspect.suggestion
             if not isinstance(answer, str):
                 answer = class_text(found.classes, answer)
-            captions = [("class" if found.has_several else "label", class_text(found.classes, suspect.label))]
+            captions = [
+                (
+                    "class" if found.has_several else "label",
+                    class_text(found.classes, suspect.label),
+                )
+            ]
             captions.append((f"{100 * suspect.probability:.1f} %", answer))
             picture = small(dataset, suspect.index, SHEET_SIDE)
             name = f"{place + 1}. {os.path.basename(suspect.name)}"
@@ -513,4 +514,3 @@ def _labels_of(dataset: ImageDataset, index: int) -> list[int]:
     if isinstance(dataset.labels, LabelSets):
         return dataset.labels.of(index).tolist()
     return [int(dataset.labels[index])]
-

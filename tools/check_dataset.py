@@ -3,7 +3,7 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --card README.md -license cc-by-4.0
-    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --apply label_errors.csv -output lists
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --apply wrong/label_errors.csv -output fixed
 
 Errors are what would stop a run: images that can't be read or are too large, masks that can't be read,
 hold values of no class or haven't the size of their images, classes without images, labels outside the
@@ -115,8 +115,12 @@ def check_images(
             problems[mode].append(str(error))
     if edits:
         read, counts = apply_table(edits, read, data.DATA_PATH)
-        sources = {mode: image_source(each, data.MAX_PIXELS, read_as) for mode, each in read.items()}
-        print(f"{edits}: relabel {counts['relabel']}, remove {counts['remove']}, keep {counts['keep']}")
+        sources = {
+            mode: image_source(each, data.MAX_PIXELS, read_as) for mode, each in read.items()
+        }
+        print(
+            f"{edits}: relabel {counts['relabel']}, remove {counts['remove']}, keep {counts['keep']}"
+        )
     for mode, source in sources.items():
         known = len(source.classes) or MOST_CLASSES
         labels = every_label(source.labels)

@@ -1,6 +1,6 @@
 """Chooses which images of an unlabelled folder to label next, by a trained model.
 
-    python tools/choose_images.py RUN FOLDER [-count 20] [-by mixed] -output CHOSEN
+    python tools/choose_images.py RUN /data/unlabelled -count 20 -by mixed -output next
 
 -by margin      the two most probable classes are nearest to each other
 -by energy      the model knows nothing like them: the highest energy (arXiv:2010.03759)
@@ -12,7 +12,7 @@ RUN is a run's folder, or a checkpoint of one. Its training images are the label
 says where they are now. Images that look like one of them are left out, and so are images of one
 colour. Of images that look alike, only the first path is considered. Ties go to the first path, too.
 
-CHOSEN is a new folder: chosen.csv (image, value, class, probability), chosen.txt (a path on each
+-output is a new folder. It gets chosen.csv (image, value, class, probability), chosen.txt (a path on each
 line, relative to the current folder, as tools/predict.py takes it), and sheets of the images
 (sheet_1.png ...). Exit status: 0; 1 if an image can't be read (it is left out); 2 for a wrong
 command line or input; 130 or 143 after Ctrl-C or SIGTERM, which leave no folder.

@@ -1,14 +1,14 @@
 """Finds training images whose labels are probably wrong, by confident learning (arXiv:1911.00068).
 
-    python tools/find_label_errors.py RUN0 RUN1 RUN2 RUN3 RUN4 -output FOLDER
-    python tools/find_label_errors.py RUN -features -output FOLDER
+    python tools/find_label_errors.py FOLD0 FOLD1 FOLD2 FOLD3 FOLD4 -output wrong
+    python tools/find_label_errors.py RUN -features -output near
 
-RUN0 to RUN4 are the runs of a cross-validation (DATA.FOLDS 5, and DATA.FOLD 0 to 4). Each image's
+FOLD0 to FOLD4 are the runs of a cross-validation (DATA.FOLDS 5, and DATA.FOLD 0 to 4). Each image's
 probabilities come from the run that wasn't trained on it. With -features, one run or checkpoint is
 enough: the labels of the images whose features are nearest take the place of probabilities.
 
-FOLDER is new. It gets label_errors.csv: image, label, suggested_label, score, action. The most
-suspicious labels come first. Edit the actions (keep, relabel, remove) and the suggestions, then run
+-output is a new folder. It gets label_errors.csv: image, label, suggested_label, score, action. The
+most suspicious labels come first. Edit the actions (keep, relabel, remove) and the suggestions, then run
 tools/check_dataset.py --apply. Of several labels an image, a row is about one class, which is
 missing or superfluous. The sheets (sheet_1.png ...) show the images, each with the two images
 nearest to it and their labels.

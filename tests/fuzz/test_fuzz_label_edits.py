@@ -69,7 +69,9 @@ def test_long_tables_cost_little(tmp_path, content, message):
 
 def test_many_rows_cost_little_or_are_refused(tmp_path):
     table = tmp_path / "table.csv"
-    rows = (f"train/{number:09}/picture-{number}.png,cat,dog,0.5,keep\n" for number in range(250_000))
+    rows = (
+        f"train/{number:09}/picture-{number}.png,cat,dog,0.5,keep\n" for number in range(250_000)
+    )
     content = (HEADS["single"] + "\n" + "".join(rows)).encode()
     table.write_bytes(content)
     said = attempt("edits", len(content), functools.partial(apply, SINGLE, table), 250_000)

@@ -13,7 +13,14 @@ from config import get_config, resolved_yaml
 from errors import InputError
 from inference import Predictor, label_errors
 from inference.confident_learning import normalized_margin
-from inference.label_errors import all_images, features_of, find, held_out, probabilities_of, votes_of
+from inference.label_errors import (
+    all_images,
+    features_of,
+    find,
+    held_out,
+    probabilities_of,
+    votes_of,
+)
 from loading.sources import _digits
 
 FOLDS = 2

@@ -20,7 +20,13 @@ SEVERAL_HEAD = ",".join(SEVERAL_COLUMNS)
 @pytest.fixture
 def data(tmp_path):
     """Class folders: two cats and two dogs to train on, one dog for validation."""
-    for name in ("train/cat/1.png", "train/cat/2.png", "train/dog/3.png", "train/dog/4,5.png", "val/dog/6.png"):
+    for name in (
+        "train/cat/1.png",
+        "train/cat/2.png",
+        "train/dog/3.png",
+        "train/dog/4,5.png",
+        "val/dog/6.png",
+    ):
         file = tmp_path / "data" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4)).save(file)
@@ -146,7 +152,9 @@ def test_classes_without_names_are_numbers(data):
     assert not part.classes
     parts, _ = edited(data, "train/cat/1.png,0,2,0,relabel", parts={"train": part})
     assert parts["train"].labels.tolist() == [2, 2]
-    with pytest.raises(InputError, match="names the class '3', which the dataset lacks; its classes"):
+    with pytest.raises(
+        InputError, match="names the class '3', which the dataset lacks; its classes"
+    ):
         edited(data, "train/cat/1.png,0,3,0,relabel", parts={"train": part})
 
 

@@ -67,7 +67,13 @@ def test_from_runs_to_a_table_to_edited_lists(place):
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
-    words = ["-dataset=folder", "-data_path=data", "--apply=edited.csv", "-output=lists", "--workers=1"]
+    words = [
+        "-dataset=folder",
+        "-data_path=data",
+        "--apply=edited.csv",
+        "-output=lists",
+        "--workers=1",
+    ]
     status, out, err = tool(place, "check_dataset", *words)
     assert (status, err) == (0, ""), err
     assert f"edited.csv: relabel {len(rows) - 2}, remove 1, keep 1\n" in out
@@ -135,7 +141,9 @@ def test_images_to_label_next(place):
     margins = [float(row["margin"]) for row in rows]
     assert margins == sorted(margins)
     # Other tools take the list.
-    status, out, err = tool(place, "predict", "fold_0", "next/chosen.txt", "-format=csv", "-workers=0")
+    status, out, err = tool(
+        place, "predict", "fold_0", "next/chosen.txt", "-format=csv", "-workers=0"
+    )
     assert (status, err) == (0, ""), err
     first = next(csv.DictReader(out.splitlines()))
     assert (first["name"], first["class"]) == (listed[0], rows[0]["class"])

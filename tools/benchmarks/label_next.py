@@ -1,12 +1,12 @@
 """Compares the rules of tools/choose_images.py with a random choice, on scikit-learn's digits.
 
     python tools/benchmarks/label_next.py OUTPUT [--seeds 0 1 2 3 4] [--rounds 5] [--count 20]
-        [--updates 250] [--rules random margin energy coverage mixed]
+        [--updates 250] [--rules random margin energy coverage mixed] [--keys KEY VALUE ...]
 
 Of each seed, two random digits of each class have labels at first. A round trains vit_digits from
-scratch on the labelled digits, with the same number of updates, and measures acc1 on the validation digits. Then --count more of the
-training digits are chosen by the rule, and get their labels. The first round is the same for all
-rules. It prints acc1 in percent for each number of labels, the mean and the deviation over the
+scratch on the labelled digits, with about the same number of updates in each round, and measures
+acc1 on the validation digits. Then --count more of the training digits are chosen by the rule, and
+get their labels. The first round is the same for all rules. It prints acc1 in percent for each number of labels, the mean and the deviation over the
 seeds.
 """
 
@@ -35,7 +35,7 @@ def subset(dataset: Any, config: Any, rows: np.ndarray) -> Any:
     return ArrayDataset(config, "train", images, dataset.labels[rows], dataset.classes)
 
 
-def train(output: Path, rows: np.ndarray, seed: int, updates: int) -> float:
+def train(output: Path, rows: np.ndarray, seed: int, updates: int, more: list[str]) -> float:
     """Trains on some of the training digits; returns acc1 on the validation digits."""
     from config import get_config
     from datasets import get_datasets
@@ -44,7 +44,7 @@ def train(output: Path, rows: np.ndarray, seed: int, updates: int) -> float:
     if not result.exists():
         epochs = max(1, round(updates * _BATCH / len(rows)))
         keys = ["OUTPUT", str(output), "SEED", str(seed), "TRAIN.NUM_EPOCHS", str(epochs)]
-        keys += ["DATA.BATCH_SIZE", str(_BATCH)]
+        keys += ["DATA.BATCH_SIZE", str(_BATCH), *more]
         config, digits, val = get_datasets(get_config("vit_digits", [*_KEYS, *keys]))
         main_worker(config, subset(digits, config, rows), val)
     return json.loads(result.read_text())["acc1"]
@@ -65,7 +65,9 @@ def chosen(run: Path, rows: np.ndarray, rule: str, count: int, known: Any, seed:
     if rule == "random":
         return np.random.default_rng([seed, len(rows)]).permutation(rest)[:count]
     images = all_images(str(run / "checkpoints" / "last"), workers=0)
-    images = images._replace(dataset=subset(digits, images.config, rows).as_evaluated(images.config))
+    images = images._replace(
+        dataset=subset(digits, images.config, rows).as_evaluated(images.config)
+    )
     usable = rest[~selection.alike(hashes[rest], hashes[rows])]
     usable = usable[selection.unlike(hashes[usable])]
     pool = selection.Pool(Paths(map(str, files)), usable, [], 0, 0, 0)
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--updates", type=int, default=250)
+    parser.add_argument("--keys", nargs="+", default=[])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     arguments = parser.parse_args()
     import_paddle()
@@ -104,14 +107,16 @@ def main() -> None:
         for rule in arguments.rules:
             rows = np.sort(np.concatenate(first))
             run = arguments.output / f"{seed}-first"
-            accuracies = [train(run, rows, seed, arguments.updates)]
+            accuracies = [train(run, rows, seed, arguments.updates, arguments.keys)]
             for number in range(1, arguments.rounds + 1):
                 more = chosen(run, rows, rule, arguments.count, known, seed)
                 rows = np.sort(np.concatenate([rows, more]))
                 run = arguments.output / f"{seed}-{rule}-{number}"
-                accuracies.append(train(run, rows, seed, arguments.updates))
+                accuracies.append(train(run, rows, seed, arguments.updates, arguments.keys))
             scores[rule].append(accuracies)
-            print(f"seed {seed}, {rule}: {' '.join(f'{one:.2f}' for one in accuracies)}", flush=True)
+            print(
+                f"seed {seed}, {rule}: {' '.join(f'{one:.2f}' for one in accuracies)}", flush=True
+            )
     labels = [10 * _FIRST + number * arguments.count for number in range(arguments.rounds + 1)]
     print("labels", *labels)
     for rule, values in scores.items():

@@ -1,7 +1,7 @@
 """Measures how many flipped labels tools/find_label_errors.py finds, on scikit-learn's digits.
 
     python tools/benchmarks/wrong_labels.py OUTPUT [--shares 5 10] [--seeds 0 1 2] [--folds 5]
-        [--epochs 60]
+        [--epochs 60] [--keys KEY VALUE ...]
 
 For each share (in percent) and seed, it writes the training digits as a folder dataset in which this
 share of the labels is flipped at random. Then it trains vit_digits for each fold, and finds wrong
@@ -41,13 +41,15 @@ def write_digits(folder: Path, share: float, seed: int) -> set[str]:
     return {f"{index:04}.png" for index in chosen}
 
 
-def train_fold(data: Path, output: Path, folds: int, fold: int, epochs: int) -> None:
+def train_fold(
+    data: Path, output: Path, folds: int, fold: int, epochs: int, more: Sequence[str]
+) -> None:
     from config import get_config
     from datasets import get_datasets
 
     keys = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(data), "OUTPUT", str(output)]
     keys += ["DATA.FOLDS", str(folds), "DATA.FOLD", str(fold), "TRAIN.NUM_EPOCHS", str(epochs)]
-    keys += ["DATA.CACHE", str(output.parent / "cache")]
+    keys += ["DATA.CACHE", str(output.parent / "cache"), *more]
     main_worker(*get_datasets(get_config("vit_digits", [*_KEYS, *keys])))
 
 
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--keys", nargs="+", default=[])
     arguments = parser.parse_args()
     import_paddle()
     for share in arguments.shares:
@@ -95,10 +98,13 @@ def main() -> None:
             runs = [place / f"fold_{fold}" for fold in range(arguments.folds)]
             for fold, run in enumerate(runs):
                 if not (run / "result.json").exists():
-                    train_fold(place / "data", run, arguments.folds, fold, arguments.epochs)
+                    keys = arguments.keys
+                    train_fold(place / "data", run, arguments.folds, fold, arguments.epochs, keys)
             for name, score in measured(runs, wrong).items():
                 by_way.setdefault(name, []).append(score)
-                print(f"{share:g} %, seed {seed}, {name}: {score[0]:.1f} {score[1]:.1f}", flush=True)
+                print(
+                    f"{share:g} %, seed {seed}, {name}: {score[0]:.1f} {score[1]:.1f}", flush=True
+                )
         for name, scores in by_way.items():
             mean = np.mean(scores, axis=0)
             deviation = np.std(scores, axis=0, ddof=min(1, len(scores) - 1))
