@@ -31,6 +31,7 @@ from inference.feature_store import FeatureExtractor
 from inference.predictor import Predictor, config_of
 from inference.run_data import data_config, data_keys
 from launch.files import making_folder, temporary_folder, writing_whole
+from loading.files import Paths
 from loading.label_edits import MISSING, SUPERFLUOUS, class_text, write_table
 from loading.label_sets import LabelSets, are_known
 from settings.configuration import Configuration
@@ -60,6 +61,7 @@ class Images(NamedTuple):
         batch_size: the run's, so that probabilities are those of its evaluation.
         task: TASK of the weights.
         dataset: the images with their labels.
+        names: the images' paths relative to the dataset's folder; None: they have none.
     """
 
     path: str | Path
@@ -67,6 +69,7 @@ class Images(NamedTuple):
     batch_size: int
     task: str
     dataset: ImageDataset
+    names: Paths | np.ndarray | None
 
     @property
     def has_several(self) -> bool:
@@ -75,10 +78,9 @@ class Images(NamedTuple):
 
     def name(self, index: int) -> str:
         """Returns an image's path relative to the dataset's folder, as it is on the disk."""
-        names: Any = self.dataset.relative_names()
-        if names is None:
+        if self.names is None:
             return self.dataset.name(index)
-        return os.fsdecode(names[index])
+        return os.fsdecode(self.names[index])
 
     def has_class(self, label: int) -> np.ndarray:
         """Returns whether each image has a class, [n] integers of 0 and 1."""
@@ -172,7 +174,8 @@ def held_out(
     parts = []
     for _, path, (config, batch_size, task) in sorted(zip(folds, paths, configs, strict=True)):
         dataset = get_dataset(config, "val")
-        parts.append(Images(best_of_run(path), config, batch_size, task, dataset))
+        names = dataset.relative_names()
+        parts.append(Images(best_of_run(path), config, batch_size, task, dataset, names))
     return _checked(parts)
 
 
@@ -192,7 +195,8 @@ def all_images(path: str, data: Sequence[tuple[str, Any]] = (), workers: int = 2
     # An image that can't be read is named, instead of replaced by the next one.
     config = with_values(config, DATA__FOLDS=None, DATA__VAL_SPLIT=None, DATA__SKIP_BROKEN=False)
     dataset = get_dataset(config, "train", alone=True).as_evaluated(config)
-    [images] = _checked([Images(best_of_run(path), config, batch_size, task, dataset)])
+    names = dataset.relative_names()
+    [images] = _checked([Images(best_of_run(path), config, batch_size, task, dataset, names)])
     return images
 
 
@@ -241,7 +245,7 @@ def _checked(parts: list[Images]) -> list[Images]:
                 f"{printable(str(images.path))} was trained by TASK {images.task}, which the labels"
                 f" of '{images.config.DATA.DATASET}' aren't for"
             )
-        if dataset.relative_names() is None:
+        if images.names is None:
             continue
         for index in range(len(dataset)):
             name = images.name(index)
@@ -327,7 +331,13 @@ def features_of(images: Images, after_batch: Callable[[int], Any] = int) -> np.n
         RunError: an image can't be read, or a feature isn't finite.
     """
     extractor = FeatureExtractor(images.path, batch_size=images.batch_size)
-    values = np.concatenate(list(_outputs(extractor, images, after_batch)))
+    values = np.empty((0, 0), np.float32)
+    done = 0
+    for rows in _outputs(extractor, images, after_batch):
+        if not done:
+            values = np.empty((len(images.dataset), rows.shape[1]), np.float32)
+        values[done : done + len(rows)] = rows
+        done += len(rows)
     if not np.isfinite(values).all():
         raise RunError(f"{extractor.path}: the weights give no finite features")
     return values

@@ -6,8 +6,8 @@
 Of each seed, two random digits of each class have labels at first. A round trains vit_digits from
 scratch on the labelled digits, with about the same number of updates in each round, and measures
 acc1 on the validation digits. Then --count more of the training digits are chosen by the rule, and
-get their labels. The first round is the same for all rules. It prints acc1 in percent for each number of labels, the mean and the deviation over the
-seeds.
+get their labels. The first round is the same for all rules. It prints acc1 in percent for each
+number of labels, the mean and the deviation over the seeds.
 """
 
 import argparse
