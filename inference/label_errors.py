@@ -35,10 +35,11 @@ from loading.files import Paths
 from loading.label_edits import MISSING, SUPERFLUOUS, class_text, write_table
 from loading.label_sets import LabelSets, are_known
 from settings.configuration import Configuration
+from training.checkpoint.state import state_beside
 from training.command_line import run_file
 from training.probing import knn
 from training.probing.features import ROWS
-from weights.hub import best_of_run
+from weights.hub import best_of_run, find_weights
 
 TABLE = "label_errors.csv"
 # The nearest images whose labels vote, without folds.
@@ -176,7 +177,24 @@ def held_out(
         dataset = get_dataset(config, "val")
         names = dataset.relative_names()
         parts.append(Images(best_of_run(path), config, batch_size, task, dataset, names))
-    return _checked(parts)
+    _check_counts(_checked(parts))
+    return parts
+
+
+def _check_counts(parts: Sequence[Images]) -> None:
+    """Raises InputError if a run was trained on another number of images than the other folds have.
+
+    Files that are added or removed change all folds, so a run may have seen images of its own fold.
+    """
+    total = _count(parts)
+    for images in parts:
+        state = state_beside(find_weights(images.path), "images")
+        others = total - len(images.dataset)
+        if state and state["images"] != others:
+            raise InputError(
+                f"{images.path}: its run was trained on {state['images']} images, and the other"
+                f" folds have {others} now; take the data as it was, or train the folds anew"
+            )
 
 
 def all_images(path: str, data: Sequence[tuple[str, Any]] = (), workers: int = 2) -> Images:

@@ -209,11 +209,18 @@ def test_data_that_was_moved_is_found_and_other_data_is_refused(runs, tmp_path):
     parts = held_out(runs, [("DATA.DATA_PATH", str(moved))], workers=0)
     assert parts[0].dataset.name(0).startswith(str(moved))
     assert parts[0].name(0) == held_out(runs, workers=0)[0].name(0)
-    write_digits(moved / "sub")
-    (moved / "sub" / "train" / "a").rename(moved / "train" / "f")
+    # Other folders of classes.
+    (moved / "train" / "a").rename(moved / "train" / "f")
     parts = held_out(runs, [("DATA.DATA_PATH", str(moved))], workers=0)
-    with pytest.raises(InputError, match="its classes aren't those of the data, 6 for 5 outputs"):
-        values_of(parts, moved / "sub")
+    with pytest.raises(InputError, match="its classes aren't those of the data, 5 for 5 outputs"):
+        values_of(parts, tmp_path / "moved" / "train")
+    # Other folds.
+    next(moved.rglob("*.png")).unlink()
+    refused(
+        "was trained on 30 images, and the other folds have 29 now",
+        runs,
+        **{"DATA.DATA_PATH": str(moved)},
+    )
 
 
 @pytest.mark.smoke
