@@ -8,33 +8,28 @@ like a labelled one are left out. Of images that look alike, the first one stand
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from errors import InputError, RunError, printable
+from inference.acquisition import Rule, alike, distances_to, energies, farthest, margins, unlike
 from inference.captions import SHEET_SIDE, side_by_side, small, tile
 from inference.feature_store import FeatureExtractor
 from inference.label_errors import Images, features_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from launch.files import making_folder, writing_whole
-from loading.check.duplicates import near_pairs
 from loading.check.images import Source, check_images
 from loading.dataset import ArrayDataset, EncodedDataset
 from loading.files import Paths, contents
 from loading.tables import csv_line
 from loading.transforms import largest_file
 
-Rule = Literal["margin", "energy", "coverage", "mixed"]
-RULES = ("margin", "energy", "coverage", "mixed")
 TABLE = "chosen.csv"
 LIST = "chosen.txt"
 # How many images "mixed" takes by their margin for each image that it chooses.
 SHORTLIST = 10
-# Rows of features that are compared at once.
-_ROWS = 1024
 _PER_SHEET = 24
 _ACROSS = 6
 
@@ -84,7 +79,8 @@ def read_pool(paths: Paths, labelled: Images, workers: int) -> Pool:
         workers: the number of processes.
 
     Raises:
-        RunError: a labelled image can't be read, or a process was killed.
+        InputError: the labelled images are drawn at random.
+        RunError: a process was killed.
     """
     data = labelled.config.DATA
     mode = labelled.dataset.mode
@@ -124,40 +120,6 @@ def _source_of(images: Images) -> Source:
     raise InputError(
         f"DATASET {images.config.DATA.DATASET} draws its images at random; give labelled ones"
     )
-
-
-def alike(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns which hashes are near one of the others, [n] bool."""
-    known, node = np.unique(np.concatenate([others, hashes]), return_inverse=True)
-    is_other = np.zeros(len(known), bool)
-    is_other[node[: len(others)]] = True
-    is_near = is_other.copy()
-
-    def meet(one: np.ndarray, other: np.ndarray) -> None:
-        is_near[one[is_other[other]]] = True
-        is_near[other[is_other[one]]] = True
-
-    near_pairs(known, meet)
-    return is_near[node[len(others) :]]
-
-
-def unlike(hashes: np.ndarray) -> np.ndarray:
-    """Returns the places of hashes of which no two are near each other, in rising order.
-
-    A hash is left out if it is near one that comes before it and is taken.
-    """
-    known, first = np.unique(hashes, return_index=True)
-    pairs: list[np.ndarray] = []
-    near_pairs(known, lambda one, other: pairs.append(np.stack([first[one], first[other]])))
-    near: dict[int, list[int]] = {}
-    for one, other in np.concatenate([np.empty((2, 0), np.int64), *pairs], axis=1).T.tolist():
-        near.setdefault(min(one, other), []).append(max(one, other))
-    is_taken = np.zeros(len(hashes), bool)
-    is_taken[first] = True
-    for place in np.sort(first).tolist():
-        if is_taken[place]:
-            is_taken[near.get(place, [])] = False
-    return np.flatnonzero(is_taken)
 
 
 def choose(
@@ -224,77 +186,6 @@ def choose(
     places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
     chosen = rows[places].tolist()
     return Chosen(chosen, distances, [answers[row] for row in chosen] if answers else [])
-
-
-def margins(probabilities: np.ndarray, several: bool = False) -> np.ndarray:
-    """Returns how sure a model is of each image, [n] from 0 (not at all) to 1.
-
-    Args:
-        probabilities: [n, K].
-        several: whether each class has a probability of its own.
-    """
-    if several:
-        return np.abs(2 * probabilities - 1).min(1)
-    if probabilities.shape[1] < 2:
-        return np.ones(len(probabilities))
-    two = np.partition(probabilities, -2, axis=1)[:, -2:]
-    return two[:, 1] - two[:, 0]
-
-
-def energies(logits: np.ndarray) -> np.ndarray:
-    """Returns the energy of each image, [n]: high where the model knows nothing like it."""
-    return -logsumexp(logits.astype(np.float64), axis=1)
-
-
-def farthest(
-    features: np.ndarray, distances: np.ndarray, count: int
-) -> tuple[list[int], list[float]]:
-    """Returns the places of the ``count`` images that cover the features best, and their distances.
-
-    Each is the image farthest from all centres: those that ``distances`` are to, and the images
-    chosen before. Of equally far ones it is the first. Memory and time grow with n, and time with
-    ``count``.
-
-    Args:
-        features: [n, channels].
-        distances: squared ones, to the nearest centre so far, [n]; infinite: there is none.
-    """
-    nearest = distances.astype(np.float64)
-    chosen: list[int] = []
-    found: list[float] = []
-    while len(chosen) < min(count, len(features)):
-        # In float32, so that equal images are equally far, whatever the order of a sum was.
-        place = int(np.argmax(nearest.astype(np.float32)))
-        chosen.append(place)
-        found.append(float(np.sqrt(nearest[place])))
-        for first in range(0, len(features), _ROWS):
-            rows = slice(first, first + _ROWS)
-            change = features[rows].astype(np.float64) - features[place]
-            squares = np.einsum("ij,ij->i", change, change)
-            nearest[rows] = np.minimum(nearest[rows], squares)
-        # It isn't chosen again, even if all others are where a centre is.
-        nearest[chosen] = -1
-    return chosen, found
-
-
-def distances_to(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Returns the squared distance of each row to the nearest centre, [n] float64.
-
-    It is infinite if there is no centre. Blocks of rows are compared with blocks of centres.
-
-    Args:
-        features, centres: [n, channels] and [m, channels].
-    """
-    nearest = np.full(len(features), np.inf)
-    for start in range(0, len(centres), _ROWS):
-        block = centres[start : start + _ROWS].astype(np.float64)
-        lengths = np.einsum("ij,ij->i", block, block)
-        for first in range(0, len(features), _ROWS):
-            rows = features[first : first + _ROWS].astype(np.float64)
-            squares = np.einsum("ij,ij->i", rows, rows)[:, None] + lengths - 2 * rows @ block.T
-            part = slice(first, first + _ROWS)
-            nearest[part] = np.minimum(nearest[part], np.maximum(squares, 0).min(1))
-    return nearest
 
 
 def _covering(

@@ -28,13 +28,12 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, counted, printable, remedy, reporting  # noqa: E402
+from inference.acquisition import RULES  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 from tools.find_label_errors import check_new_folder  # noqa: E402
 
 
 def parsed_arguments() -> argparse.Namespace:
-    from inference.selection import RULES
-
     parser = Parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's folder, or a checkpoint of one")
     text = "files, folders, patterns, lists (.txt), or -"

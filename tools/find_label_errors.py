@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ al
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, printable, remedy, reporting  # noqa: E402
+from inference.confident_learning import FILTERS, SCORES  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 # Images that are drawn.
@@ -35,8 +36,6 @@ DRAWN = 48
 
 
 def parsed_arguments() -> argparse.Namespace:
-    from inference.confident_learning import FILTERS, SCORES
-
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run of each fold, or one run")
 

@@ -13,20 +13,18 @@ from support.training_runs import train
 
 from errors import InputError
 from inference import Predictor, selection
-from inference.feature_store import FeatureExtractor
-from inference.label_errors import all_images
-from inference.selection import (
+from inference.acquisition import (
     RULES,
     alike,
-    choose,
     distances_to,
     energies,
     farthest,
     margins,
-    read_pool,
     unlike,
-    write,
 )
+from inference.feature_store import FeatureExtractor
+from inference.label_errors import all_images
+from inference.selection import choose, read_pool, write
 from loading.files import Paths
 from loading.sources import _digits
 

@@ -57,6 +57,7 @@ def chosen(run: Path, rows: np.ndarray, rule: str, count: int, known: Any, seed:
         known: (training digits, their files, their hashes).
     """
     from inference import selection
+    from inference.acquisition import alike, unlike
     from inference.label_errors import Images, all_images
     from loading.files import Paths
 
@@ -68,8 +69,8 @@ def chosen(run: Path, rows: np.ndarray, rule: str, count: int, known: Any, seed:
     images = images._replace(
         dataset=subset(digits, images.config, rows).as_evaluated(images.config)
     )
-    usable = rest[~selection.alike(hashes[rest], hashes[rows])]
-    usable = usable[selection.unlike(hashes[usable])]
+    usable = rest[~alike(hashes[rest], hashes[rows])]
+    usable = usable[unlike(hashes[usable])]
     pool = selection.Pool(Paths(map(str, files)), usable, [], 0, 0, 0)
     labelled: Images = images
     return np.array(selection.choose(pool, labelled, count, rule, workers=0).rows)
