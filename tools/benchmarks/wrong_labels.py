@@ -59,25 +59,39 @@ def scored(found: Sequence[str], wrong: set[str]) -> tuple[float, float]:
     return 100 * right / max(1, len(found)), 100 * right / len(wrong)
 
 
-def measured(runs: Sequence[Path], wrong: set[str]) -> dict[str, tuple[float, float]]:
-    """Returns precision and recall of each way to find wrong labels."""
-    from inference import label_errors
-    from inference.confident_learning import FILTERS
+def measured(runs: Sequence[Path], wrong: set[str]) -> dict[str, tuple[float, ...]]:
+    """Returns precision and recall of each way to find wrong labels, in percent.
 
-    results = {}
+    Of each score it is the average precision of the ranking of all labels.
+    """
+    from sklearn.metrics import average_precision_score
+
+    from inference import label_errors
+    from inference.confident_learning import FILTERS, SCORES, quality
+
     parts = label_errors.held_out([str(run) for run in runs], workers=0)
-    with label_errors.probabilities_of(parts, runs[0].parent) as values:
-        for method in FILTERS:
-            results[f"folds, {method}"] = label_errors.find(parts, values, method)
     images = label_errors.all_images(str(runs[0]), workers=0)
     features = label_errors.features_of(images)
-    with label_errors.votes_of(images, features, label_errors.NEIGHBOURS, runs[0].parent) as values:
-        for method in FILTERS:
-            results[f"features, {method}"] = label_errors.find([images], values, method)
-    return {
-        name: scored([Path(suspect.name).name for suspect in found.suspects], wrong)
-        for name, found in results.items()
-    }
+    place = runs[0].parent
+    k = label_errors.NEIGHBOURS
+    results: dict[str, tuple[float, ...]] = {}
+    for way, judged, probabilities in (
+        ("folds", parts, label_errors.probabilities_of(parts, place)),
+        ("features", [images], label_errors.votes_of(images, features, k, place)),
+    ):
+        labels = np.concatenate([part.dataset.labels for part in judged])
+        names = [part.name(index) for part in judged for index in range(len(part.dataset))]
+        is_wrong = [Path(name).name in wrong for name in names]
+        with probabilities as values:
+            for method in FILTERS:
+                found = label_errors.find(judged, values, method)
+                files = [Path(suspect.name).name for suspect in found.suspects]
+                results[f"{way}, {method}"] = scored(files, wrong)
+            for score in SCORES:
+                ranking = -quality(labels, values, score)
+                precision = 100 * float(average_precision_score(is_wrong, ranking))
+                results[f"{way}, ranked by {score}"] = (precision,)
+    return results
 
 
 def main() -> None:
@@ -91,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import_paddle()
     for share in arguments.shares:
-        by_way: dict[str, list[tuple[float, float]]] = {}
+        by_way: dict[str, list[tuple[float, ...]]] = {}
         for seed in arguments.seeds:
             place = arguments.output / f"{share:g}-{seed}"
             wrong = write_digits(place / "data", share / 100, seed)
@@ -102,17 +116,15 @@ def main() -> None:
                     train_fold(place / "data", run, arguments.folds, fold, arguments.epochs, keys)
             for name, score in measured(runs, wrong).items():
                 by_way.setdefault(name, []).append(score)
-                print(
-                    f"{share:g} %, seed {seed}, {name}: {score[0]:.1f} {score[1]:.1f}", flush=True
-                )
+                numbers = " ".join(f"{number:.1f}" for number in score)
+                print(f"{share:g} %, seed {seed}, {name}: {numbers}", flush=True)
         for name, scores in by_way.items():
             mean = np.mean(scores, axis=0)
             deviation = np.std(scores, axis=0, ddof=min(1, len(scores) - 1))
-            print(
-                f"{share:g} % flipped, {name}: precision {mean[0]:.1f} +- {deviation[0]:.1f},"
-                f" recall {mean[1]:.1f} +- {deviation[1]:.1f}",
-                flush=True,
-            )
+            pairs = [f"{m:.1f} +- {d:.1f}" for m, d in zip(mean, deviation, strict=True)]
+            heads = ("precision", "recall") if len(pairs) == 2 else ("average precision",)
+            told = ", ".join(f"{head} {pair}" for head, pair in zip(heads, pairs, strict=True))
+            print(f"{share:g} % flipped, {name}: {told}", flush=True)
 
 
 if __name__ == "__main__":
