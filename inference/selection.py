@@ -23,6 +23,7 @@ from launch.files import making_folder, writing_whole
 from loading.check.images import Source, check_images
 from loading.dataset import ArrayDataset, EncodedDataset
 from loading.files import Paths, contents
+from loading.label_edits import class_text
 from loading.tables import csv_line
 from loading.transforms import largest_file
 
@@ -154,38 +155,62 @@ def choose(
     if rule == "energy" and labelled.has_several:
         raise InputError("-by energy is for images of one label each; take margin or coverage")
     rows = pool.usable
-    answers: dict[int, tuple[str, float]] = {}
-    values = np.zeros(len(rows))
-    if rule != "coverage":
-        predictor = Predictor(labelled.path, batch_size=labelled.batch_size)
-        predictor.check_classifier()
-        images = Paths(pool.paths[row] for row in rows.tolist())
-        done = 0
-        for logits in _logits(predictor, images, workers):
-            probabilities = predictor.probabilities(logits)
-            part = slice(done, done + len(logits))
-            if rule == "energy":
-                values[part] = energies(logits)
-            else:
-                values[part] = margins(probabilities, labelled.has_several)
-            best = probabilities.argmax(1)
-            for row, label, row_of in zip(rows[part], best, probabilities, strict=True):
-                name = predictor.classes[label] if predictor.classes else str(label)
-                answers[int(row)] = name, float(row_of[label])
-            done += len(logits)
-            after_batch(len(logits))
+    if rule == "coverage":
+        places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
+        return Chosen(rows[places].tolist(), distances, [])
+    judged = _judged(pool, rows, labelled, rule, workers, after_batch)
     # The highest energies come first.
-    order = np.argsort(-values if rule == "energy" else values, kind="stable")
-    if rule in ("margin", "energy"):
-        chosen = rows[order[:count]].tolist()
-        numbers = values[order[:count]].tolist()
-        return Chosen(chosen, numbers, [answers[row] for row in chosen])
+    order = np.argsort(-judged.values if rule == "energy" else judged.values, kind="stable")
     if rule == "mixed":
         # In the order of their paths, which decides among equal distances.
-        rows = rows[np.sort(order[: SHORTLIST * count])]
-    places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
-    chosen = rows[places].tolist()
-    return Chosen(chosen, distances, [answers[row] for row in chosen] if answers else [])
+        kept = np.sort(order[: SHORTLIST * count])
+        places, numbers = _covering(pool, rows[kept], labelled, count, workers, after_batch)
+        chosen = kept[places]
+    else:
+        chosen = order[:count]
+        numbers = judged.values[chosen].tolist()
+    answers = [
+        (class_text(judged.classes, int(judged.labels[place])), float(judged.shares[place]))
+        for place in chosen.tolist()
+    ]
+    return Chosen(rows[chosen].tolist(), numbers, answers)
+
+
+class _Judged(NamedTuple):
+    """A model's answers to images: margins or energies, the best classes, their probabilities [n]."""
+
+    values: np.ndarray
+    labels: np.ndarray
+    shares: np.ndarray
+    classes: Sequence[str]
+
+
+def _judged(
+    pool: Pool,
+    rows: np.ndarray,
+    labelled: Images,
+    rule: Rule,
+    workers: int,
+    after_batch: Callable[[int], Any],
+) -> _Judged:
+    """Returns the answers to some rows of the pool."""
+    predictor = Predictor(labelled.path, batch_size=labelled.batch_size)
+    predictor.check_classifier()
+    count = len(rows)
+    judged = _Judged(np.zeros(count), np.zeros(count, np.int64), np.zeros(count), predictor.classes)
+    done = 0
+    for logits in _logits(predictor, Paths(pool.paths[row] for row in rows.tolist()), workers):
+        probabilities = predictor.probabilities(logits)
+        part = slice(done, done + len(logits))
+        if rule == "energy":
+            judged.values[part] = energies(logits)
+        else:
+            judged.values[part] = margins(probabilities, labelled.has_several)
+        judged.labels[part] = probabilities.argmax(1)
+        judged.shares[part] = probabilities.max(1)
+        done += len(logits)
+        after_batch(len(logits))
+    return judged
 
 
 def _covering(
