@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-Filter = Literal["both", "prune_by_noise_rate", "prune_by_class", "confident_learning"]
-FILTERS = ("both", "prune_by_noise_rate", "prune_by_class", "confident_learning")
+Filter = Literal["prune_by_class", "prune_by_noise_rate", "both", "confident_learning"]
+FILTERS = ("prune_by_class", "prune_by_noise_rate", "both", "confident_learning")
 Score = Literal["normalized_margin", "self_confidence"]
 SCORES = ("normalized_margin", "self_confidence")
 # cleanlab's tolerance where it compares probabilities.
@@ -27,7 +27,7 @@ _VALUES = 1 << 22
 
 
 def label_errors(
-    labels: np.ndarray, probabilities: np.ndarray, method: Filter = "both"
+    labels: np.ndarray, probabilities: np.ndarray, method: Filter = "prune_by_class"
 ) -> np.ndarray:
     """Returns which labels are probably wrong, [n] bool.
 

@@ -397,7 +397,7 @@ def votes_of(images: Images, features: np.ndarray, k: int, folder: Path) -> Iter
 def find(
     parts: Sequence[Images],
     probabilities: np.ndarray,
-    method: Filter = "both",
+    method: Filter = "prune_by_class",
     score: Score = "normalized_margin",
 ) -> Found:
     """Returns the labels that are probably wrong, the most suspicious first.

@@ -45,7 +45,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
     option("features", action="store_true", help="by the nearest images, with one run")
     option("k", type=int, metavar="N", help="with -features: the nearest images; default: 10")
-    text = "which labels are written; default: both (by class and by noise rate)"
+    text = "which labels are written; default: prune_by_class"
     option("filter", choices=FILTERS, default=FILTERS[0], help=text)
     text = "what they are sorted by; default: normalized_margin, how far the label is behind"
     option("score", choices=SCORES, default=SCORES[0], help=text)

@@ -1,7 +1,7 @@
 """Compares the rules of tools/choose_images.py with a random choice, on scikit-learn's digits.
 
     python tools/benchmarks/label_next.py OUTPUT [--seeds 0 1 2 3 4] [--rounds 4] [--count 20]
-        [--updates 250] [--rules random margin energy coverage mixed] [--keys KEY VALUE ...]
+        [--updates 200] [--rules random margin energy coverage mixed] [--keys KEY VALUE ...]
 
 Of each seed, two random digits of each class have labels at first. A round trains vit_digits from
 scratch on the labelled digits, with about the same number of updates in each round, and measures
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=250)
+    parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--keys", nargs="+", default=[])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     arguments = parser.parse_args()
