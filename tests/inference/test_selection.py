@@ -49,10 +49,15 @@ def test_margins_and_energies():
 def test_of_images_that_look_alike_the_first_is_taken():
     assert unlike(FAR).tolist() == list(range(12))
     # Four bits differ: the images look alike. Five bits differ: they don't.
-    near = np.array([FAR[3], FAR[1], FAR[3] ^ 0b1111, FAR[3] ^ 0b11111, FAR[1], FAR[2]], np.uint64)
+    near = np.array(
+        [FAR[3], FAR[1], FAR[3] ^ np.uint64(0b1111), FAR[3] ^ np.uint64(0b11111), FAR[1], FAR[2]],
+        np.uint64,
+    )
     assert unlike(near).tolist() == [0, 1, 3, 5]
     # The third is near the second alone, which isn't taken.
-    chain = np.array([FAR[3], FAR[3] ^ 0b1111, FAR[3] ^ 0b11111111, FAR[3]], np.uint64)
+    chain = np.array(
+        [FAR[3], FAR[3] ^ np.uint64(0b1111), FAR[3] ^ np.uint64(0b11111111), FAR[3]], np.uint64
+    )
     assert unlike(chain).tolist() == [0, 2]
     assert unlike(FAR[:0]).tolist() == []
 
