@@ -211,7 +211,8 @@ def all_images(path: str, data: Sequence[tuple[str, Any]] = (), workers: int = 2
     """
     config, batch_size, task = _data_of_run(path, data, workers)
     # An image that can't be read is named, instead of replaced by the next one.
-    config = with_values(config, DATA__FOLDS=None, DATA__VAL_SPLIT=None, DATA__SKIP_BROKEN=False)
+    config = with_values(config, DATA__FOLDS=None, DATA__FOLD=0, DATA__VAL_SPLIT=None)
+    config = with_values(config, DATA__SKIP_BROKEN=False)
     dataset = get_dataset(config, "train", alone=True).as_evaluated(config)
     names = dataset.relative_names()
     [images] = _checked([Images(best_of_run(path), config, batch_size, task, dataset, names)])
@@ -321,12 +322,19 @@ def _check_classes(predictor: Predictor, images: Images) -> None:
         labels.outputs = max(outputs, labels.outputs)
         labels = labels.labels
     classes = images.dataset.classes
-    differ = bool(classes and predictor.classes and predictor.classes != classes)
-    if differ or len(classes) > outputs or int(labels.max(initial=-1)) >= outputs:
+    if len(classes) > outputs or int(labels.max(initial=-1)) >= outputs:
+        count = len(classes) or int(labels.max(initial=-1)) + 1
         raise InputError(
-            f"{predictor.path}: its classes aren't those of the data, {len(classes) or 'unnamed'}"
-            f" for {outputs} outputs; was the data changed since?"
+            f"{predictor.path}: it has {outputs} outputs, and the data {count} classes; take the"
+            " data that it was trained on"
         )
+    named = zip(predictor.classes, classes, strict=False)
+    for place, (output, name) in enumerate(named):
+        if output != name:
+            raise InputError(
+                f"{predictor.path}: its output {place} is the class '{printable(output, 40)}', and"
+                f" that of the data is '{printable(name, 40)}'; take the data that it was trained on"
+            )
 
 
 def _count(parts: Sequence[Images]) -> int:
