@@ -33,7 +33,7 @@ from inference.run_data import data_config, data_keys
 from launch.files import making_folder, temporary_folder, writing_whole
 from loading.files import Paths
 from loading.label_edits import MISSING, SUPERFLUOUS, class_text, write_table
-from loading.label_sets import LabelSets, are_known
+from loading.label_sets import LabelSets, are_known, every_label
 from settings.configuration import Configuration
 from training.checkpoint.state import state_beside
 from training.command_line import run_file
@@ -437,7 +437,7 @@ def find(
                 problem = SUPERFLUOUS if own[place] else MISSING
                 add(place, label, problem, scores[place], both[place, 1 - own[place]])
     else:
-        own = np.concatenate([images.dataset.labels for images in parts])
+        own = np.concatenate([every_label(images.dataset.labels) for images in parts])
         scores = quality(own, probabilities, score)
         others = suggested(own, probabilities)
         for place in np.flatnonzero(label_errors(own, probabilities, method)).tolist():

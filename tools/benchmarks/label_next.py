@@ -50,7 +50,7 @@ def train(output: Path, rows: np.ndarray, seed: int, updates: int, more: list[st
     return json.loads(result.read_text())["acc1"]
 
 
-def chosen(run: Path, rows: np.ndarray, rule: str, count: int, known: Any, seed: int) -> np.ndarray:
+def chosen(run: Path, rows: np.ndarray, rule: Any, count: int, known: Any, seed: int) -> np.ndarray:
     """Returns the rows of the training digits that a rule chooses, besides those with labels.
 
     Args:

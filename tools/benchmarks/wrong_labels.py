@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -29,7 +30,7 @@ def write_digits(folder: Path, share: float, seed: int) -> set[str]:
     from config import get_config
     from datasets import get_dataset
 
-    digits = get_dataset(get_config("vit_digits"), "train")
+    digits: Any = get_dataset(get_config("vit_digits"), "train")
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(len(digits))[: round(share * len(digits))]
     labels = digits.labels.copy()
@@ -68,6 +69,7 @@ def measured(runs: Sequence[Path], wrong: set[str]) -> dict[str, tuple[float, ..
 
     from inference import label_errors
     from inference.confident_learning import FILTERS, SCORES, quality
+    from loading.label_sets import every_label
 
     parts = label_errors.held_out([str(run) for run in runs], workers=0)
     images = label_errors.all_images(str(runs[0]), workers=0)
@@ -79,7 +81,7 @@ def measured(runs: Sequence[Path], wrong: set[str]) -> dict[str, tuple[float, ..
         ("folds", parts, label_errors.probabilities_of(parts, place)),
         ("features", [images], label_errors.votes_of(images, features, k, place)),
     ):
-        labels = np.concatenate([part.dataset.labels for part in judged])
+        labels = np.concatenate([every_label(part.dataset.labels) for part in judged])
         names = [part.name(index) for part in judged for index in range(len(part.dataset))]
         is_wrong = [Path(name).name in wrong for name in names]
         with probabilities as values:
