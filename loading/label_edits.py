@@ -32,7 +32,7 @@ SUPERFLUOUS = "superfluous"
 # Bytes of a line, and bytes that a row takes besides its own: an Edit, its image's name and the
 # entries of dictionaries.
 _LONGEST = 20_000
-_BYTES_PER_ROW = 450
+_BYTES_PER_ROW = 500
 # Lines of a row: names may hold line breaks, and a quote that is never closed would hold all lines.
 _LINES_PER_ROW = 10
 
@@ -76,7 +76,7 @@ def write_table(file: Any, rows: Iterable[Sequence[Any]], several: bool) -> None
         file.write(csv_line(*row).encode(errors="surrogateescape"))
 
 
-def read_table(path: Path, several: bool) -> dict[str, tuple[Edit, ...]]:
+def read_table(path: Path, several: bool) -> dict[str, list[Edit]]:
     """Returns the rows of an edited table by their images.
 
     Further columns are allowed, in any order. Rows that were removed count as "keep".
@@ -98,16 +98,19 @@ def read_table(path: Path, several: bool) -> dict[str, tuple[Edit, ...]]:
             places = _places(head, columns, several)
             # Most names of classes come often, and are held once.
             texts: dict[str, str] = {}
-            by_image: dict[str, tuple[Edit, ...]] = {}
+            by_image: dict[str, list[Edit]] = {}
+            seen: set[tuple[str, str]] = set()
             for line, cells in rows:
                 edit = _edit(line, cells, places, len(head), several)
                 edit = edit._replace(
                     label=texts.setdefault(edit.label, edit.label),
                     suggested=texts.setdefault(edit.suggested, edit.suggested),
                 )
-                before = by_image.get(edit.image, ())
-                _check_once(edit, before, several)
-                by_image[edit.image] = (*before, edit)
+                key = (edit.image, edit.label if several else "")
+                if key in seen:
+                    raise _twice(edit, by_image[edit.image], several)
+                seen.add(key)
+                by_image.setdefault(edit.image, []).append(edit)
         return by_image
 
 
@@ -174,18 +177,13 @@ def _edit(line: int, cells: list[str], places: list[int], width: int, several: b
     return Edit(line, image, label.strip(), suggested, ACTIONS[ACTIONS.index(action)])
 
 
-def _check_once(edit: Edit, before: Sequence[Edit], several: bool) -> None:
-    """Raises Unreadable if a row is about the same label as one before.
-
-    Args:
-        before: the rows of the same image.
-    """
-    for other in before:
-        if not several or other.label == edit.label:
-            what = f"image '{printable(edit.image, 80)}'"
-            if several:
-                what += f" with the class '{printable(edit.label, 40)}'"
-            raise Unreadable(f"its lines {other.line} and {edit.line} name the same {what}")
+def _twice(edit: Edit, before: Sequence[Edit], several: bool) -> Unreadable:
+    """Returns the error about a row that is about the same label as one of those before."""
+    line = next(other.line for other in before if not several or other.label == edit.label)
+    what = f"image '{printable(edit.image, 80)}'"
+    if several:
+        what += f" with the class '{printable(edit.label, 40)}'"
+    return Unreadable(f"its lines {line} and {edit.line} name the same {what}")
 
 
 def apply_table(

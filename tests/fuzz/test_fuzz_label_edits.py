@@ -76,3 +76,12 @@ def test_many_rows_cost_little_or_are_refused(tmp_path):
     table.write_bytes(content)
     said = attempt("edits", len(content), functools.partial(apply, SINGLE, table), 250_000)
     assert "which the dataset lacks" in said or "more than 64 MiB" in said
+
+
+def test_many_classes_of_one_image_cost_little_or_are_refused(tmp_path):
+    table = tmp_path / "table.csv"
+    rows = (f"{PATHS[0]},{number},missing,0.5,keep\n" for number in range(100_000))
+    content = (HEADS["several"] + "\n" + "".join(rows)).encode()
+    table.write_bytes(content)
+    said = attempt("edits", len(content), functools.partial(apply, SETS, table), 100_000)
+    assert "names the class '0', which the dataset lacks" in said or "more than 64 MiB" in said
