@@ -6,7 +6,6 @@
 from typing import Literal
 
 import numpy as np
-from scipy.special import logsumexp
 
 from loading.check.duplicates import near_pairs
 
@@ -63,11 +62,6 @@ def margins(probabilities: np.ndarray, several: bool = False) -> np.ndarray:
         return np.ones(len(probabilities))
     two = np.partition(probabilities, -2, axis=1)[:, -2:]
     return two[:, 1] - two[:, 0]
-
-
-def energies(logits: np.ndarray) -> np.ndarray:
-    """Returns the energy of each image, [n]: high where the model knows nothing like it."""
-    return -logsumexp(logits.astype(np.float64), axis=1)
 
 
 def farthest(

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from errors import InputError, RunError, printable
-from inference.acquisition import Rule, alike, distances_to, energies, farthest, margins, unlike
+from inference.acquisition import Rule, alike, distances_to, farthest, margins, unlike
+from inference.calibration.rejection import score
 from inference.captions import SHEET_SIDE, side_by_side, small, tile
 from inference.feature_store import FeatureExtractor
 from inference.label_errors import Images, features_of
@@ -135,7 +136,7 @@ def choose(
 
     - "margin": the smallest difference of the two largest probabilities. Of several labels an
       image: the smallest difference of a class's probability and its complement.
-    - "energy": the highest energy, -log(sum(exp(logits))).
+    - "energy": the highest energy (``calibration.rejection``).
     - "coverage": again and again the image whose features are farthest from those of all labelled
       and chosen images (k-centre greedy).
     - "mixed": SHORTLIST x ``count`` images by margin, then those of them that "coverage" chooses.
@@ -148,12 +149,9 @@ def choose(
         after_batch: called with the number of images of each batch.
 
     Raises:
-        InputError: the weights give no classes, or images have several labels, which have no
-            energy.
+        InputError: the weights give no classes.
         RunError: a labelled image can't be read, or an answer isn't finite.
     """
-    if rule == "energy" and labelled.has_several:
-        raise InputError("-by energy is for images of one label each; take margin or coverage")
     rows = pool.usable
     if rule == "coverage":
         places, distances = _covering(pool, rows, labelled, count, workers, after_batch)
@@ -203,7 +201,7 @@ def _judged(
         probabilities = predictor.probabilities(logits)
         part = slice(done, done + len(logits))
         if rule == "energy":
-            judged.values[part] = energies(logits)
+            judged.values[part] = score("energy", logits, labelled.has_several)
         else:
             judged.values[part] = margins(probabilities, labelled.has_several)
         judged.labels[part] = probabilities.argmax(1)

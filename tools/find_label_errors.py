@@ -80,7 +80,7 @@ def main() -> None:
     arguments = parsed_arguments()
     from tqdm import tqdm
 
-    from inference import label_errors
+    from inference import label_errors, label_sheets
     from ops.device import tune_cpu
 
     tune_cpu(1)
@@ -104,12 +104,12 @@ def main() -> None:
         with probabilities as values:
             found = label_errors.find(parts, values, **how)
     try:
-        names = label_errors.write(arguments.output, found, arguments.drawn, features)
+        names = label_sheets.write(arguments.output, found, arguments.drawn, features)
     except OSError as error:
         raise RunError(
             f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
         ) from None
-    print(label_errors.summary(found))
+    print(label_sheets.summary(found))
     print(f"{printable(str(arguments.output))}: {', '.join(names)}")
 
 

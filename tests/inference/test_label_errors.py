@@ -11,7 +11,7 @@ from support.training_runs import train
 
 from config import get_config, resolved_yaml
 from errors import InputError
-from inference import Predictor, label_errors
+from inference import Predictor, label_sheets
 from inference.confident_learning import normalized_margin
 from inference.label_errors import (
     all_images,
@@ -117,9 +117,9 @@ def test_the_table_and_the_sheets(runs, tmp_path, monkeypatch):
         assert suspect.label == given[wrong[suspect.name]]
         assert suspect.suggestion == truth[wrong[suspect.name]]
         assert suspect.probability == pytest.approx(0.96, abs=0.01)
-    assert label_errors.summary(found).startswith("60 images: 3 labels look wrong (5.00 %)\n")
-    monkeypatch.setattr(label_errors, "_PER_SHEET", 2)
-    written = label_errors.write(tmp_path / "out", found, 3)
+    assert label_sheets.summary(found).startswith("60 images: 3 labels look wrong (5.00 %)\n")
+    monkeypatch.setattr(label_sheets, "_PER_SHEET", 2)
+    written = label_sheets.write(tmp_path / "out", found, 3)
     assert written == ["label_errors.csv", "sheet_1.png", "sheet_2.png"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(written)
     with open(tmp_path / "out" / "label_errors.csv", newline="") as file:
@@ -132,7 +132,7 @@ def test_the_table_and_the_sheets(runs, tmp_path, monkeypatch):
     for number in (1, 2):
         with Image.open(tmp_path / "out" / f"sheet_{number}.png") as sheet:
             assert sheet.width == 9 * 232 + 8
-    assert label_errors.write(tmp_path / "none", found, 0) == ["label_errors.csv"]
+    assert label_sheets.write(tmp_path / "none", found, 0) == ["label_errors.csv"]
 
 
 def test_equal_scores_are_in_the_order_of_names(runs):
@@ -146,7 +146,7 @@ def test_equal_scores_are_in_the_order_of_names(runs):
     assert len(names) > 3
     assert names == sorted(names)
     assert find(parts, np.eye(5)[given]).suspects == []
-    assert label_errors.summary(find(parts, np.eye(5)[given])) == (
+    assert label_sheets.summary(find(parts, np.eye(5)[given])) == (
         "60 images: 0 labels look wrong (0.00 %)"
     )
 
@@ -259,9 +259,9 @@ def test_several_labels_name_the_class_and_what_is_wrong(tmp_path):
         (names[30], 0, "superfluous" if truth[order[30], 0] else "missing"),
     }
     assert "40 images: 2 labels of 120 for each image and class look wrong (1.67 %)" in (
-        label_errors.summary(found)
+        label_sheets.summary(found)
     )
-    label_errors.write(tmp_path / "out", found, 4)
+    label_sheets.write(tmp_path / "out", found, 4)
     head = (tmp_path / "out" / "label_errors.csv").read_text().splitlines()[0]
     assert head == "image,class,problem,score,action"
     images = all_images(str(tmp_path / "fold_0"), workers=0)

@@ -11,13 +11,11 @@ from PIL import Image
 from scipy.spatial.distance import cdist
 from support.training_runs import train
 
-from errors import InputError
 from inference import Predictor, selection
 from inference.acquisition import (
     RULES,
     alike,
     distances_to,
-    energies,
     farthest,
     margins,
     unlike,
@@ -34,15 +32,12 @@ FAR = HASHES[[0, 1, 2, 4, 8, 16, 32, 64, 128, 3, 5, 6]]
 
 
 @pytest.mark.smoke
-def test_margins_and_energies():
+def test_margins():
     shares = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.4, 0.4, 0.2]])
     np.testing.assert_allclose(margins(shares), [0.2, 0.7, 0.0], atol=1e-15)
     several = np.array([[0.9, 0.45], [0.5, 0.0], [1.0, 0.0]])
     np.testing.assert_allclose(margins(several, True), [0.1, 0.0, 1.0], atol=1e-15)
     assert margins(np.ones((2, 1))).tolist() == [1, 1]
-    logits = np.float32([[1, 2, 3], [0, 0, 0], [1000, 0, 0]])
-    expected = [-np.log(np.exp([1.0, 2, 3]).sum()), -np.log(3), -1000]
-    np.testing.assert_allclose(energies(logits), expected, rtol=1e-12)
 
 
 @pytest.mark.smoke
@@ -185,7 +180,7 @@ def test_each_rule_on_a_run(read, place, rule, tmp_path):
     # 60 of them are taken by their margin, more than there are. So "mixed" covers all.
     expected = {
         "margin": np.argsort(by_margin, kind="stable")[:6],
-        "energy": np.argsort(-energies(logits), kind="stable")[:6],
+        "energy": np.argsort(np.log(np.exp(np.float64(logits)).sum(1)), kind="stable")[:6],
         "coverage": farthest(features, distances, 6)[0],
         "mixed": farthest(features, distances, 6)[0],
     }
@@ -212,10 +207,16 @@ def test_more_than_there_are(read):
         assert sorted(chosen.rows) == sorted(pool.usable.tolist())
 
 
-def test_an_energy_of_several_labels_is_refused(read):
+def test_several_labels_have_margins_and_energies(read):
     labelled, pool = read
-    with pytest.raises(InputError, match="take margin or coverage"):
-        choose(pool, labelled._replace(task="multilabel"), 3, "energy", workers=0)
+    one = choose(pool, labelled, 40, "energy", workers=0)
+    several = choose(pool, labelled._replace(task="multilabel"), 40, "energy", workers=0)
+    # The sum of the classes' energies, -log(1 + exp(logit)).
+    assert sorted(several.rows) == sorted(one.rows)
+    assert several.values != one.values
+    assert several.values == sorted(several.values, reverse=True)
+    margin = choose(pool, labelled._replace(task="multilabel"), 40, "margin", workers=0)
+    assert margin.values == sorted(margin.values)
 
 
 def test_shortlist_is_ten_for_one(read, monkeypatch):
