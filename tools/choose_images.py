@@ -1,12 +1,12 @@
 """Chooses which images of an unlabelled folder to label next, by a trained model.
 
-    python tools/choose_images.py RUN /data/unlabelled -count 20 -by mixed -output next
+    python tools/choose_images.py RUN /data/unlabelled -count 20 -by margin -output next
 
--by margin      the two most probable classes are nearest to each other
+-by margin      the two most probable classes are nearest to each other; the default
 -by energy      the model knows nothing like them: the highest energy (arXiv:2010.03759)
 -by coverage    their features are farthest from those of labelled and chosen images (a core-set,
                 arXiv:1708.00489)
--by mixed       ten times as many by margin, then of these by coverage; the default
+-by mixed       ten times as many by margin, then of these by coverage
 
 RUN is a run's folder, or a checkpoint of one. Its training images are the labelled ones; -data_path
 says where they are now. Images that look like one of them are left out, and so are images of one
@@ -44,7 +44,7 @@ def parsed_arguments() -> argparse.Namespace:
 
     option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
     option("count", type=int, default=20, metavar="N", help="how many images; default: 20")
-    option("by", choices=RULES, default="mixed", help="the rule; default: mixed")
+    option("by", choices=RULES, default=RULES[0], help="the rule; default: margin")
     option("dataset", metavar="NAME", help="of the labelled images; default: the run's")
     option("data_path", metavar="PATH", help="where the labelled images are now")
     option("workers", type=int, default=2, metavar="N", help="processes that load; default: 2")

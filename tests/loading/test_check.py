@@ -505,7 +505,10 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--split=0.2"], "--split SHARE and -output DIR, where its lists go, are given together"),
+        (
+            ["--split=0.2"],
+            "--split SHARE or --apply FILE, and -output DIR, where their lists go, are given together",
+        ),
         (["--report=x.pdf"], "expected a file that ends in .html"),
         (["--report=no/x.html"], "its folder isn't there"),
         (["--groups=x"], "SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
