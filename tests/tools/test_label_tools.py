@@ -128,6 +128,26 @@ def test_wrong_edits_write_nothing(place):
         assert message in err
 
 
+def test_edited_lists_of_several_labels(place):
+    data = place / "several"
+    data.mkdir()
+    for index in range(3):
+        Image.effect_noise((8, 8), index + 1).save(data / f"{index}.png")
+    (data / "train.csv").write_text("image,fur,tail\n0.png,1,0\n1.png,1,1\n2.png,0,0\n")
+    (place / "sets.csv").write_text(
+        "image,class,problem,score,action\n0.png,tail,missing,0.1,relabel\n"
+        "1.png,fur,superfluous,0.2,relabel\n2.png,tail,missing,0.3,remove\n"
+    )
+    words = ["-dataset=multilabel_csv", "-data_path=several", "--apply=sets.csv", "-output=sets"]
+    status, out, err = tool(place, "check_dataset", *words, "--workers=1")
+    assert (status, err) == (0, ""), err
+    assert "sets.csv: relabel 2, remove 1, keep 0\n" in out
+    assert "train with -dataset=multilabel_list -data_path=sets" in out
+    assert (place / "sets" / "train_list.txt").read_text() == (
+        "../several/0.png\t0,1\n../several/1.png\t1\n"
+    )
+
+
 @pytest.mark.smoke
 def test_images_to_label_next(place):
     words = ["fold_0", "pool", "-count=4", "-by=margin", "-workers=1", "-output=next"]
