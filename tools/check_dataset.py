@@ -18,6 +18,7 @@ their paths, or a file with a path, a tab and a group on each line.
 
 --card writes a dataset card, as the Hugging Face Hub shows it: counts by class and part, sizes, formats,
 duplicates and leaks. Without -license it says that the licence isn't known.
+
 --apply takes the table of tools/find_label_errors.py, as a person has edited it. It writes the same
 lists of all images, with the new labels and without removed images; the data itself stays as it is.
 
