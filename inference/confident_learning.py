@@ -16,8 +16,8 @@ import numpy as np
 
 Filter = Literal["prune_by_class", "prune_by_noise_rate", "both", "confident_learning"]
 FILTERS = ("prune_by_class", "prune_by_noise_rate", "both", "confident_learning")
-Score = Literal["normalized_margin", "self_confidence"]
-SCORES = ("normalized_margin", "self_confidence")
+Score = Literal["self_confidence", "normalized_margin"]
+SCORES = ("self_confidence", "normalized_margin")
 # cleanlab's tolerance where it compares probabilities.
 _TOLERANCE = 1e-6
 # A threshold that no probability reaches, of classes without an image.

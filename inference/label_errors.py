@@ -401,7 +401,7 @@ def find(
     parts: Sequence[Images],
     probabilities: np.ndarray,
     method: Filter = "prune_by_class",
-    score: Score = "normalized_margin",
+    score: Score = "self_confidence",
 ) -> Found:
     """Returns the labels that are probably wrong, the most suspicious first.
 

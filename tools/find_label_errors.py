@@ -47,7 +47,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("k", type=int, metavar="N", help="with -features: the nearest images; default: 10")
     text = "which labels are written; default: prune_by_class"
     option("filter", choices=FILTERS, default=FILTERS[0], help=text)
-    text = "what they are sorted by; default: normalized_margin, how far the label is behind"
+    text = "what they are sorted by; default: self_confidence, the label's probability"
     option("score", choices=SCORES, default=SCORES[0], help=text)
     option("drawn", type=int, default=DRAWN, metavar="N", help=f"images; default: {DRAWN}")
     option("dataset", metavar="NAME", help="default: the runs'")

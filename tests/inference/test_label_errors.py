@@ -12,7 +12,7 @@ from support.training_runs import train
 from config import get_config, resolved_yaml
 from errors import InputError
 from inference import Predictor, label_sheets
-from inference.confident_learning import normalized_margin
+from inference.confident_learning import self_confidence
 from inference.label_errors import (
     all_images,
     features_of,
@@ -111,7 +111,7 @@ def test_the_table_and_the_sheets(runs, tmp_path, monkeypatch):
     wrong = {names[place]: place for place in (3, 40, 41)}
     assert {suspect.name for suspect in found.suspects} == wrong.keys()
     assert [suspect.score for suspect in found.suspects] == sorted(
-        normalized_margin(given, values)[[3, 40, 41]]
+        self_confidence(given, values)[[3, 40, 41]]
     )
     for suspect in found.suspects:
         assert suspect.label == given[wrong[suspect.name]]
