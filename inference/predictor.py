@@ -32,7 +32,6 @@ from inference.calibration.rejection import (
     SCORES,
     is_rejected,
     knn_distances,
-    normalised,
 )
 from inference.calibration.rejection import score as rejection_score
 from inference.export_manifest import Export, is_export, read_export
@@ -58,6 +57,7 @@ from training.checkpoint import (
     thresholds_of,
 )
 from training.multilabel_metrics import sigmoid
+from training.probing.features import normalised
 from training.setup import autocast
 from utils import world_size
 from weights import load_weights
@@ -586,6 +586,30 @@ def _check_readable(problem: np.ndarray) -> None:
     """Raises RunError if an item of ``Pictures`` has an error."""
     if problem.any():
         raise RunError(bytes(problem).rstrip(b"\0").decode(errors="ignore"))
+
+
+def trained_model(path: str | Path, config: Configuration, cfg: str | None = None) -> ImageModel:
+    """Returns the model of weights as it was trained, in evaluation mode: nothing is folded.
+
+    Args:
+        path: weights; a run's folder isn't resolved (``best_of_run``).
+        config: what ``config_of`` returned for them.
+        cfg: as given to ``config_of``.
+
+    Raises:
+        InputError: the weights can't be read, or don't fit the model.
+    """
+    model = build_model(config) if cfg else build_described(config, path)
+    settings = config.MODEL
+    load_weights(
+        model,
+        path,
+        allow=list(settings.PRETRAINED_ALLOW or ()),
+        classes=settings.PRETRAINED_CLASSES,
+        adapter=settings.PRETRAINED_ADAPTER,
+    )
+    model.eval()
+    return model
 
 
 def config_of(

@@ -21,23 +21,20 @@ import yaml
 from errors import InputError, RunError, install, printable, reading, remedy
 from inference.conventions import TIMM, timm_config
 from inference.model_card import CARD, WEIGHTS, Card, model_card
-from inference.predictor import Predictor, config_of
+from inference.predictor import Predictor, config_of, trained_model
 from inference.recipe import TRAINING, training_yaml
 from inference.run_evaluation import Evaluation, Training
 from inference.visualization.dataset_report import DatasetReport
 from launch.files import making_folder, temporary_folder, writing_whole
 from launch.startup import end_with_parent
 from loading.transforms import Normalize, pixel_dtype
-from models import build_model
-from models.base import ImageModel
-from models.pretrained import build_described
 from models.timm_models import TimmModel, timm_model
 from settings.configuration import Configuration
 from settings.plain import parsed_json
 from training.checkpoint import Description
 from training.checkpoint.description import METADATA
 from utils import sync_directory
-from weights import file_arrays, find_weights, load_weights
+from weights import file_arrays, find_weights
 from weights.formats import read_metadata, write_weights
 from weights.hub import HUB_PREFIXES, best_of_run
 from weights.sums import sha256_of
@@ -94,15 +91,7 @@ def read_source(path: str, cfg: str | None = None, options: list[str] | None = N
     found = str(best_of_run(path))
     config, description = config_of(found, cfg, options)
     # The predictor's own model may be folded for inference (LeViT, MobileOne).
-    model: ImageModel = build_model(config) if cfg else build_described(config, found)
-    settings = config.MODEL
-    load_weights(
-        model,
-        found,
-        allow=list(settings.PRETRAINED_ALLOW or ()),
-        classes=settings.PRETRAINED_CLASSES,
-        adapter=settings.PRETRAINED_ADAPTER,
-    )
+    model = trained_model(found, config, cfg)
     stored = {} if cfg or options else read_metadata(find_weights(found))
     text = stored.get(METADATA) or description.to_json()
     return Source(

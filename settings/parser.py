@@ -4,7 +4,7 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from errors import InputError
@@ -17,6 +17,17 @@ from settings.suggestions import nearest
     (CONFIG_DIR.parent / "pyproject.toml").read_text(encoding="utf-8"),
     re.MULTILINE,
 )
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Returns the type of an argument that is a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 1 << 20:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
 
 
 def pairs(words: Sequence[Any], known: Iterable[str]) -> list[tuple[str, Any]]:

@@ -26,7 +26,6 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from errors import InputError, printable, reporting, reporting_memory  # noqa: E
 # isort: split
 from config import default_values  # noqa: E402
 from launch import signals  # noqa: E402
-from settings.parser import Parser, pairs  # noqa: E402
+from settings.parser import Parser, pairs, whole_number  # noqa: E402
 
 KINDS = ("auto", "none", "temperature", "class", "vector")
 # Levels of -coverage and -false_alarms at most.
@@ -63,14 +62,14 @@ def parsed_arguments() -> argparse.Namespace:
     option("outside", nargs="+", default=[], metavar="FOLDER", help="default: none")
     option("folds", nargs="+", default=[], metavar="RUN", help="default: none")
     text = "the neighbour whose distance is the score knn; 0: without it; default: 10"
-    option("k", type=_number(0), default=10, metavar="N", help=text)
-    option("seed", type=_number(0), default=0, metavar="N", help="of the parts; default: 0")
+    option("k", type=whole_number(0), default=10, metavar="N", help=text)
+    option("seed", type=whole_number(0), default=0, metavar="N", help="of the parts; default: 0")
     option("dataset", metavar="NAME", help="default: the run's, or folder")
     option("data_path", metavar="PATH", help="its folder or file")
     option("cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it")
-    option("batch_size", type=_number(1), default=32, metavar="N", help="default: 32")
+    option("batch_size", type=whole_number(1), default=32, metavar="N", help="default: 32")
     text = "processes that load images; default: 2"
-    option("workers", type=_number(0), default=2, metavar="N", help=text)
+    option("workers", type=whole_number(0), default=2, metavar="N", help=text)
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
     output = arguments.output
@@ -82,15 +81,6 @@ def parsed_arguments() -> argparse.Namespace:
             f"-output {output}: {parent} is no folder that can be written to; choose another"
         )
     return arguments
-
-
-def _number(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 1 << 20:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
-        return int(text)
-
-    return number
 
 
 def _levels(text: str) -> list[float]:

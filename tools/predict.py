@@ -38,7 +38,7 @@ from launch import files, launched, launchers, sharing, signals, spawned  # noqa
 from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from settings.configuration import Configuration  # noqa: E402
-from settings.parser import Parser, pairs  # noqa: E402
+from settings.parser import Parser, pairs, whole_number  # noqa: E402
 
 # The graph of an export may never end. Unless DIST.TIMEOUT is set, a batch has this time.
 EXPORT_SECONDS = 60.0
@@ -89,7 +89,7 @@ def parsed_arguments() -> argparse.Namespace:
     )
     option(
         "top",
-        type=_number(1),
+        type=whole_number(1),
         metavar="K",
         help="classes per image; default: 5, for several labels all",
     )
@@ -125,14 +125,14 @@ def parsed_arguments() -> argparse.Namespace:
     option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
     option(
         "batch_size",
-        type=_number(1),
+        type=whole_number(1),
         default=32,
         metavar="N",
         help="images per device; default: 32",
     )
     option(
         "workers",
-        type=_number(0),
+        type=whole_number(0),
         default=2,
         metavar="N",
         help="processes that load images, per device; default: 2",
@@ -160,15 +160,6 @@ def parsed_arguments() -> argparse.Namespace:
         arguments.options += ["AMP", arguments.amp]
     arguments.temporary = _temporary(arguments)
     return arguments
-
-
-def _number(least: int) -> Any:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 1 << 20:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
-        return int(text)
-
-    return number
 
 
 def _share(text: str) -> float:

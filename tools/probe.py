@@ -40,7 +40,7 @@ from config import default_values, get_config  # noqa: E402
 from inference.probes import PROBES, Probes  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from settings.configuration import Configuration  # noqa: E402
-from settings.parser import Parser, pairs  # noqa: E402
+from settings.parser import Parser, pairs, whole_number  # noqa: E402
 
 DEFAULTS = Probes()
 
@@ -61,15 +61,19 @@ def parsed_arguments() -> argparse.Namespace:
     text = "default: all"
     option("probes", type=_listed(_probe), default=DEFAULTS.names, metavar="LIST", help=text)
     text = f"default: {','.join(map(str, DEFAULTS.ks))}"
-    option("k", type=_listed(_number(1)), metavar="LIST", help=text)
+    option("k", type=_listed(whole_number(1)), metavar="LIST", help=text)
     text = "labels a class; default: those of 1,5,10 that each class has"
-    option("shots", type=_listed(_number(1)), metavar="LIST", help=text)
+    option("shots", type=_listed(whole_number(1)), metavar="LIST", help=text)
     text = f"of few labels; default: {DEFAULTS.draws}"
-    option("draws", type=_number(1), metavar="N", help=text)
-    option("seed", type=_number(0), default=DEFAULTS.seed, metavar="N", help="default: 0")
-    option("batch_size", type=_number(1), default=32, metavar="N", help="default: 32")
+    option("draws", type=whole_number(1), metavar="N", help=text)
+    option("seed", type=whole_number(0), default=DEFAULTS.seed, metavar="N", help="default: 0")
+    option("batch_size", type=whole_number(1), default=32, metavar="N", help="default: 32")
     option(
-        "workers", type=_number(0), default=2, metavar="N", help="processes that load; default: 2"
+        "workers",
+        type=whole_number(0),
+        default=2,
+        metavar="N",
+        help="processes that load; default: 2",
     )
     text = "processes, one per device; -1: all devices; default: 1"
     option("ngpus", type=int, metavar="N", help=text)
@@ -90,15 +94,6 @@ def parsed_arguments() -> argparse.Namespace:
             f"-output {arguments.output}: {folder} is no folder that can be written to; choose another"
         )
     return arguments
-
-
-def _number(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 1 << 20:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
-        return int(text)
-
-    return number
 
 
 def _probe(text: str) -> str:

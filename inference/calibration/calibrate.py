@@ -28,12 +28,10 @@ from inference.export_manifest import refuse_export
 from inference.fidelity import photographs
 from inference.inputs import paths_of
 from inference.pictures import Pictures
-from inference.predictor import Predictor
+from inference.predictor import Predictor, trained_model
 from inference.run_data import data_config, data_keys
 from launch.files import making_folder
 from loading.files import Paths
-from models import build_model
-from models.pretrained import build_described
 from settings.configuration import Configuration
 from settings.tasks import answers_of, dataset_columns
 from training.checkpoint import describe
@@ -41,8 +39,9 @@ from training.checkpoint.calibration import Calibration, PredictionSets, Rejecti
 from training.checkpoint.description import METADATA
 from training.command_line import run_file
 from training.multilabel_metrics import sigmoid
+from training.probing.features import normalised
 from utils import writing_whole
-from weights import file_arrays, load_weights
+from weights import file_arrays
 from weights.formats import write_weights
 from weights.hub import best_of_run
 
@@ -259,7 +258,7 @@ class Calibrator:
             logits.append(predictor.logits(batch["pixels"]))
             labels.append(batch["labels"].numpy())
             if needs_features:
-                features.append(rejection.normalised(predictor.features(batch["pixels"])))
+                features.append(normalised(predictor.features(batch["pixels"])))
         found = np.concatenate(labels)
         if found.ndim == 2 and not predictor.has_several:
             raise InputError(
@@ -289,7 +288,7 @@ class Calibrator:
         dataset = get_dataset(self.config, "train").as_evaluated(self.config)
         step = -(-len(dataset) // _MOST_NEIGHBOURS)
         features = [
-            rejection.normalised(self.predictor.features(batch["pixels"]))
+            normalised(self.predictor.features(batch["pixels"]))
             for batch in self._batches(self.config, dataset, step)
         ]
         return np.concatenate(features)
@@ -308,7 +307,7 @@ class Calibrator:
                 if problem:
                     raise RunError(problem)
             logits.append(self.predictor.logits(batch.pixels))
-            features.append(rejection.normalised(self.predictor.features(batch.pixels)))
+            features.append(normalised(self.predictor.features(batch.pixels)))
             self.after_batch(len(batch.places))
         return np.concatenate(logits), np.concatenate(features)
 
@@ -476,19 +475,7 @@ def write(
         InputError: the model's logits can't be scaled by its classifiers.
     """
     predictor = calibrator.predictor
-    if calibrator.cfg:
-        model = build_model(predictor.config)
-    else:
-        model = build_described(predictor.config, calibrator.path)
-    settings = predictor.config.MODEL
-    load_weights(
-        model,
-        calibrator.path,
-        allow=list(settings.PRETRAINED_ALLOW or ()),
-        classes=settings.PRETRAINED_CLASSES,
-        adapter=settings.PRETRAINED_ADAPTER,
-    )
-    model.eval()
+    model = trained_model(calibrator.path, predictor.config, calibrator.cfg)
     if scale.kind != "none":
         fold(model, scale, photographs(predictor.config, count=4))
     thresholds = predictor.thresholds

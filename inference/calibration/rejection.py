@@ -39,18 +39,11 @@ def is_rejected(value: float | None, rejection: Rejection) -> bool:
     return value is not None and rejection.threshold is not None and value > rejection.threshold
 
 
-def normalised(features: np.ndarray) -> np.ndarray:
-    """Returns features of length 1, [n, channels] float32; a feature of zeros stays."""
-    features = features.astype(np.float32)
-    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.maximum(lengths, np.float32(1e-12))
-
-
 def knn_distances(features: np.ndarray, bank: np.ndarray, k: int) -> np.ndarray:
     """Returns the distance of each image to its k-th nearest image of a bank, [n] float64.
 
     Args:
-        features: [n, channels], of length 1 (``normalised``).
+        features: [n, channels], of length 1 (``training.probing.features.normalised``).
         bank: [m, channels], likewise, with m >= k.
     """
     distances = np.empty(len(features))

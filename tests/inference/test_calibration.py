@@ -24,6 +24,7 @@ from training.checkpoint.calibration import (
     read_calibration,
 )
 from training.multilabel_metrics import sigmoid
+from training.probing.features import normalised
 
 with np.load(ROOT / "tests/golden/calibration.npz") as _stored:
     GOLDEN = dict(_stored)
@@ -226,15 +227,15 @@ def test_scores_of_unknown_pictures_are_their_formulas():
 @pytest.mark.parametrize("k", [1, 3, 40])
 def test_distances_are_those_of_scikit_learns_neighbours(k, monkeypatch):
     rng = np.random.default_rng(0)
-    bank = rejection.normalised(rng.normal(size=(40, 6)))
-    features = rejection.normalised(rng.normal(size=(25, 6)))
+    bank = normalised(rng.normal(size=(40, 6)).astype(np.float32))
+    features = normalised(rng.normal(size=(25, 6)).astype(np.float32))
     # blocks of two images
     monkeypatch.setattr(rejection, "_BLOCK", 2 * 4 * 40)
     expected = NearestNeighbors(n_neighbors=k).fit(bank).kneighbors(features)[0][:, -1]
     np.testing.assert_allclose(rejection.knn_distances(features, bank, k), expected, atol=1e-6)
     # its own distance is 0, up to rounding
     assert rejection.knn_distances(bank[:1], bank, 1)[0] < 1e-3
-    assert not rejection.normalised(np.zeros((1, 6))).any()
+    assert not normalised(np.zeros((1, 6))).any()
 
 
 def test_auroc_and_fpr95_of_ties_and_of_separate_scores():
