@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-Filter = Literal["prune_by_class", "prune_by_noise_rate", "both", "confident_learning"]
-FILTERS = ("prune_by_class", "prune_by_noise_rate", "both", "confident_learning")
+Filter = Literal["prune_by_noise_rate", "prune_by_class", "both", "confident_learning"]
+FILTERS = ("prune_by_noise_rate", "prune_by_class", "both", "confident_learning")
 Score = Literal["self_confidence", "normalized_margin"]
 SCORES = ("self_confidence", "normalized_margin")
 # cleanlab's tolerance where it compares probabilities.
@@ -27,7 +27,7 @@ _VALUES = 1 << 22
 
 
 def label_errors(
-    labels: np.ndarray, probabilities: np.ndarray, method: Filter = "prune_by_class"
+    labels: np.ndarray, probabilities: np.ndarray, method: Filter = "prune_by_noise_rate"
 ) -> np.ndarray:
     """Returns which labels are probably wrong, [n] bool.
 

@@ -400,7 +400,7 @@ def votes_of(images: Images, features: np.ndarray, k: int, folder: Path) -> Iter
 def find(
     parts: Sequence[Images],
     probabilities: np.ndarray,
-    method: Filter = "prune_by_class",
+    method: Filter = "prune_by_noise_rate",
     score: Score = "self_confidence",
 ) -> Found:
     """Returns the labels that are probably wrong, the most suspicious first.

@@ -45,7 +45,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
     option("features", action="store_true", help="by the nearest images, with one run")
     option("k", type=int, metavar="N", help="with -features: the nearest images; default: 10")
-    text = "which labels are written; default: prune_by_class"
+    text = "which labels are written; default: prune_by_noise_rate"
     option("filter", choices=FILTERS, default=FILTERS[0], help=text)
     text = "what they are sorted by; default: self_confidence, the label's probability"
     option("score", choices=SCORES, default=SCORES[0], help=text)
