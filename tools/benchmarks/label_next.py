@@ -8,11 +8,12 @@ OUTPUT holds already isn't trained again. Then two random digits of each class g
 round fits a logistic regression to the frozen features of the digits with labels, and measures acc1
 on the validation digits. Then --count more of the training digits are chosen by the rule, and get
 their labels. The first round is the same for all rules. It prints acc1 in percent for each number
-of labels, the mean and the deviation over the seeds.
+of labels, the mean and the deviation over the seeds, and draws them into OUTPUT/curves.png.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from launch.files import writing_whole
 from main_multi_gpu import import_paddle, main_worker
 
 _KEYS = ["REPORT", "False", "VALIDATE_FREQ", "1000", "SAVE_FREQ", "1000"]
@@ -107,6 +109,29 @@ def accuracies(
     return found
 
 
+def draw(file: Path, scores: dict[str, list[list[float]]], labels: Sequence[int]) -> None:
+    """Writes a PNG of the mean accuracy of each rule over the number of labels.
+
+    Args:
+        scores: accuracies by rule, of each seed and round.
+        labels: the number of labels of each round.
+    """
+    from training.pages.plotting import figure, figure_png
+
+    drawn = figure(5.4, 3.6)
+    axis = drawn.add_subplot()
+    for rule, by_seed in scores.items():
+        means = np.mean(by_seed, axis=0)
+        deviations = np.std(by_seed, axis=0, ddof=min(1, len(by_seed) - 1))
+        line = "--" if rule == "random" else "-"
+        axis.errorbar(labels, means, deviations, label=rule, linestyle=line, capsize=2)
+    axis.set(xlabel="labels", ylabel="acc1 (%)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    with writing_whole(file, "wb") as written:
+        written.write(figure_png(drawn))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("output", type=Path)
@@ -145,6 +170,7 @@ def main() -> None:
         deviation = np.std(values, axis=0, ddof=min(1, len(values) - 1))
         cells = (f"{m:.1f} +- {d:.1f}" for m, d in zip(mean, deviation, strict=True))
         print(rule, *cells, sep=" | ")
+    draw(arguments.output / "curves.png", scores, labels)
 
 
 if __name__ == "__main__":
