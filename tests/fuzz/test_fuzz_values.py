@@ -52,6 +52,7 @@ def _segmentation(head):
     ]
 
 
+FEW_LABELS = ["TASK", "fixmatch", "METHOD.LABELS_PER_CLASS", "1", "TRAIN.AUTO_AUGMENT", "rand-m5"]
 # Where a key does something; the first of these counts that takes it.
 PLACES = [
     [],
@@ -97,6 +98,7 @@ PLACES = [
     ["TASK", "tokenizer", "METHOD.QUANTIZER", "nearest"],
     ["TASK", "tokenizer", "METHOD.TEACHER", "absent"],
     ["TASK", "dino", "METHOD.PATCH_LOSS", "1.0"],
+    [*FEW_LABELS, "TRAIN.MODEL_EMA", "True"],
     ["TASK", "dino", "METHOD.WARMUP_TEACHER_TEMP_EPOCHS", "1"],
     ["TASK", "dino", "METHOD.LARGE_TEACHER", "absent"],
 ]
