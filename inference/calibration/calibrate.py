@@ -293,7 +293,7 @@ class Calibrator:
         ]
         return np.concatenate(features)
 
-    def outside(self, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
+    def outside(self, paths: Paths, needs_features: bool) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns logits and features of pictures of other things.
 
         Raises:
@@ -307,9 +307,10 @@ class Calibrator:
                 if problem:
                     raise RunError(problem)
             logits.append(self.predictor.logits(batch.pixels))
-            features.append(normalised(self.predictor.features(batch.pixels)))
+            if needs_features:
+                features.append(normalised(self.predictor.features(batch.pixels)))
             self.after_batch(len(batch.places))
-        return np.concatenate(logits), np.concatenate(features)
+        return np.concatenate(logits), np.concatenate(features) if features else None
 
 
 def chosen_scaling(fitting: Answers, kind: str, seed: int) -> tuple[Scaling, dict[str, float]]:
@@ -440,7 +441,7 @@ def calibrate(
     chosen = scores(scaled.choosing.logits, scaled.choosing.features)
     outside = {}
     for folder, paths in pictures.items():
-        logits, features = calibrator.outside(paths)
+        logits, features = calibrator.outside(paths, needs_features=bank is not None)
         outside[folder] = scores(scale(logits), features)
     calibration = Calibration(
         scaling=scale.kind,

@@ -42,7 +42,7 @@ def sets_for(calibration: Calibration | None, coverage: float, path: str) -> Pre
     stored = calibration.sets if calibration else []
     for sets in stored:
         if sets.coverage == coverage:
-            if sets.thresholds == [None]:
+            if all(threshold is None for threshold in sets.thresholds):
                 raise _too_few("coverage", coverage, path)
             return sets
     levels = [sets.coverage for sets in stored]

@@ -248,7 +248,8 @@ def _rejections(figures: dict[str, Any]) -> str:
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     """Yields what is printed of a calibration."""
-    before, after = figures["reported"]["before"], figures["reported"]["after"]
+    before = figures["reported"]["before"]
+    after = figures["reported"]["after"]
     kind = figures["scaling"]
     words = _SCALINGS[kind]
     if kind == "temperature":

@@ -96,8 +96,10 @@ def fit(logits: np.ndarray, labels: np.ndarray, kind: str) -> Scaling:
         # A softmax doesn't depend on what is added to all classes.
         shift = shift - shift.mean()
     scaling = Scaling(kind, found.x[:factors], shift)
-    is_worse = losses_of(scaling(logits), labels).mean() > losses_of(logits, labels).mean()
-    return NONE if is_worse else scaling
+    before = losses_of(logits, labels).mean()
+    after = losses_of(scaling(logits), labels).mean()
+    # A comparison with NaN is false, so a search that failed changes nothing.
+    return scaling if after <= before else NONE
 
 
 def choose(

@@ -85,7 +85,8 @@ def test_the_command_leaves_weights_figures_and_a_page(calibrated, figures):
     assert figures["scaling"] == "temperature"
     assert 1.5 < 1 / figures["scale"][0] < 4
     assert figures["images"] == {"fitting": 91, "choosing": 91, "reported": 182}
-    before, after = figures["reported"]["before"], figures["reported"]["after"]
+    before = figures["reported"]["before"]
+    after = figures["reported"]["after"]
     assert after["ece"] < before["ece"] / 1.5
     assert after["nll"] < before["nll"]
     assert after["accuracy"] == before["accuracy"]
@@ -105,7 +106,8 @@ def test_the_figures_are_those_of_the_other_half(place, calibrated, figures):
     answers = calibrator.validation(needs_features=False)
     order = np.random.default_rng(0).permutation(364)
     half = order[182:]
-    logits, labels = answers.logits[half], answers.labels[half]
+    logits = answers.logits[half]
+    labels = answers.labels[half]
     assert figures["reported"]["before"]["nll"] == pytest.approx(
         scaling.losses_of(logits, labels).mean(), rel=1e-9
     )

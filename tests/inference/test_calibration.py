@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -16,6 +18,7 @@ from support.small_models import SMALL_MODELS
 from errors import InputError, Unreadable
 from inference.calibration import conformal, rejection, scaling
 from inference.calibration.calibrate import rejections
+from inference.calibration.choice import sets_for
 from inference.calibration.folding import fold
 from training.checkpoint.calibration import (
     Calibration,
@@ -328,3 +331,24 @@ def test_a_calibration_of_another_form_is_named(name, value, problem):
 def test_thresholds_of_other_classes_are_named():
     with pytest.raises(Unreadable, match="2 thresholds of a coverage, expected 1 or 3"):
         read_calibration(some_calibration().as_json(), 3)
+
+
+@pytest.mark.parametrize("thresholds", [[None], [None, None]])
+def test_sets_that_would_have_every_class_are_refused(thresholds):
+    stored = replace(some_calibration(), sets=[PredictionSets(0.9, 0.01, 1, thresholds)])
+    with pytest.raises(
+        InputError, match="coverage is 0.9, for which RUN was calibrated on too few"
+    ):
+        sets_for(stored, 0.9, "RUN")
+
+
+def test_sets_are_given_where_a_class_has_a_threshold():
+    assert sets_for(some_calibration(), 0.9, "RUN").thresholds == [0.8, None]
+
+
+def test_a_search_for_a_scaling_that_fails_changes_nothing(monkeypatch):
+    logits, labels = problem(0, 50, 3, 1.0)
+    monkeypatch.setattr(
+        "scipy.optimize.minimize", lambda *_, **__: SimpleNamespace(x=np.full(1, np.nan))
+    )
+    assert scaling.fit(logits, labels, "temperature") == scaling.NONE
