@@ -91,6 +91,8 @@ def fit(logits: np.ndarray, labels: np.ndarray, kind: str) -> Scaling:
         bounds=[_BOUNDS] * factors + [(None, None)] * shifts,
         options={"maxiter": 300, "ftol": 1e-11, "gtol": 1e-7},
     )
+    if not np.isfinite(found.x).all():
+        return NONE
     shift = found.x[factors:]
     if shifts and labels.ndim == 1:
         # A softmax doesn't depend on what is added to all classes.
@@ -98,7 +100,6 @@ def fit(logits: np.ndarray, labels: np.ndarray, kind: str) -> Scaling:
     scaling = Scaling(kind, found.x[:factors], shift)
     before = losses_of(logits, labels).mean()
     after = losses_of(scaling(logits), labels).mean()
-    # A comparison with NaN is false, so a search that failed changes nothing.
     return scaling if after <= before else NONE
 
 
