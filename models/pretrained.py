@@ -24,6 +24,7 @@ from weights import find_weights
 from weights.adapters import find_adapter
 from weights.formats import METADATA, files_of, read_metadata
 from weights.hub import read_config
+from weights.openclip import images_of, read_openclip
 from weights.transformers import read_transformers
 
 # Parameters that a model may have beyond those of its file: some are resized for larger images.
@@ -94,7 +95,7 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     if not path:
         return config
     config = _with_orientation(with_switches(config, path), path)
-    stored = read_config(path) or read_transformers(path).get("images", {})
+    stored = read_config(path) or _images_of_others(path)
     try:
         values: dict[str, Any] = {}
         if alone:
@@ -119,6 +120,16 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
         raise InputError(
             f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken"
         ) from None
+
+
+def _images_of_others(path: str | Path) -> dict[str, Any]:
+    """Returns how transformers or OpenCLIP prepare the images of weights, in timm's keys; {}: no
+    file of theirs says it.
+    """
+    if stored := read_transformers(path):
+        return stored["images"]
+    openclip = read_openclip(path)
+    return images_of(openclip) if openclip else {}
 
 
 def _with_orientation(config: Configuration, path: str) -> Configuration:

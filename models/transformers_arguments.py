@@ -11,10 +11,12 @@ from typing import Any
 
 from config import with_values
 from errors import InputError, printable, reading
+from models.openclip_arguments import described_openclip
 from models.resnet import SIZES, BasicBlock, Bottleneck
 from settings.architectures import architecture
 from settings.configuration import Configuration, add_note, is_users
 from settings.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
+from weights.hub import read_config
 from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
 # ACT by transformers' names.
@@ -552,8 +554,8 @@ def encoder_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
-    """Returns MODEL.TYPE and the keys of MODEL from transformers' config.json beside weights; None:
-    there is no such file.
+    """Returns MODEL.TYPE and the keys of MODEL from transformers' or OpenCLIP's configuration beside
+    weights; None: there is no such file.
 
     Args:
         path: the weights, as ``find_weights`` takes them.
@@ -563,7 +565,8 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     """
     config = read_transformers(path)
     if not config:
-        return None
+        # timm's own file says more than OpenCLIP's beside it.
+        return None if read_config(path) else described_openclip(path)
     encoder = encoder_of(config)
     kind = encoder.get("model_type")
     if kind not in _TYPES:
@@ -604,7 +607,8 @@ def with_transformers_arguments(config: Configuration, path: str | Path) -> Conf
     if described is None:
         return config
     kind, values = described
-    is_encoder = head_of(read_transformers(path)) == ENCODER
+    stored = read_transformers(path)
+    is_encoder = bool(stored) and head_of(stored) == ENCODER
     known_keys = architecture(config.MODEL.TYPE).arguments
     if architecture(kind).module != architecture(config.MODEL.TYPE).module:
         raise InputError(

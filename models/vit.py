@@ -31,6 +31,7 @@ from models.layers.differential import (
 )
 from models.layers.init import init_as_big_vision, init_as_mae
 from models.layers.layout import concat
+from models.layers.neck import Neck
 from models.layers.parallel import ParallelBlock
 from models.layers.positions import ResizedPositions, sincos_2d
 from models.layers.scale import add_to_all
@@ -107,6 +108,9 @@ class VisionTransformer(ImageModel):
         droppath: rate of stochastic depth at the last block.
         droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
             the last one's rate.
+        neck_dim: channels of a projection between the pooled features and the classifier
+            (``Neck``); None: no projection.
+        neck_norm: whether the classifier reads vectors of length 1, as those of CLIP and SigLIP.
 
     Attributes:
         num_prefix_tokens: number of tokens before the patches.
@@ -162,6 +166,8 @@ class VisionTransformer(ImageModel):
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "linear",
+        neck_dim: Size | None = None,
+        neck_norm: bool = False,
         head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         head_init_bias: InTraining[OfClassifier[float]] = 0.0,
         head_batch_norm: OfClassifier[bool] = False,
@@ -173,6 +179,8 @@ class VisionTransformer(ImageModel):
         _check_heads(embed_dim, num_heads, attn_head_size, attention, global_pool)
         _check_tokens(global_pool, class_token, reg_tokens, distilled)
         _check_layers(block, act, global_pool, fc_norm)
+        if distilled and (neck_dim or neck_norm):
+            raise InputError("NECK_DIM and NECK_NORM are for models of one head; leave out DISTILLED")
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.head_init_bias = head_init_bias
@@ -284,6 +292,13 @@ class VisionTransformer(ImageModel):
         if global_pool == "token_avg":
             # The class token and the mean, side by side.
             self.head_widths = {"head": 2 * embed_dim}
+        if neck_dim or neck_norm:
+            width = self.head_widths.get("head", embed_dim)
+            self.neck = Neck(width, neck_dim, neck_norm)
+            self.num_features = neck_dim or width
+            self.head_widths = {}
+        else:
+            self.neck = None
         self._finish()
 
     def _make_tokens(self, count: int, initializer: Initializer) -> paddle.Tensor:
@@ -380,7 +395,10 @@ class VisionTransformer(ImageModel):
             x = x[:, self.num_prefix_tokens :].mean(axis=1)
         else:
             x = concat([x[:, 0], x[:, self.num_prefix_tokens :].mean(axis=1)], axis=1)
-        return self.head(self.fc_norm(x))
+        x = self.fc_norm(x)
+        if self.neck is not None:
+            x = self.neck(x)
+        return self.head(x)
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "head_dist") if self.distilled else ("head",)
@@ -399,7 +417,7 @@ class VisionTransformer(ImageModel):
             "prompt_tokens",
         )
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]
+        return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "neck", "head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}

@@ -27,8 +27,14 @@ from settings.plain import (
 # The prefixes that timm has for a name on the Hub.
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
-# The names of weights in our checkpoints and in timm's folders. The first one is preferred.
-IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+# The names of weights in our checkpoints, and in the folders of timm, transformers and OpenCLIP. The
+# first one is preferred.
+IN_FOLDER = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
 # Weights that come with the toolkit, by name. SHA256SUMS beside them is checked when they are read.
 SHIPPED = {"digits": Path(__file__).parent / "shipped" / "digits.safetensors"}
 # The ending of the index of weights in several files. It says which file holds which tensor.

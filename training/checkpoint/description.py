@@ -21,6 +21,7 @@ from config import (
 from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
+from models.openclip_arguments import described_openclip, timm_tower
 from models.pretrained import with_preprocessing
 from models.transformers_arguments import described_model
 from models.transformers_heads import described_head
@@ -35,6 +36,7 @@ from weights import find_weights
 from weights.adapters import find_adapter
 from weights.formats import METADATA, read_metadata
 from weights.hub import read_config
+from weights.openclip import read_openclip
 from weights.transformers import read_transformers
 from weights.transformers import task_of as transformers_task
 
@@ -334,8 +336,8 @@ def _printable(classes: list[str], file: Path | str) -> list[str]:
 
 def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | None:
     """Returns the description that transformers' config.json beside weights makes."""
-    kind_and_values = described_model(path)
     stored = read_transformers(path)
+    kind_and_values = described_model(path) if stored else None
     if kind_and_values is None:
         return None
     kind, values = kind_and_values
@@ -356,6 +358,26 @@ def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | 
     return describe(config, classes, transformers_task(path) or config.TASK)
 
 
+def _of_openclip(path: str | Path, options: Sequence[str]) -> Description | None:
+    """Returns the description that OpenCLIP's open_clip_config.json beside weights makes."""
+    stored = read_openclip(path)
+    if not stored:
+        return None
+    words = ["MODEL.PRETRAINED", str(path)]
+    name = timm_tower(path)
+    if name is not None:
+        # SigLIP's pooling makes the embedding itself.
+        words += ["MODEL.NUM_CLASSES", 0]
+    else:
+        kind, values = described_openclip(path) or ("", {})
+        words += ["MODEL.TYPE", kind, "MODEL.NAME", "clip"]
+        words += ["MODEL.NUM_CLASSES", stored["model_cfg"]["embed_dim"]]
+        for key, value in values.items():
+            words += [f"MODEL.{key}", value]
+    config = with_preprocessing(get_config(name, [*words, *options]), alone=True)
+    return describe(config, [], config.TASK)
+
+
 def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     """Returns the description that timm's config.json beside weights makes.
 
@@ -366,7 +388,7 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     """
     stored = read_config(path)
     if "architecture" not in stored:
-        return _of_transformers(path, options)
+        return _of_transformers(path, options) or _of_openclip(path, options)
     name = stored["architecture"]
     shipped = shipped_configs()
     if name not in [file.stem for file in shipped] and shipped_model(name) is None:

@@ -110,6 +110,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays["reg_token"] = arrays.pop("register_tokens")
     if "cls_token" in arrays and "pos_embed" in wanted and "cls_token" not in wanted:
         arrays = _without_tokens_position(arrays)
+    if "neck.proj.weight" in wanted and "neck.proj.weight" not in arrays and "head.weight" in arrays:
+        # CLIP's projection, which has no bias.
+        arrays = rename(arrays, [(r"^head\.bias$", None), (r"^head\.", "neck.proj.")])
     kernel = arrays.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
         arrays["patch_embed.proj.weight"] = _convolution(kernel.T if layout == "paddle" else kernel)
@@ -161,6 +164,8 @@ def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, An
     }
     if any(name.startswith("head.") for name in arrays):
         keys["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
+    projection = arrays.get("neck.proj.weight")
+    keys["NECK_DIM"] = None if projection is None else int(projection.shape[-1])
     if "blocks.0.attn.qkv.weight" in arrays:
         keys["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
     has_fc_norm = "fc_norm.weight" in arrays
