@@ -37,6 +37,9 @@ from inference.calibration.rejection import score as rejection_score
 from inference.export_manifest import Export, is_export, read_export
 from inference.maps import PixelMap, WholePictures, maps_in_batches, pixel_map
 from inference.pictures import Batch, Picture, Pictures, check_several
+from inference.text.encoder import TextEncoder
+from inference.text.prompts import TEMPLATES, class_weights
+from inference.text.zero_shot import is_zero_shot, set_classifier, with_text_classes
 from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
@@ -62,6 +65,7 @@ from training.setup import autocast
 from utils import world_size
 from weights import load_weights
 from weights.hub import best_of_run
+from weights.openclip import is_openclip
 from weights.transformers import is_projection
 
 
@@ -102,6 +106,8 @@ class Predictor:
         options: keys and values, as after ``-o``.
         classes: the names of the outputs; None: those that the weights have.
         batch_size: the number of images that are computed together.
+        templates: of weights of images and texts, the sentences that stand for a class, with {} in
+            the place of its name. The classes are given, and their names make the classifier.
 
     Attributes:
         config: the configuration of the model and of its images.
@@ -115,6 +121,7 @@ class Predictor:
         weights: the file that was loaded; None for an export.
         path: the weights as given; for a run's folder its best checkpoint.
         has_classes: whether the outputs are classes; if not, they are features.
+        encoder: the text tower that made the classifier; None: the weights had one.
 
     Raises:
         InputError: the weights can't be read, don't describe their model, or don't fit it.
@@ -130,11 +137,15 @@ class Predictor:
         options: Sequence[str] = (),
         classes: Sequence[str] | None = None,
         batch_size: int = 32,
+        templates: Sequence[str] = TEMPLATES,
     ) -> None:
         self.path = path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
-        self.config, description = config_of(path, cfg, options, classes)
+        self.encoder = None
+        if export is None and is_zero_shot(path, classes):
+            self.encoder = TextEncoder(path)
+        self.config, description = config_of(path, cfg, options, classes, self.encoder)
         self.task = description.task
         self.classes = list(classes or description.classes)
         self.thresholds = description.thresholds
@@ -152,6 +163,8 @@ class Predictor:
             self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
         else:
             self._load(build_model(self.config) if cfg else build_described(self.config, path))
+            if self.encoder:
+                set_classifier(self.model, *class_weights(self.encoder, self.classes, templates))
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
     @property
@@ -196,7 +209,7 @@ class Predictor:
         """Loads the weights into ``model``, and prepares it for inference."""
         settings = self.config.MODEL
         allow = list(settings.PRETRAINED_ALLOW or ())
-        if not self.reads_classifier:
+        if self.encoder or not self.reads_classifier:
             allow += [f"{layer}.*" for layer in model.classifier_names()]
         loaded = load_weights(
             model,
@@ -208,8 +221,9 @@ class Predictor:
         self.report = str(loaded)
         self.warning = loaded.warning
         self.weights = loaded.file
-        has_outputs = bool(settings.NUM_CLASSES) and not is_projection(loaded.file)
-        self.has_classes = has_outputs and bool(answers_of(self.task))
+        gives_embeddings = is_projection(loaded.file) or is_openclip(loaded.file)
+        has_outputs = bool(settings.NUM_CLASSES) and not gives_embeddings
+        self.has_classes = (has_outputs or bool(self.encoder)) and bool(answers_of(self.task))
         model.eval()
         self.model = model.inference_model()
 
@@ -462,6 +476,14 @@ class Predictor:
                 " weights of TASK segmentation"
             )
 
+    def check_text_tower(self) -> None:
+        """Raises InputError unless the classifier was made of texts."""
+        if self.encoder is None:
+            raise InputError(
+                f"{printable(str(self.path))} holds no text tower; take weights of CLIP or SigLIP with"
+                " both towers"
+            )
+
     def check_classifier(self) -> None:
         """Raises InputError if the model's outputs are features, or classes of each pixel."""
         if self.gives_maps:
@@ -617,6 +639,7 @@ def config_of(
     cfg: str | None = None,
     options: Sequence[str] = (),
     classes: Sequence[str] | None = None,
+    encoder: TextEncoder | None = None,
 ) -> tuple[Configuration, Description]:
     """Returns the configuration of a model and its images, and the description of its weights.
 
@@ -625,17 +648,22 @@ def config_of(
     Args:
         path: weights or an export; a run's folder isn't resolved (``best_of_run``).
         cfg, options, classes: see ``Predictor``.
+        encoder: the text tower that makes the classifier; None: the weights have one.
 
     Raises:
         InputError: as ``Predictor``.
     """
     if is_export(path):
         return _config_of_export(read_export(path), cfg, options)
-    return _config_of_weights(str(path), cfg, options, classes)
+    return _config_of_weights(str(path), cfg, options, classes, encoder)
 
 
 def _config_of_weights(
-    path: str, cfg: str | None, options: Sequence[str], classes: Sequence[str] | None
+    path: str,
+    cfg: str | None,
+    options: Sequence[str],
+    classes: Sequence[str] | None,
+    encoder: TextEncoder | None,
 ) -> tuple[Configuration, Description]:
     """Returns the configuration of a model and its images, and the description of its weights."""
     if cfg is None:
@@ -659,6 +687,8 @@ def _config_of_weights(
         calibration = calibration_of(path, adapter)
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))
+    if encoder:
+        config = with_text_classes(config, encoder, len(names))
     return config, describe(config, list(names), task, thresholds, calibration)
 
 

@@ -40,6 +40,7 @@ from settings.suggestions import equivalent_key
 
 # The name of a run's configuration within its folder.
 FILE = "config.yaml"
+_WEIGHT_FILE = "model.safetensors"
 AUTO = "auto"
 # What -mae_pretrain trains if nothing else names a model, as in PaddleViT.
 MAE = "mae_vit_base_patch16_224"
@@ -289,10 +290,13 @@ def run_file(path: str | os.PathLike) -> Path | None:
     """Returns the file with a run's configuration; None if ``path`` doesn't belong to a run.
 
     Args:
-        path: the run's folder, a checkpoint, or a file of one.
+        path: the run's folder, a checkpoint, or a file of one; or a folder of weights that holds
+            a configuration, too (tools/zero_shot.py).
     """
-    if os.path.isfile(Path(path) / FILE) and os.path.isdir(Path(path) / "checkpoints"):
-        return Path(path) / FILE
+    folder = Path(path)
+    holds_weights = os.path.isdir(folder / "checkpoints") or os.path.isfile(folder / _WEIGHT_FILE)
+    if os.path.isfile(folder / FILE) and holds_weights:
+        return folder / FILE
     for place in (Path(os.path.normpath(path)), Path(path).resolve()):
         for folder in place.parents:
             if folder.name == "checkpoints" and (folder.parent / FILE).is_file():

@@ -17,7 +17,7 @@ from settings.plain import (
     parsed_json,
     whole_file,
 )
-from weights.hub import LONGEST_CONFIG, SIDE, beside
+from weights.hub import CONFIG, LONGEST_CONFIG, SIDE, beside
 
 OPENCLIP_CONFIG = "open_clip_config.json"
 # OpenAI's normalisation, which is OpenCLIP's default.
@@ -108,3 +108,16 @@ def images_of(config: dict[str, Any]) -> dict[str, Any]:
         "mean": preprocess.get("mean") or _MEAN,
         "std": preprocess.get("std") or _STD,
     }
+
+
+def is_openclip(path: str | Path) -> bool:
+    """Returns whether OpenCLIP's configuration, and no other, describes weights. Their outputs are
+    embeddings then.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: a configuration can't be read.
+    """
+    return not json_beside(path, CONFIG) and bool(read_openclip(path))

@@ -1,0 +1,66 @@
+"""Sentences that stand for classes, from which a text tower makes a classifier."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from errors import InputError, Unreadable, printable, reading
+from inference.text.encoder import TextEncoder
+from settings.plain import whole_file
+
+# CLIP's own default (arXiv:2103.00020, section 3.1.4).
+TEMPLATES = ("a photo of a {}.",)
+_MOST_TEMPLATES = 1000
+_LARGEST_FILE = 1 << 20
+
+
+def read_templates(file: str | Path) -> list[str]:
+    """Returns the templates in a text file, one a line, with {} in the place of a class's name.
+
+    Empty lines don't count.
+
+    Raises:
+        InputError: it can't be read, or a line isn't a template.
+    """
+    with reading(file, "a list of templates"):
+        lines = whole_file(file, _LARGEST_FILE).decode("utf-8").splitlines()
+        templates = [line.strip() for line in lines if line.strip()]
+        for template in templates:
+            if template.count("{}") != 1:
+                raise Unreadable(
+                    f"its line {printable(template, 60)} has {template.count('{}')} places for a"
+                    " class's name, expected one: {}"
+                )
+        if not 0 < len(templates) <= _MOST_TEMPLATES:
+            raise Unreadable(f"it has {len(templates)} templates, expected 1 to {_MOST_TEMPLATES}")
+    return templates
+
+
+def prompts_of(name: str, templates: Sequence[str]) -> list[str]:
+    """Returns the sentences that stand for a class. Underscores in its name become spaces."""
+    words = " ".join(name.replace("_", " ").split())
+    return [template.replace("{}", words) for template in templates]
+
+
+def class_weights(
+    encoder: TextEncoder, classes: Sequence[str], templates: Sequence[str] = TEMPLATES
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the weights [D, K] and biases [K] of a classifier of embeddings of length 1.
+
+    A class's vector is the mean of its sentences' embeddings, scaled to length 1 (arXiv:2103.00020,
+    section 3.1.4). The logits are those of the model of images and texts for such a vector.
+
+    Raises:
+        InputError: as ``TextEncoder``, or the sentences of a class have no direction.
+    """
+    sentences = [prompts_of(name, templates) for name in classes]
+    embeddings = encoder([sentence for prompts in sentences for sentence in prompts])
+    by_class = embeddings.reshape(len(classes), len(templates), -1)
+    means = by_class.mean(axis=1, dtype=np.float64)
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    if not lengths.all():
+        name = classes[int(np.flatnonzero(lengths == 0)[0])]
+        raise InputError(f"the sentences of the class {printable(name, 60)} cancel out; use fewer")
+    weights = encoder.scale * (means / lengths).T
+    return weights.astype(np.float32), np.full(len(classes), encoder.bias, np.float32)

@@ -1,0 +1,98 @@
+"""Makes a classifier of classes' names, without training: the text tower of CLIP or SigLIP computes it.
+
+    python tools/zero_shot.py WEIGHTS -classes classes.txt -output CLASSIFIER
+    python tools/zero_shot.py WEIGHTS -data_path /data/flowers -templates templates.txt -output CLASSIFIER
+
+WEIGHTS are those of both towers, with their tokenizer beside them: a folder of transformers or
+OpenCLIP, hf-hub:org/name, or a file. CLASSIFIER is a new folder with weights that every command
+takes: -eval, tools/predict.py, tools/export_model.py, tools/serve.py. Training starts from it, too
+(-pretrained=CLASSIFIER).
+
+-classes     names of the classes, one a line, or imagenet1k
+-data_path   the classes are those of this data set (-dataset says of which kind)
+-templates   sentences, one a line, with {} in the place of the name; default: "a photo of a {}."
+             A class's sentences are averaged (arXiv:2103.00020).
+
+Exit status: 0; 2 for a wrong command line or input.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
+
+import launch.startup  # noqa: E402, F401  (signals and streams)
+from errors import InputError, counted, reporting, reporting_memory  # noqa: E402
+
+# isort: split
+from config import default_values  # noqa: E402
+from settings.parser import Parser, pairs  # noqa: E402
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = Parser(__doc__)
+    parser.add_argument("weights", metavar="WEIGHTS", help="of CLIP or SigLIP")
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("output", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    option("classes", metavar="FILE", help="names, one a line, or imagenet1k")
+    option("data_path", metavar="PATH", help="take the classes of this data set")
+    option("dataset", metavar="NAME", help="its kind; default: folder")
+    text = 'sentences with {}, one a line; default: "a photo of a {}."'
+    option("templates", metavar="FILE", help=text)
+    option("cfg", metavar="MODEL", help="the image tower's YAML, if the weights don't tell it")
+    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    arguments = parser.parse_args()
+    from_data = bool(arguments.data_path or arguments.dataset)
+    if bool(arguments.classes) == from_data:
+        raise InputError("give the classes: either -classes FILE, or -data_path (and -dataset)")
+    output = arguments.output
+    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(
+            f"-output {output}: {parent} is no folder that can be written to; choose another"
+        )
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed_arguments()
+    # After the command line is parsed: these import Paddle.
+    from inference.inputs import class_names
+    from inference.run_data import split_options
+    from inference.text.prompts import TEMPLATES, read_templates
+    from inference.text.writing import classes_of_data, write_classifier
+
+    data, options = split_options(
+        pairs(arguments.o, default_values()), arguments.dataset, arguments.data_path, "a classifier"
+    )
+    templates = list(TEMPLATES)
+    if arguments.templates:
+        templates = read_templates(arguments.templates)
+    names = {}
+    if arguments.classes:
+        classes = class_names(arguments.classes)
+    else:
+        classes, names = classes_of_data(data)
+    with reporting_memory(lambda: "take a smaller model"):
+        predictor = write_classifier(
+            arguments.weights, classes, templates, arguments.output, arguments.cfg, options, names
+        )
+    sentences = counted(len(templates), "sentence")
+    print(
+        f"{arguments.output}: {predictor.config.MODEL.NAME}, {counted(len(classes), 'class', 'classes')}"
+        f" of {sentences} each"
+    )
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()
