@@ -2,6 +2,8 @@
 makes its IR of the ONNX.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from paddle import nn
 
 from errors import InputError
 from inference.backends import import_extra
+from models.layers.activations import TanhGELU
 from models.paddle_inference import program_in, quiet, refusing, save_program
 
 # The version of ONNX's operators: the first that has LayerNormalization.
@@ -31,7 +34,8 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     """
     onnx = import_extra("onnx")
     converter = import_extra("paddle2onnx")
-    save_program(layer, scratch / "program", inputs)
+    with _gelu_of_sigmoid(layer):
+        save_program(layer, scratch / "program", inputs)
     program = program_in(scratch, "program")
     parameters = scratch / "program.pdiparams"
     if parameters.is_file() and parameters.stat().st_size > _LARGEST:
@@ -51,6 +55,19 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     with refusing("converted to ONNX", "use -format paddle"):
         onnx.checker.check_model(model)
     return model
+
+
+@contextlib.contextmanager
+def _gelu_of_sigmoid(layer: nn.Layer) -> Iterator[None]:
+    """Makes a layer compute GELU's approximation by operators that are converted as they are."""
+    changed = [each for each in layer.sublayers() if isinstance(each, TanhGELU)]
+    try:
+        for each in changed:
+            each.of_sigmoid = True
+        yield
+    finally:
+        for each in changed:
+            each.of_sigmoid = False
 
 
 def _rename(model: Any, output: str, weights: dict[str, str]) -> None:

@@ -574,6 +574,7 @@ class Predictor:
         probabilities: np.ndarray,
         choice: Choice = DEFAULT,
         score: float | None = None,
+        classes: Sequence[str] | None = None,
     ) -> Prediction:
         """Returns an image's prediction.
 
@@ -582,7 +583,9 @@ class Predictor:
             probabilities: of each output [K]. Among equal ones the first output comes first.
             choice: which classes are chosen.
             score: of the image, if ``choice`` has a rejection (``rejection_scores``).
+            classes: names by output; None: the model's.
         """
+        classes = self.classes if classes is None else classes
         order = np.argsort(-probabilities, kind="stable")
         if self.has_several:
             top = choice.top or len(probabilities)
@@ -596,7 +599,7 @@ class Predictor:
         else:
             top = choice.top or 5
         outputs = order[:top].tolist()
-        names = [self.classes[output] if self.classes else str(output) for output in outputs]
+        names = [classes[output] if classes else str(output) for output in outputs]
         values = [float(probabilities[output]) for output in outputs]
         unknown = None
         if choice.rejection:

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from errors import counted, printable
+from errors import InputError, counted, printable
 from inference.serve import image_formats, page
 from inference.serve.batching import CHOICES, Answer, Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
@@ -19,6 +19,7 @@ from inference.serve.gate import FAILED, GUARDED, refusal
 from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool
+from inference.text.names import check_classes
 
 Top = Annotated[
     int | None,
@@ -42,6 +43,14 @@ Reject = Annotated[
 Score = Annotated[
     Literal["energy", "max_logit", "knn"] | None,
     Query(description="the score by which reject decides; default: energy"),
+]
+
+Classes = Annotated[
+    str | None,
+    Query(
+        max_length=8000,
+        description="models of images and texts: the classes to choose from, with commas between",
+    ),
 ]
 
 
@@ -154,25 +163,28 @@ def create_app(
         # Generated clients name their functions by the id.
         generate_unique_id_function=lambda route: route.name,
     )
-    app.openapi = lambda: _description(app, bool(settings.token), pool.gives_maps)
+    app.openapi = lambda: _description(app, bool(settings.token), pool)
     _add_error_handlers(app)
     _add_image_paths(app, _Images(settings, batcher, pool, metrics))
     _add_status_paths(app, batcher, pool, metrics, draining)
-    _add_pages(app, settings)
+    _add_pages(app, settings, pool)
     return app
 
 
-def _description(app: FastAPI, token: bool, gives_maps: bool | None) -> dict[str, Any]:
+def _description(app: FastAPI, token: bool, pool: Pool) -> dict[str, Any]:
     """Returns the OpenAPI description. FastAPI's own lacks the bodies with images, and the token.
 
-    Args:
-        gives_maps: whether the model gives a class for each pixel. What the other models answer is
-            left out. None: it isn't known yet, and all is in the description.
+    What only other models answer or take is left out, once the model is loaded.
     """
     description = FastAPI.openapi(app)
-    if gives_maps is not None:
-        _leave_out(description, _OF_IMAGES if gives_maps else _OF_PIXELS)
-    if gives_maps:
+    if pool.gives_maps is not None:
+        _leave_out(description, _OF_IMAGES if pool.gives_maps else _OF_PIXELS)
+        if not pool.takes_classes:
+            predict = description["paths"]["/predict"]["post"]
+            predict["parameters"] = [
+                parameter for parameter in predict["parameters"] if parameter["name"] != "classes"
+            ]
+    if pool.gives_maps:
         description["info"]["description"] = page.ABOUT_MAPS
     description["components"]["schemas"] |= {
         "Encoded": Encoded.model_json_schema(),
@@ -225,6 +237,8 @@ class _Images:
             raise Refused(404, problem)
         # The gate logs it.
         request.scope["images"] = counted(len(uploads), "image")
+        if choices.get("classes") and self.pool.gives_maps:
+            raise Refused(422, "classes is for models of images and texts; leave it out")
         client = request.scope["client"][0]
         parameters = {"kind": kind, **dict.fromkeys(CHOICES), **choices}
         loop = asyncio.get_running_loop()
@@ -278,6 +292,7 @@ def _add_image_paths(app: FastAPI, images: _Images) -> None:
         coverage: Coverage = None,
         reject: Reject = None,
         score: Score = None,
+        classes: Classes = None,
     ) -> Response:
         """Returns the classes of one image or several: their probabilities, or of a model that gives
         a class for each pixel, their percentages of the pixels.
@@ -290,6 +305,7 @@ def _add_image_paths(app: FastAPI, images: _Images) -> None:
             coverage=coverage,
             reject=reject,
             score=score,
+            classes=_named(classes),
         )
         predictions = [{"name": upload.name, **answer.content} for upload, answer in answers]
         content = {**images.pool.about, "predictions": predictions}
@@ -356,12 +372,14 @@ def _add_status_paths(
         return Response(measured.text(), media_type="text/plain; version=0.0.4")
 
 
-def _add_pages(app: FastAPI, settings: Settings) -> None:
+def _add_pages(app: FastAPI, settings: Settings, pool: Pool) -> None:
     """Adds the pages for a browser."""
 
     @app.get("/", include_in_schema=False)
     async def start() -> HTMLResponse:
         html = page.HTML.replace("FORMATS", image_formats.listed(settings.formats))
+        if pool.takes_classes:
+            html = html.replace('id="names" hidden', 'id="names"')
         return HTMLResponse(html, headers=page.HEADERS)
 
     @app.get("/docs", include_in_schema=False)
@@ -393,6 +411,22 @@ async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[
     finally:
         for item in items:
             item.answer.cancel()
+
+
+def _named(classes: str | None) -> list[str] | None:
+    """Returns the names of classes in a request; None: it has none.
+
+    Raises:
+        Refused: as ``check_classes``.
+    """
+    if classes is None:
+        return None
+    names = [" ".join(name.split()) for name in classes.split(",")]
+    try:
+        check_classes(names)
+    except InputError as error:
+        raise Refused(422, f"classes: {error}") from None
+    return names
 
 
 def _lacking(kind: str, pool: Pool) -> str:

@@ -49,6 +49,7 @@ from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
 from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import LARGEST
+from inference.text.open_classes import OpenClasses
 from loading.transforms.bands import pixel_mode
 from loading.transforms.decode import readable
 from loading.transforms.formats import NPY, kind_of, opened_image
@@ -71,13 +72,15 @@ def main() -> None:
     if os.getppid() != settings["server"]:
         os._exit(1)
     try:
-        predictor = load(settings)
+        predictor, named = load(settings)
         about = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
         loaded = messages.pack(
             {
                 "loaded": about,
                 "oriented": predictor.config.DATA.EXIF_ORIENTATION,
                 "gives_maps": predictor.gives_maps,
+                "takes_classes": named is not None,
+                "has_classes": predictor.has_classes,
                 "fingerprint": fingerprint(predictor, settings["path"]),
                 "warning": predictor.warning,
             }
@@ -103,7 +106,7 @@ def main() -> None:
     while True:
         head, pixels, files = batches.get()
         progress.begin(COMPUTING, head["id"])
-        answers, pictures = answer_batch(predictor, head["parameters"], pixels, files)
+        answers, pictures = answer_batch(predictor, head["parameters"], pixels, files, named)
         _send(connection, messages.pack({"id": head["id"], "answers": answers}, pictures))
         progress.end(COMPUTING)
 
@@ -150,9 +153,10 @@ def fingerprint(predictor: Predictor, path: str) -> str:
     return sha256.hexdigest()
 
 
-def load(settings: dict[str, Any]) -> Predictor:
-    """Returns the model that a server was started with. Each worker computes on another GPU, in
-    turn, or on its share of the cores.
+def load(settings: dict[str, Any]) -> tuple[Predictor, OpenClasses | None]:
+    """Returns the model that a server was started with, and what takes classes by their names; None:
+    the weights hold no text tower. Each worker computes on another GPU, in turn, or on its share of
+    the cores.
     """
     # At the top of the file, this import would come before ``errors``, which silences a warning of
     # Paddle's.
@@ -165,12 +169,16 @@ def load(settings: dict[str, Any]) -> Predictor:
     predictor = Predictor(
         settings["path"], settings["cfg"], options, classes, settings["batch_size"]
     )
+    named = None
     if not predictor.gives_maps:
-        predictor.check_classifier()
+        named = OpenClasses.of(predictor)
+        # Without classes of its own, a model of images and texts takes those of each request.
+        if named is None:
+            predictor.check_classifier()
     set_device_flags(predictor.config, settings["workers"])
     # The first batch takes longer than others.
     predictor.logits(Pictures(predictor.config, []).blank[None])
-    return predictor
+    return predictor, named
 
 
 def _decode_batches(
@@ -249,6 +257,7 @@ def answer_batch(
     parameters: list[dict[str, Any]],
     pixels: list[Any],
     files: list[bytes],
+    named: OpenClasses | None = None,
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Returns the answer to each image of a batch, and a picture of each, which may be empty.
 
@@ -258,6 +267,7 @@ def answer_batch(
         parameters: of each image's request (``batching.Item``).
         pixels: of each image, what ``prepare`` returns.
         files: of each image, if pictures are drawn; otherwise empty.
+        named: takes the classes that requests name; None: the model doesn't.
     """
     if predictor.gives_maps:
         return _answer_maps(predictor, parameters, pixels)
@@ -272,18 +282,28 @@ def answer_batch(
             give_back()
         elif readable_places:
             batch = np.stack([pixels[place] for place in readable_places])
-            logits = predictor.logits(batch)
-            probabilities = predictor.probabilities(logits)
+            of_request = [parameters[place].get("classes") for place in readable_places]
+            embeddings = logits = None
+            if named and any(of_request):
+                embeddings = named.embeddings(batch)
+            if not all(of_request):
+                logits = predictor.logits(batch)
             for row, place in enumerate(readable_places):
                 rows = slice(row, row + 1)
                 try:
+                    classes = _classes_of(predictor, named, of_request[row])
                     choice = choice_of(predictor, parameters[place])
+                    if of_request[row]:
+                        own = named.logits(embeddings[rows], classes)
+                    else:
+                        own = logits[rows]
                 except InputError as error:
                     # Other images of the batch belong to other requests.
                     answers[place] = {"refused": str(error)}
                     continue
-                [score] = predictor.rejection_scores(choice, batch[rows], logits[rows])
-                answers[place] = _prediction(predictor, probabilities[row], choice, score)
+                [probabilities] = predictor.probabilities(own)
+                [score] = predictor.rejection_scores(choice, batch[rows], own)
+                answers[place] = _prediction(predictor, probabilities, choice, score, classes)
     except Exception as error:
         line = out_of_memory(error)
         if isinstance(error, RunError):
@@ -354,6 +374,23 @@ def _map_answer(
     return content, file.getvalue()
 
 
+def _classes_of(
+    predictor: Predictor, named: OpenClasses | None, of_request: list[str] | None
+) -> list[str]:
+    """Returns the names of the classes of which a request wants to hear; []: the numbers.
+
+    Raises:
+        InputError: the model takes no names of classes, or has none of its own.
+    """
+    if of_request and named is None:
+        raise InputError(
+            "classes is for models of images and texts; this one has its own classes: leave it out"
+        )
+    if not of_request and not predictor.has_classes:
+        raise InputError("the model has no classes of its own; name some: classes=red flower,bee")
+    return of_request or predictor.classes
+
+
 def choice_of(predictor: Predictor, parameters: dict[str, Any]) -> Choice:
     """Returns how the classes of a request's images are chosen.
 
@@ -364,11 +401,15 @@ def choice_of(predictor: Predictor, parameters: dict[str, Any]) -> Choice:
 
 
 def _prediction(
-    predictor: Predictor, probabilities: np.ndarray, choice: Choice, score: float | None
+    predictor: Predictor,
+    probabilities: np.ndarray,
+    choice: Choice,
+    score: float | None,
+    classes: list[str],
 ) -> dict[str, Any]:
     if not np.isfinite(probabilities).all():
         return {"failed": "the model's outputs for it aren't finite"}
-    prediction = predictor.prediction_of("", probabilities, choice, score)
+    prediction = predictor.prediction_of("", probabilities, choice, score, classes)
     answer = {
         "outputs": prediction.outputs,
         "classes": prediction.classes,

@@ -3,6 +3,8 @@
 The layers keep the class of their counterparts in ``paddle.nn``, if there is one.
 """
 
+import math
+
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
@@ -56,9 +58,18 @@ class GELU(nn.GELU):
 
 
 class TanhGELU(nn.Layer):
-    """The approximation of GELU by tanh."""
+    """The approximation of GELU by tanh: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+
+    Attributes:
+        of_sigmoid: whether it is computed as that product. paddle2onnx 2.1.0 makes the exact GELU of
+            Paddle's operator.
+    """
+
+    of_sigmoid = False
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.of_sigmoid:
+            return x * F.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
         return ops.activation(x, "gelu_tanh") if ops.usable(x) else F.gelu(x, approximate=True)
 
 

@@ -1,0 +1,68 @@
+"""Classes that are named with each call, for weights of images and texts."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from inference.predictor import Predictor
+from inference.text.encoder import TextEncoder
+from inference.text.names import check_classes
+from inference.text.prompts import TEMPLATES, class_weights
+from models.text_pretrained import has_text_tower
+
+# The sets of classes whose weights are kept.
+_KEPT = 64
+
+
+class OpenClasses:
+    """Predicts which of some named classes images are of, without a classifier of its own.
+
+    Args:
+        predictor: of weights of images and texts.
+        templates: sentences that stand for a class, with {} in the place of its name.
+
+    Raises:
+        InputError: the weights hold no text tower, or have no tokenizer beside them.
+    """
+
+    def __init__(self, predictor: Predictor, templates: Sequence[str] = TEMPLATES) -> None:
+        self.predictor = predictor
+        self.templates = templates
+        self.encoder = predictor.encoder or TextEncoder(predictor.path)
+        self._weights: OrderedDict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = OrderedDict()
+
+    @staticmethod
+    def of(predictor: Predictor) -> "OpenClasses | None":
+        """Returns it for a predictor, or None if its weights hold no text tower."""
+        if predictor.model is None or not has_text_tower(predictor.path):
+            return None
+        return OpenClasses(predictor)
+
+    def embeddings(self, pixels: np.ndarray) -> np.ndarray:
+        """Returns images' embeddings of length 1: [B, H, W, C] -> [B, D] float32."""
+        if self.predictor.encoder:
+            # What the classifier of the given classes reads.
+            return self.predictor.features(pixels)
+        outputs = self.predictor.logits(pixels)
+        lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
+        return outputs / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+    def logits(self, embeddings: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+        """Returns the logits of classes: [B, D] -> [B, K] float32.
+
+        Raises:
+            InputError: as ``check_classes``.
+        """
+        weights, biases = self._of_classes(tuple(classes))
+        return embeddings @ weights + biases
+
+    def _of_classes(self, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+        if classes in self._weights:
+            self._weights.move_to_end(classes)
+            return self._weights[classes]
+        check_classes(classes)
+        self._weights[classes] = class_weights(self.encoder, classes, self.templates)
+        if len(self._weights) > _KEPT:
+            self._weights.popitem(last=False)
+        return self._weights[classes]
