@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from errors import InputError, printable, reading
+from errors import InputError, Unreadable, printable, reading
 from models.text import TextArguments, TextTransformer
 from models.text_arguments import text_arguments
 from utils import within_memory
@@ -43,7 +43,10 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
     """
     with open_weights(path) as stored, reading(stored.path, "weights of a text tower"):
         layout = layout_of(stored.arrays)
-        arrays = tower_names(stored.arrays)
+        try:
+            arrays = tower_names(stored.arrays)
+        except InputError as error:
+            raise Unreadable(f"its tensors don't go together ({error})") from None
         arguments = text_arguments(path, stored.arrays)
         # Before the tower is built: a few numbers in a small file could describe one that takes all
         # memory.
@@ -56,9 +59,8 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
         unexpected = sorted(arrays.keys() - state.keys())
         if missing or unexpected:
             listed = printable(", ".join([*missing, *unexpected][:4]))
-            raise InputError(
-                f"{stored.path}: its text tower has other tensors than its configuration describes"
-                f" ({listed})"
+            raise Unreadable(
+                f"its text tower has other tensors than its configuration describes ({listed})"
             )
         with paddle.no_grad():
             for name, tensor in state.items():
@@ -67,8 +69,8 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
                 array = arrays[name].T if name in transposed else arrays[name]
                 values = np.ascontiguousarray(array, np.float32).reshape(array.shape)
                 if list(values.shape) != list(tensor.shape):
-                    raise InputError(
-                        f"{stored.path}: its text tower's {name} is {list(values.shape)}, expected"
+                    raise Unreadable(
+                        f"its text tower's {name} is {list(values.shape)}, expected"
                         f" {list(tensor.shape)}"
                     )
                 tensor.set_value(values)
@@ -77,7 +79,7 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
 
 
 def _check_shapes(arguments: TextArguments, arrays: dict[str, Any]) -> None:
-    """Raises InputError unless the largest tensors have the sizes that the arguments give them."""
+    """Raises Unreadable unless the largest tensors have the sizes that the arguments give them."""
     width = arguments.embed_dim
     expected = {
         "token_embedding.weight": (arguments.vocab_size, width),
@@ -93,6 +95,6 @@ def _check_shapes(arguments: TextArguments, arrays: dict[str, Any]) -> None:
         found = tuple(arrays[name].shape) if name in arrays else None
         if found != shape:
             what = "missing" if found is None else f"{list(found)}"
-            raise InputError(
+            raise Unreadable(
                 f"its text tower's {name} is {what}, its configuration describes {list(shape)}"
             )

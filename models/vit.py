@@ -180,7 +180,9 @@ class VisionTransformer(ImageModel):
         _check_tokens(global_pool, class_token, reg_tokens, distilled)
         _check_layers(block, act, global_pool, fc_norm)
         if distilled and (neck_dim or neck_norm):
-            raise InputError("NECK_DIM and NECK_NORM are for models of one head; leave out DISTILLED")
+            raise InputError(
+                "NECK_DIM and NECK_NORM are for models of one head; leave out DISTILLED"
+            )
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.head_init_bias = head_init_bias

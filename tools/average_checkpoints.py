@@ -3,9 +3,13 @@
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
     python tools/average_checkpoints.py --greedy -output soup.safetensors RUN/checkpoints/best OTHER/checkpoints/best
 
+    python tools/average_checkpoints.py -weights 0.5 0.5 -output wise.safetensors CLASSIFIER RUN/checkpoints/best
+
 Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every
 tensor of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in
-float64 and written as float32. Other tensors are those of the last file. The description of model,
+float64 and written as float32. -weights makes it a weighted mean: of a zero-shot classifier
+(tools/zero_shot.py) and what was fine-tuned from it, WiSE-FT (arXiv:2109.01903). Other tensors are
+those of the last file. The description of model,
 classes and images is copied if all checkpoints have the same.
 """
 
@@ -39,12 +43,17 @@ from tools.soups.evaluation import FLAGS, add_flags  # noqa: E402
 
 
 @contextlib.contextmanager
-def average(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def average(
+    files: Sequence[Path], shares: Sequence[float] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yields the mean of the files' tensors, float32; integer and boolean tensors are the last
     file's.
 
     The tensors are lazy: each is read from all files, and averaged, when it is written. The files
     stay open until then.
+
+    Args:
+        shares: of each file, which add up to 1; None: equal ones.
 
     Raises:
         InputError: a file can't be read, or the names, shapes or kinds of tensors differ. The first
@@ -55,7 +64,7 @@ def average(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
         first = checkpoints[0]
         for file, arrays in zip(files[1:], checkpoints[1:], strict=True):
             _check_same(files[0], first, file, arrays)
-        yield {name: _mean([arrays[name] for arrays in checkpoints]) for name in first}
+        yield {name: _mean([arrays[name] for arrays in checkpoints], shares) for name in first}
 
 
 @contextlib.contextmanager
@@ -69,7 +78,7 @@ def _open(file: Path) -> Iterator[dict[str, Any]]:
         yield stored.arrays
 
 
-def _mean(arrays: Sequence[Any]) -> Any:
+def _mean(arrays: Sequence[Any], shares: Sequence[float] | None) -> Any:
     """Returns the mean of real arrays, which is computed when it is read. Of other arrays, it
     returns the last one.
     """
@@ -79,9 +88,12 @@ def _mean(arrays: Sequence[Any]) -> Any:
 
     def read() -> np.ndarray:
         total = np.zeros(arrays[0].shape, np.float64)
-        for array in arrays:
-            total += np.asarray(array)
-        return np.asarray(total / len(arrays), np.float32)
+        for place, array in enumerate(arrays):
+            values = np.asarray(array, np.float64)
+            total += values if shares is None else shares[place] * values
+        if shares is None:
+            total /= len(arrays)
+        return np.asarray(total, np.float32)
 
     return LazyArray(arrays[0].shape, np.dtype(np.float32), read)
 
@@ -123,6 +135,16 @@ def metadata_of(file: Path) -> dict[str, str]:
             own = replace(description, thresholds=[], calibration=None)
             metadata[METADATA] = own.to_json()
         return metadata
+
+
+def _model_of(metadata: dict[str, str]) -> Any:
+    """Returns what the metadata of a file says of its model, without what training alone reads."""
+    from training.checkpoint.description import METADATA, read_description, without_training_keys
+
+    if METADATA not in metadata:
+        return metadata
+    description = read_description(metadata[METADATA].encode())
+    return replace(description, values=without_training_keys(description.values))
 
 
 def choose_greedily(
@@ -221,8 +243,12 @@ def main() -> None:
     )
     text = "with --greedy: by which they are compared; default: the task's first, such as acc1"
     parser.add_argument("-metric", "--metric", metavar="NAME", help=text)
+    text = "the share of each checkpoint, which add up to 1; default: equal ones"
+    parser.add_argument("-weights", "--weights", nargs="+", type=float, metavar="W", help=text)
     add_flags(parser)
     arguments = parser.parse_args()
+    if arguments.weights is not None:
+        _check_shares(arguments.weights, len(arguments.checkpoints), arguments.greedy)
     if not arguments.greedy:
         given = [name for name in (*FLAGS, "metric", "o") if getattr(arguments, name) is not None]
         if given:
@@ -245,13 +271,28 @@ def main() -> None:
         with temporary_folder(parent) as folder:
             files = choose_greedily(files, arguments, folder)
     metadata, *others = map(metadata_of, files)
-    agree = all(other == metadata for other in others)
-    with average(files) as arrays:
+    agree = all(_model_of(other) == _model_of(metadata) for other in others)
+    with average(files, arguments.weights) as arrays:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_weights(output, arrays, metadata if agree else None)
     sources = ", ".join(map(str, files))
     count = counted(len(files), "checkpoint", "checkpoints")
-    print(f"{output}: the mean of {count}, {len(arrays)} tensors; from {sources}")
+    kind = "weighted mean" if arguments.weights else "mean"
+    print(f"{output}: the {kind} of {count}, {len(arrays)} tensors; from {sources}")
+
+
+def _check_shares(shares: Sequence[float], checkpoints: int, greedy: bool) -> None:
+    """Raises InputError for -weights that don't fit the checkpoints."""
+    if greedy:
+        raise InputError("-weights and --greedy both say what is averaged; leave one out")
+    if len(shares) != checkpoints:
+        raise InputError(
+            f"-weights has {counted(len(shares), 'number')}, expected one for each of the"
+            f" {checkpoints} checkpoints"
+        )
+    if not (all(0 <= share <= 1 for share in shares) and abs(sum(shares) - 1) < 1e-6):
+        listed = ", ".join(f"{share:g}" for share in shares)
+        raise InputError(f"-weights are {listed}, expected numbers from 0 on that add up to 1")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ def main() -> None:
         "-output", "--output", required=True, type=Path, metavar="DIR", help="a new folder"
     )
     parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
+    text = "of CLIP and SigLIP; text: tokens [B, L] int64 -> embeddings [B, D], with the tokenizer"
+    parser.add_argument("-tower", "--tower", choices=("image", "text"), default="image", help=text)
     parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
     dataset_help = "for int8: the kind of its training set (default: the run's, or folder)"
     parser.add_argument("-dataset", "--dataset", help=dataset_help)
@@ -69,6 +71,9 @@ def main() -> None:
     arguments.output = Path(os.path.abspath(arguments.output))
     check_target(arguments.output)
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
+    if arguments.tower == "text":
+        _export_text(arguments)
+        return
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     assert trained.model is not None
     # These formats return probabilities. The others export a model without classes, too.
@@ -101,6 +106,23 @@ def main() -> None:
     )
     size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
     print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {report}")
+
+
+def _export_text(arguments: argparse.Namespace) -> None:
+    """Exports the text tower of CLIP or SigLIP."""
+    from inference.text.exporting import write_text_export
+
+    if arguments.precision != "float32":
+        raise InputError(f"-tower text has no -precision {arguments.precision}; leave it out")
+    for name in ("cfg", "o", "dataset", "data_path"):
+        if getattr(arguments, name):
+            raise InputError(f"-{name} is for the image tower; leave it out with -tower text")
+    difference = write_text_export(arguments.pretrained, arguments.output, arguments.format)
+    size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
+    print(
+        f"{arguments.output}: {arguments.format}, text tower, {size:.1f} MB; embeddings differ from the"
+        f" eager ones by {difference:.1g}"
+    )
 
 
 def _data(arguments: argparse.Namespace) -> list[tuple[str, str]]:

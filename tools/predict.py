@@ -84,9 +84,10 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="KEY VALUE",
         help="any keys; KEY=VALUE as well",
     )
-    option(
-        "classes", metavar="FILE", help="names of the model's outputs, one a line, or imagenet1k"
-    )
+    text = "names of the model's outputs, one a line, or imagenet1k; of CLIP and SigLIP any classes"
+    option("classes", metavar="FILE", help=text)
+    text = 'for CLIP and SigLIP: sentences with {} for a class, one a line; default: "a photo of a {}."'
+    option("templates", metavar="FILE", help=text)
     option(
         "top",
         type=whole_number(1),
@@ -229,18 +230,29 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     from inference.calibration.choice import check_one_view
     from inference.distributed import check_same_images, predict_distributed
     from inference.inputs import class_names
+    from inference.text.prompts import TEMPLATES, read_templates
     from training import parallel
     from training.setup import precision_text
 
     parallel.init(config)
     check_same_images(images)
     named = arguments.classes and class_names(arguments.classes)
+    templates = list(TEMPLATES)
+    if arguments.templates:
+        templates = read_templates(arguments.templates)
     how = {"workers": arguments.workers, "tta": arguments.tta}
     failed = 0
     with reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"):
         predictor = Predictor(
-            arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size
+            arguments.checkpoint,
+            arguments.cfg,
+            arguments.options,
+            named,
+            arguments.batch_size,
+            templates,
         )
+        if arguments.templates:
+            predictor.check_text_tower()
         check_format(arguments, predictor)
         if predictor.warning and utils.rank() == 0:
             print(f"warning: {predictor.warning}", file=sys.stderr)

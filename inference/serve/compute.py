@@ -49,7 +49,7 @@ from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
 from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import LARGEST
-from inference.text.open_classes import OpenClasses
+from inference.text.open_classes import OpenClasses, gives_embeddings
 from loading.transforms.bands import pixel_mode
 from loading.transforms.decode import readable
 from loading.transforms.formats import NPY, kind_of, opened_image
@@ -72,7 +72,8 @@ def main() -> None:
     if os.getppid() != settings["server"]:
         os._exit(1)
     try:
-        predictor, named = load(settings)
+        predictor = load(settings)
+        named = OpenClasses.of(predictor)
         about = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
         loaded = messages.pack(
             {
@@ -80,7 +81,6 @@ def main() -> None:
                 "oriented": predictor.config.DATA.EXIF_ORIENTATION,
                 "gives_maps": predictor.gives_maps,
                 "takes_classes": named is not None,
-                "has_classes": predictor.has_classes,
                 "fingerprint": fingerprint(predictor, settings["path"]),
                 "warning": predictor.warning,
             }
@@ -153,10 +153,9 @@ def fingerprint(predictor: Predictor, path: str) -> str:
     return sha256.hexdigest()
 
 
-def load(settings: dict[str, Any]) -> tuple[Predictor, OpenClasses | None]:
-    """Returns the model that a server was started with, and what takes classes by their names; None:
-    the weights hold no text tower. Each worker computes on another GPU, in turn, or on its share of
-    the cores.
+def load(settings: dict[str, Any]) -> Predictor:
+    """Returns the model that a server was started with. Each worker computes on another GPU, in
+    turn, or on its share of the cores.
     """
     # At the top of the file, this import would come before ``errors``, which silences a warning of
     # Paddle's.
@@ -169,16 +168,13 @@ def load(settings: dict[str, Any]) -> tuple[Predictor, OpenClasses | None]:
     predictor = Predictor(
         settings["path"], settings["cfg"], options, classes, settings["batch_size"]
     )
-    named = None
-    if not predictor.gives_maps:
-        named = OpenClasses.of(predictor)
-        # Without classes of its own, a model of images and texts takes those of each request.
-        if named is None:
-            predictor.check_classifier()
+    # Without classes of its own, a model of images and texts takes those of each request.
+    if not predictor.gives_maps and not gives_embeddings(predictor):
+        predictor.check_classifier()
     set_device_flags(predictor.config, settings["workers"])
     # The first batch takes longer than others.
     predictor.logits(Pictures(predictor.config, []).blank[None])
-    return predictor, named
+    return predictor
 
 
 def _decode_batches(

@@ -6,8 +6,12 @@ from pathlib import Path
 import numpy as np
 import paddle
 
+from errors import InputError
 from inference.text.tokenizer import find_tokenizer
 from models.text_pretrained import load_text_tower
+
+# The logarithm of the factor of cosines. CLIP's ends at that of 100.
+_LARGEST_SCALE = 20
 
 
 class TextEncoder:
@@ -31,7 +35,13 @@ class TextEncoder:
         self.batch_size = batch_size
         self.tower, layout = load_text_tower(path)
         self.tokenizer = find_tokenizer(path, self.tower.arguments, layout)
-        self.scale = float(np.exp(self.tower.logit_scale.item()))
+        logarithm = float(self.tower.logit_scale.item())
+        if not abs(logarithm) <= _LARGEST_SCALE:
+            raise InputError(
+                f"{path}: its logit_scale is {logarithm:g}, the logarithm of a factor; expected"
+                f" {_LARGEST_SCALE} at most"
+            )
+        self.scale = float(np.exp(logarithm))
         self.bias = float(self.tower.logit_bias.item())
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -41,6 +51,12 @@ class TextEncoder:
             InputError: as ``TextTokenizer``.
         """
         tokens = self.tokenizer(texts)
+        vocabulary = self.tower.arguments.vocab_size
+        if tokens.size and tokens.max() >= vocabulary:
+            raise InputError(
+                f"{self.path}: its tokenizer has the token {tokens.max()}, its text tower"
+                f" {vocabulary}; they aren't of one model"
+            )
         lengths = self._lengths(tokens)
         # Texts of similar lengths together: those of a causal tower are cut to the longest.
         order = np.argsort(lengths, kind="stable")

@@ -4,15 +4,22 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+import paddle
 
 from inference.predictor import Predictor
 from inference.text.encoder import TextEncoder
 from inference.text.names import check_classes
 from inference.text.prompts import TEMPLATES, class_weights
+from models.layers.linear import linear
 from models.text_pretrained import has_text_tower
 
 # The sets of classes whose weights are kept.
 _KEPT = 64
+
+
+def gives_embeddings(predictor: Predictor) -> bool:
+    """Returns whether a predictor's weights hold a text tower beside the image tower."""
+    return predictor.model is not None and has_text_tower(predictor.path)
 
 
 class OpenClasses:
@@ -30,14 +37,14 @@ class OpenClasses:
         self.predictor = predictor
         self.templates = templates
         self.encoder = predictor.encoder or TextEncoder(predictor.path)
-        self._weights: OrderedDict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._weights: OrderedDict[tuple[str, ...], tuple[paddle.Tensor, paddle.Tensor]] = (
+            OrderedDict()
+        )
 
     @staticmethod
     def of(predictor: Predictor) -> "OpenClasses | None":
         """Returns it for a predictor, or None if its weights hold no text tower."""
-        if predictor.model is None or not has_text_tower(predictor.path):
-            return None
-        return OpenClasses(predictor)
+        return OpenClasses(predictor) if gives_embeddings(predictor) else None
 
     def embeddings(self, pixels: np.ndarray) -> np.ndarray:
         """Returns images' embeddings of length 1: [B, H, W, C] -> [B, D] float32."""
@@ -55,14 +62,17 @@ class OpenClasses:
             InputError: as ``check_classes``.
         """
         weights, biases = self._of_classes(tuple(classes))
-        return embeddings @ weights + biases
+        with paddle.no_grad():
+            # The classifier's own operator: the same bits.
+            return linear(paddle.to_tensor(embeddings), weights, biases).numpy()
 
-    def _of_classes(self, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _of_classes(self, classes: tuple[str, ...]) -> tuple[paddle.Tensor, paddle.Tensor]:
         if classes in self._weights:
             self._weights.move_to_end(classes)
             return self._weights[classes]
         check_classes(classes)
-        self._weights[classes] = class_weights(self.encoder, classes, self.templates)
+        weights, biases = class_weights(self.encoder, classes, self.templates)
+        self._weights[classes] = paddle.to_tensor(weights), paddle.to_tensor(biases)
         if len(self._weights) > _KEPT:
             self._weights.popitem(last=False)
         return self._weights[classes]

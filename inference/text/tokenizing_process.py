@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gzip
 import html
-import io
 import json
 import os
 import re
@@ -151,9 +150,7 @@ def _by_merges(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
         start, end = "<start_of_text>", "<end_of_text>"
         words += ["".join(pair) for pair in merges] + [start, end]
         vocab = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(
-        BPE(vocab=vocab, merges=merges, end_of_word_suffix="</w>", unk_token=end)
-    )
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, end_of_word_suffix="</w>", unk_token=end))
     normalizer = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()])
     words = Regex("|".join([re.escape(start), re.escape(end), _WORDS]))
@@ -221,9 +218,9 @@ def _with_special_tokens(processor: Any, text: str) -> list[int]:
 
 
 def _text(path: str) -> str:
-    with open(path, "rb") as file:
-        opened = gzip.open(file) if path.endswith(".gz") else file
-        data = io.BufferedReader(opened).read(_LARGEST + 1)  # pyright: ignore[reportArgumentType]
+    opened = gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # noqa: SIM115
+    with opened as file:
+        data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"it has more than {_LARGEST} bytes")
     return data.decode("utf-8")

@@ -31,11 +31,10 @@ import torch
 for name in ("_meta_registrations", "_autograd_registrations"):
     sys.modules[f"torchvision.{name}"] = types.ModuleType(name)
 
-import open_clip
-import sentencepiece
-import transformers
-from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
-from transformers.convert_slow_tokenizer import GemmaSentencePieceExtractor
+import open_clip  # noqa: E402
+import sentencepiece  # noqa: E402
+import transformers  # noqa: E402
+from open_clip.tokenizer import HFTokenizer, SimpleTokenizer  # noqa: E402
 
 FOLDER = Path(__file__).parent / "text"
 ROOT = Path(__file__).parents[2]
@@ -300,9 +299,14 @@ def make_openclip_siglip(answers: dict) -> None:
     arrays = {f"text.{name}": value for name, value in text.state_dict().items()}
     arrays |= {"logit_scale": torch.tensor(2.0), "logit_bias": torch.tensor(-10.0)}
     save_file(arrays, folder / "open_clip_model.safetensors")
-    stored = {"model_cfg": config, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}}
+    stored = {
+        "model_cfg": config,
+        "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"},
+    }
     (folder / "open_clip_config.json").write_text(json.dumps(stored, indent=1))
-    tokenizer = HFTokenizer(str(folder), context_length=length, clean="canonicalize", padding_side="right")
+    tokenizer = HFTokenizer(
+        str(folder), context_length=length, clean="canonicalize", padding_side="right"
+    )
     tokens = tokenizer(strings())
     with torch.no_grad():
         texts = torch.nn.functional.normalize(text(tokens[:EMBEDDED]), dim=-1)
@@ -315,7 +319,11 @@ def write_openclip(folder, name, model, config, preprocess, tokenizer, answers) 
 
     randomise(model)
     save_file(
-        {key: value.contiguous() for key, value in model.state_dict().items() if key != "attn_mask"},
+        {
+            key: value.contiguous()
+            for key, value in model.state_dict().items()
+            if key != "attn_mask"
+        },
         folder / "open_clip_model.safetensors",
     )
     (folder / "open_clip_config.json").write_text(
@@ -374,16 +382,25 @@ def make_big_vision(model) -> None:
     flax[f"{img}/embedding/bias"] = state["vision_model.embeddings.patch_embedding.bias"]
     flax[f"{img}/pos_embedding"] = state["vision_model.embeddings.position_embedding.weight"][None]
     for number in range(2):
-        block(f"{img}/Transformer/encoderblock_{number}", f"vision_model.encoder.layers.{number}", 3)
+        block(
+            f"{img}/Transformer/encoderblock_{number}", f"vision_model.encoder.layers.{number}", 3
+        )
     norm(f"{img}/Transformer/encoder_norm", "vision_model.post_layernorm")
     head = f"{img}/MAPHead_0"
     flax[f"{head}/probe"] = state["vision_model.head.probe"]
     qkv = state["vision_model.head.attention.in_proj_weight"]
     bias = state["vision_model.head.attention.in_proj_bias"]
-    for role, weight, values in zip(("query", "key", "value"), np.split(qkv, 3), np.split(bias, 3), strict=True):
+    for role, weight, values in zip(
+        ("query", "key", "value"), np.split(qkv, 3), np.split(bias, 3), strict=True
+    ):
         flax[f"{head}/MultiHeadDotProductAttention_0/{role}/kernel"] = weight.T.reshape(48, 3, 16)
         flax[f"{head}/MultiHeadDotProductAttention_0/{role}/bias"] = values.reshape(3, 16)
-    layer(f"{head}/MultiHeadDotProductAttention_0/out", "vision_model.head.attention.out_proj", 3, out=True)
+    layer(
+        f"{head}/MultiHeadDotProductAttention_0/out",
+        "vision_model.head.attention.out_proj",
+        3,
+        out=True,
+    )
     norm(f"{head}/LayerNorm_0", "vision_model.head.layernorm")
     layer(f"{head}/MlpBlock_0/Dense_0", "vision_model.head.mlp.fc1")
     layer(f"{head}/MlpBlock_0/Dense_1", "vision_model.head.mlp.fc2")

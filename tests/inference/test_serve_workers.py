@@ -121,7 +121,13 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         ]
         pool.workers = list(workers)
         about = {"model": "vit", "task": "classification"}
-        loaded = {"loaded": about, "oriented": False, "gives_maps": False, "warning": ""}
+        loaded = {
+            "loaded": about,
+            "oriented": False,
+            "gives_maps": False,
+            "takes_classes": False,
+            "warning": "",
+        }
         pool._handle(workers[0], {**loaded, "fingerprint": "a"}, [])
         for worker in workers[1:3]:
             pool._handle(worker, {**loaded, "fingerprint": "b"}, [])

@@ -33,6 +33,7 @@ if os.path.basename(sys.argv[0]) in os.environ["STOPPED"]:
     os.fsync = wait
 """
 IMAGES = ["-dataset=folder", "-data_path=images"]
+CLIP = str(ROOT / "tests" / "golden" / "text" / "clip")
 WRITES = "it syncs a file"
 STARTS = "it has started a process"
 # What each tool is told, and when it is in the middle of its work.
@@ -80,6 +81,7 @@ TOOLS = {
     "show_batch": (["-cfg=small.yaml", "-output=out.png"], WRITES),
     "sweep": (["sweep.yaml"], None),
     "visualize": (["features", "w.safetensors", "images/train/a/0.jpg", "-output=out.png"], WRITES),
+    "zero_shot": ([CLIP, "-classes=classes.txt", "-output=out"], WRITES),
 }
 # They import no Paddle, or after they have started others.
 WITHOUT_PADDLE = {
@@ -127,6 +129,7 @@ def place(tmp_path_factory):
     (folder / "small.yaml").write_text(
         resolved_yaml(get_config(None, [*TINY, "DATA.BATCH_SIZE", "8"]))
     )
+    (folder / "classes.txt").write_text("cat\ndog\n")
     write_sharded(folder / "epoch_0001")
     sweep = {
         "command": "python main_single_gpu.py -cfg=small.yaml",

@@ -25,8 +25,10 @@ from models.openclip_arguments import described_openclip, timm_tower
 from models.pretrained import with_preprocessing
 from models.transformers_arguments import described_model
 from models.transformers_heads import described_head
+from settings.architectures import architectures
 from settings.configuration import Configuration, leaves
 from settings.names import instead
+from settings.needs import TRAINING
 from settings.parser import pairs
 from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from settings.registry import heads, tasks
@@ -169,6 +171,21 @@ def describe(
 def _describes(key: str) -> bool:
     section, _, name = key.partition(".")
     return (section == "MODEL" and name not in _OF_A_RUN) or (section == "DATA" and name in _IMAGES)
+
+
+def without_training_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description's values without the keys that have an effect in training alone, such as
+    MODEL.DROPPATH. Those of an architecture that isn't here stay.
+    """
+    kind = str(values.get("MODEL.TYPE", "")).lower()
+    if kind not in architectures():
+        return values
+    keys = architectures()[kind].arguments
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in keys or TRAINING not in keys[key].needs
+    }
 
 
 def read_description(text: bytes) -> Description:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from errors import InputError
+from errors import Unreadable
 from weights.names.rules import Arrays, from_flax, join_qkv, rename, torch_kernel
 
 _TRANSFORMERS = (
@@ -82,11 +82,12 @@ def tower_names(arrays: Arrays) -> Arrays:
     Arrays of the image tower are left out.
 
     Raises:
-        InputError: the file holds no text tower.
+        Unreadable: the file holds no text tower.
+        InputError: two arrays get the same name.
     """
     layout = layout_of(arrays)
     if not layout:
-        raise InputError("it holds no text tower, whose names here are CLIP's or SigLIP's")
+        raise Unreadable("it holds no text tower; take weights of CLIP or SigLIP with both towers")
     scales = {}
     for name, array in arrays.items():
         if name in _SCALES:

@@ -110,7 +110,11 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays["reg_token"] = arrays.pop("register_tokens")
     if "cls_token" in arrays and "pos_embed" in wanted and "cls_token" not in wanted:
         arrays = _without_tokens_position(arrays)
-    if "neck.proj.weight" in wanted and "neck.proj.weight" not in arrays and "head.weight" in arrays:
+    if (
+        "neck.proj.weight" in wanted
+        and "neck.proj.weight" not in arrays
+        and "head.weight" in arrays
+    ):
         # CLIP's projection, which has no bias.
         arrays = rename(arrays, [(r"^head\.bias$", None), (r"^head\.", "neck.proj.")])
     kernel = arrays.get("patch_embed.proj.weight")

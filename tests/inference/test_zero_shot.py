@@ -1,0 +1,385 @@
+"""Classifiers that a text tower makes: their logits, the command, and every use of them."""
+
+import json
+import subprocess
+import urllib.parse
+
+import numpy as np
+import paddle
+import pytest
+import warm
+from PIL import Image
+from support.programs import ROOT
+from support.servers import Served
+
+from errors import InputError
+from inference import Predictor
+from inference.backends import RUNNERS, STEMS
+from inference.exporting import write_export
+from inference.text.encoder import TextEncoder
+from inference.text.exporting import write_text_export
+from inference.text.names import check_classes
+from inference.text.open_classes import OpenClasses
+from inference.text.prompts import class_weights, prompts_of, read_templates
+from tools.average_checkpoints import average
+from training.checkpoint import description_of
+from weights.formats import open_weights
+
+GOLDEN = ROOT / "tests" / "golden" / "text"
+TEXTS = json.loads((GOLDEN / "strings.json").read_text(encoding="utf-8"))
+# Places of texts that may be names of classes.
+PLACES = [place for place, text in enumerate(TEXTS[:64]) if text.strip() and text.isprintable()]
+CLASSES = ["a cat", "red_flower", "\u4e2d\u6587"]
+
+
+def command(tool, place, *words):
+    """(exit status, standard output, standard error)."""
+    done = subprocess.run(
+        [warm.python(), str(ROOT / tool), *map(str, words)],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return np.load(GOLDEN / "answers.npz")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder of pictures in two classes, their names in classes.txt, and a classifier of them."""
+    root = tmp_path_factory.mktemp("place")
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name in ("a cat", "red_flower"):
+            folder = root / "data" / split / name
+            folder.mkdir(parents=True)
+            for number in range(8):
+                pixels = rng.integers(0, 256, (40, 48, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    (root / "classes.txt").write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
+    (root / "templates.txt").write_text("a photo of a {}.\n\n{} on a table\n")
+    words = ["-data_path", "data", "-templates", "templates.txt", "-output", "made"]
+    status, out, err = command("tools/zero_shot.py", root, GOLDEN / "clip", *words)
+    assert (status, err) == (0, "")
+    assert out == "made: clip, 2 classes of 2 sentences each\n"
+    return root
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["clip", "siglip", "siglip2", "openclip"])
+def test_logits_are_the_references(name, answers):
+    names = [TEXTS[number] for number in PLACES]
+    predictor = Predictor(GOLDEN / name, classes=names, templates=["{}"])
+    images = paddle.to_tensor(answers["image"])
+    expected = answers[f"{name}/logits"][:, PLACES]
+    # Underscores of names become spaces.
+    same = [column for column, text in enumerate(names) if " ".join(text.split()) == text]
+    same = [column for column in same if "_" not in names[column]]
+    assert len(same) > 40
+    found = predictor._forward(images).numpy()
+    np.testing.assert_allclose(found[:, same], expected[:, same], atol=1e-5)
+    assert np.ptp(expected, axis=1).min() > 0.05
+
+
+def test_a_class_is_the_mean_of_its_sentences():
+    encoder = TextEncoder(GOLDEN / "siglip")
+    templates = ["a {}", "the {} here", "{}"]
+    weights, biases = class_weights(encoder, CLASSES, templates)
+    assert weights.shape == (48, 3)
+    assert (biases == -3.0).all()
+    for column, name in enumerate(CLASSES):
+        vectors = encoder(prompts_of(name, templates)).astype(np.float64)
+        mean = vectors.mean(axis=0)
+        expected = np.exp(2.0) * mean / np.linalg.norm(mean)
+        np.testing.assert_allclose(weights[:, column], expected, atol=1e-5)
+
+
+def test_a_name_takes_the_place_in_a_sentence():
+    assert prompts_of("red__flower ", ["a {}.", "{}{"]) == ["a red flower.", "red flower{"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a photo\n", "its line a photo has 0 places for a class's name, expected one: {}"),
+        ("{} and {}\n", r"has 2 places"),
+        ("\n \n", "it has 0 templates, expected 1 to 1000"),
+        ("{}\n" * 1001, "it has 1001 templates"),
+    ],
+)
+def test_templates_that_cant_be_read_are_refused(tmp_path, text, problem):
+    (tmp_path / "t.txt").write_text(text)
+    with pytest.raises(InputError, match=problem):
+        read_templates(tmp_path / "t.txt")
+
+
+def test_a_multilabel_classifier_gives_a_sigmoid_to_each_class(answers):
+    options = ["TASK", "multilabel"]
+    predictor = Predictor(GOLDEN / "siglip", options=options, classes=CLASSES)
+    logits = predictor._forward(paddle.to_tensor(answers["image"])).numpy()
+    expected = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    np.testing.assert_allclose(predictor.probabilities(logits), expected, atol=1e-12)
+
+
+def test_weights_of_an_image_tower_take_no_other_classes():
+    with pytest.raises(InputError, match="found 3 names of classes, the model has 10 outputs"):
+        Predictor("digits", classes=CLASSES)
+
+
+def test_the_folder_is_an_ordinary_classifier(place):
+    description = description_of(place / "made")
+    assert description.classes == ["a cat", "red_flower"]
+    assert description.values["MODEL.NECK_DIM"] == 24
+    assert description.values["MODEL.NECK_NORM"] is True
+    image = place / "data" / "val" / "a cat" / "0.png"
+    templates = read_templates(place / "templates.txt")
+    at_once = Predictor(GOLDEN / "clip", classes=["a cat", "red_flower"], templates=templates)
+    assert Predictor(place / "made")([image]) == at_once([image])
+
+
+@pytest.mark.long
+def test_evaluation_training_and_wise_ft(place):
+    status, _, err = command(
+        "main_single_gpu.py", place, "-eval", "-pretrained=made", "-output=evaluated"
+    )
+    assert (status, err) == (0, "")
+    result = json.loads((place / "evaluated" / "result.json").read_text())
+    images = sorted((place / "data" / "val").glob("*/*.png"))
+    predictions = Predictor(place / "made")(images)
+    hits = [
+        one.classes[0] == image.parent.name for one, image in zip(predictions, images, strict=True)
+    ]
+    assert result["num_samples"] == 16
+    assert result["acc1"] == pytest.approx(100 * np.mean(hits))
+
+    # A linear probe and LoRA, from the classifier of texts.
+    for name, options in (
+        ("probe", ["TRAIN.FREEZE", "backbone"]),
+        ("lora", ["TRAIN.ADAPTER.NAME", "lora", "TRAIN.ADAPTER.RANK", "2"]),
+    ):
+        epochs = ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "DATA.BATCH_SIZE", "4"]
+        status, out, err = command(
+            "main_single_gpu.py",
+            place,
+            "-pretrained=made",
+            f"-output={name}",
+            "-o",
+            *epochs,
+            *options,
+        )
+        assert (status, err) == (0, "")
+        assert "classifier left fresh" not in out
+    with open_weights(place / "made") as before, open_weights(place / "probe") as after:
+        assert (np.asarray(before.arrays["blocks.0.mlp.fc1.weight"])
+                == np.asarray(after.arrays["blocks.0.mlp.fc1.weight"])).all()  # fmt: skip
+        head = [np.asarray(each.arrays["head.weight"]) for each in (before, after)]
+        assert 0 < np.abs(head[0] - head[1]).max() < 0.1 * np.abs(head[0]).max()
+
+    words = ["-weights", "0.25", "0.75", "-output", "wise.safetensors"]
+    status, out, err = command(
+        "tools/average_checkpoints.py", place, *words, "made", "probe/checkpoints/last"
+    )
+    assert (status, err) == (0, "")
+    with open_weights(place / "wise.safetensors") as stored:
+        expected = 0.25 * head[0] + 0.75 * head[1]
+        np.testing.assert_allclose(np.asarray(stored.arrays["head.weight"]), expected, atol=1e-6)
+    assert Predictor(place / "wise.safetensors").classes == ["a cat", "red_flower"]
+
+
+def test_a_weighted_mean_is_computed_in_float64(tmp_path):
+    from weights.formats import write_weights
+
+    for number, value in enumerate((1.0, 3.0, 5.0)):
+        write_weights(tmp_path / f"{number}.safetensors", {"a": np.full(3, value, np.float32)})
+    files = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    with average(files, [0.5, 0.25, 0.25]) as arrays:
+        assert np.asarray(arrays["a"]).tolist() == [2.5] * 3
+    with average(files, [0.0, 0.0, 1.0]) as arrays:
+        assert np.asarray(arrays["a"]).tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["-weights", "0.5"], "-weights has 1 number, expected one for each of the 2 checkpoints"),
+        (
+            ["-weights", "0.5", "0.6"],
+            "-weights are 0.5, 0.6, expected numbers from 0 on that add up",
+        ),
+        (["-weights", "1.5", "-0.5"], "-weights are 1.5, -0.5, expected numbers from 0 on"),
+        (["-weights", "0.5", "0.5", "--greedy"], "-weights and --greedy both say what is averaged"),
+    ],
+)
+def test_shares_that_dont_fit_are_refused(tmp_path, words, problem):
+    # The numbers end at the next flag.
+    flags = [*words, "-output", "x.safetensors", "a", "b"]
+    status, _, err = command("tools/average_checkpoints.py", tmp_path, *flags)
+    assert status == 2
+    assert problem in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+def test_an_exported_classifier_answers_alike(place, tmp_path, kind):
+    predictor = Predictor(place / "made")
+    classes = predictor.classes
+    write_export(predictor.config, predictor.model, tmp_path / kind, classes, kind=kind)
+    image = place / "data" / "val" / "a cat" / "0.png"
+    [expected] = predictor([image])
+    [found] = Predictor(tmp_path / kind)([image])
+    assert found.classes == expected.classes
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["paddle", "onnx", "openvino"])
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_an_exported_text_tower_answers_alike(tmp_path, answers, name, kind):
+    target = tmp_path / "text"
+    assert write_text_export(GOLDEN / name, target, kind) < 1e-5
+    settings = json.loads((target / "text.json").read_text())
+    assert settings["channels"] == answers[f"{name}/texts"].shape[1]
+    for file in settings["tokenizer"]["files"].values():
+        assert (target / file).is_file()
+    tokens = answers[f"{name}/tokens"][:64].astype(np.int64)
+    found = RUNNERS[kind](target, STEMS[kind], "float32")(tokens)
+    np.testing.assert_allclose(found, answers[f"{name}/texts"], atol=1e-5)
+
+
+def test_the_approximation_of_gelu_stays_one_in_onnx(tmp_path, answers):
+    # paddle2onnx makes the exact GELU of Paddle's operator, which is 1e-4 off.
+    predictor = Predictor(GOLDEN / "siglip", classes=CLASSES)
+    write_export(predictor.config, predictor.model, tmp_path / "onnx", CLASSES, kind="onnx")
+    images = answers["image"]
+    found = RUNNERS["onnx"](tmp_path / "onnx", "model", "float32")(images)
+    expected = predictor._forward(paddle.to_tensor(images)).numpy()
+    np.testing.assert_allclose(found, expected, atol=5e-6)
+
+
+def test_classes_of_a_call_answer_as_a_classifier_of_them():
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    for name in ("clip", "siglip"):
+        named = OpenClasses(Predictor(GOLDEN / name))
+        found = named.logits(named.embeddings(pixels), CLASSES)
+        with_classes = Predictor(GOLDEN / name, classes=CLASSES)
+        np.testing.assert_allclose(found, with_classes.logits(pixels), atol=2e-6)
+        # Other classes, of a predictor that has some.
+        again = OpenClasses(with_classes)
+        np.testing.assert_allclose(
+            again.logits(again.embeddings(pixels), CLASSES), found, atol=2e-6
+        )
+        one = again.logits(again.embeddings(pixels), CLASSES[1:2])
+        np.testing.assert_allclose(one[:, 0], found[:, 1], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ([], "0 classes, expected 1 to 100"),
+        (["a"] * 101, "101 classes"),
+        (["a", " "], "a class's name of 1 characters"),
+        (["b" * 201], "a class's name of 201 characters, expected 1 to 200"),
+        (["a", "a"], "a class is there twice"),
+    ],
+)
+def test_names_that_a_call_doesnt_take(names, problem):
+    with pytest.raises(InputError, match=problem):
+        check_classes(names)
+
+
+def test_a_server_takes_the_classes_of_a_request(place, tmp_path):
+    image = (place / "data" / "val" / "a cat" / "0.png").read_bytes()
+
+    def post(server, query=""):
+        return server.ask("POST", f"/predict{query}", image, {"Content-Type": "image/png"})[:2]
+
+    def named(*classes):
+        return "?classes=" + urllib.parse.quote(",".join(classes))
+
+    server = Served(GOLDEN / "clip", folder=tmp_path).ready()
+    try:
+        status, answer = post(server, named(*CLASSES))
+        assert status == 200
+        [found] = answer["predictions"]
+        [expected] = Predictor(GOLDEN / "clip", classes=CLASSES)([image])
+        assert found["classes"] == expected.classes
+        np.testing.assert_allclose(found["probabilities"], expected.probabilities, atol=1e-6)
+        # Spaces around a name don't count.
+        assert post(server, "?classes=%20a%20cat%20,red_flower,%E4%B8%AD%E6%96%87")[1] == answer
+        status, answer = post(server)
+        assert status == 422
+        assert answer["error"] == (
+            "the model has no classes of its own; name some: classes=red flower,bee"
+        )
+        assert post(server, named("a", "a"))[0] == 422
+        assert post(server, "?classes=")[0] == 422
+        assert post(server, named("x" * 9000))[0] == 422
+        assert b'id="names">' in server.ask("GET", "/")[1]
+        paths = server.ask("GET", "/openapi.json")[1]["paths"]
+        assert "classes" in [one["name"] for one in paths["/predict"]["post"]["parameters"]]
+    finally:
+        server.end()
+
+
+def test_the_command_predicts_named_classes(place):
+    image = place / "data" / "val" / "a cat" / "0.png"
+    words = [image, "-classes", "classes.txt", "-templates", "templates.txt", "-format", "jsonl"]
+    status, out, err = command("tools/predict.py", place, GOLDEN / "siglip2", *words)
+    assert (status, err) == (0, "")
+    templates = read_templates(place / "templates.txt")
+    [expected] = Predictor(GOLDEN / "siglip2", classes=CLASSES, templates=templates)([image])
+    rows = json.loads(out)["predictions"]
+    assert [row["class"] for row in rows] == expected.classes
+    assert [row["probability"] for row in rows] == expected.probabilities
+
+
+@pytest.mark.parametrize(
+    ("tool", "words", "problem"),
+    [
+        (
+            "zero_shot",
+            ["clip", "-output", "x"],
+            "give the classes: either -classes FILE, or -data_p",
+        ),
+        (
+            "zero_shot",
+            ["digits", "-classes", "classes.txt", "-output", "x"],
+            "found 3 names of class",
+        ),
+        ("zero_shot", ["clip", "-classes", "none.txt", "-output", "x"], "none.txt"),
+        (
+            "zero_shot",
+            ["clip", "-classes", "classes.txt", "-output", "data"],
+            "-output data exists",
+        ),
+        (
+            "predict",
+            ["digits", "data", "-templates", "templates.txt"],
+            "holds no text tower; take w",
+        ),
+        ("export_model", ["-pretrained=digits", "-output=x", "-tower=text"], "holds no text tower"),
+        (
+            "export_model",
+            ["-pretrained=clip", "-output=x", "-tower=text", "-format=paddlex"],
+            "-format paddlex isn't made of text towers; use paddle, onnx, openvino",
+        ),
+        (
+            "export_model",
+            ["-pretrained=clip", "-output=x", "-tower=text", "-format=onnx", "-precision=int8"],
+            "-tower text has no -precision int8; leave it out",
+        ),
+    ],
+)
+def test_wrong_commands_are_one_line(place, tool, words, problem):
+    words = [str(GOLDEN / "clip") if word == "clip" else word for word in words]
+    words = [word.replace("=clip", f"={GOLDEN / 'clip'}") for word in words]
+    status, _, err = command(f"tools/{tool}.py", place, *words)
+    assert status == 2
+    assert problem in err
+    assert err.count("\n") == 1
+    assert not (place / "x").exists()
