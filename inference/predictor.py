@@ -585,7 +585,7 @@ class Predictor:
             score: of the image, if ``choice`` has a rejection (``rejection_scores``).
             classes: names by output; None: the model's.
         """
-        classes = self.classes if classes is None else classes
+        known = self.classes if classes is None else list(classes)
         order = np.argsort(-probabilities, kind="stable")
         if self.has_several:
             top = choice.top or len(probabilities)
@@ -599,7 +599,7 @@ class Predictor:
         else:
             top = choice.top or 5
         outputs = order[:top].tolist()
-        names = [classes[output] if classes else str(output) for output in outputs]
+        names = [known[output] if known else str(output) for output in outputs]
         values = [float(probabilities[output]) for output in outputs]
         unknown = None
         if choice.rejection:

@@ -279,7 +279,9 @@ def answer_batch(
         elif readable_places:
             batch = np.stack([pixels[place] for place in readable_places])
             of_request = [parameters[place].get("classes") for place in readable_places]
-            embeddings = logits = None
+            # One of them is of no use where no request needs it.
+            embeddings: Any = None
+            logits: Any = None
             if named and any(of_request):
                 embeddings = named.embeddings(batch)
             if not all(of_request):
@@ -289,7 +291,7 @@ def answer_batch(
                 try:
                     classes = _classes_of(predictor, named, of_request[row])
                     choice = choice_of(predictor, parameters[place])
-                    if of_request[row]:
+                    if named and of_request[row]:
                         own = named.logits(embeddings[rows], classes)
                     else:
                         own = logits[rows]

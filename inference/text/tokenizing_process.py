@@ -138,18 +138,19 @@ def _by_merges(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
     if "vocab.json" in files:
         vocab = json.loads(_text(files["vocab.json"]))
         lines = _text(files["merges.txt"]).split("\n")
-        merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
+        lines = [line for line in lines if line and not line.startswith("#version")]
         start, end = "<|startoftext|>", "<|endoftext|>"
     else:
         # OpenAI's file holds the merges alone. The vocabulary begins with the bytes, alone and at
         # a word's end.
-        lines = _text(files["bpe"]).split("\n")
-        merges = [tuple(line.split()) for line in lines[1 : _CLIP_MERGES + 1] if line]
+        lines = _text(files["bpe"]).split("\n")[1 : _CLIP_MERGES + 1]
+        lines = [line for line in lines if line]
         letters = _byte_letters()
         words = [*letters, *(f"{letter}</w>" for letter in letters)]
         start, end = "<start_of_text>", "<end_of_text>"
-        words += ["".join(pair) for pair in merges] + [start, end]
+        words += ["".join(line.split()) for line in lines] + [start, end]
         vocab = {word: number for number, word in enumerate(words)}
+    merges: Any = [tuple(line.split()) for line in lines]
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, end_of_word_suffix="</w>", unk_token=end))
     normalizer = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()])

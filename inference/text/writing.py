@@ -64,6 +64,7 @@ def write_classifier(
     """
     predictor = Predictor(path, cfg, options, classes, templates=templates)
     predictor.check_text_tower()
+    assert predictor.model is not None
     description = describe(predictor.config, predictor.classes, predictor.task)
     defaults = default_values(predictor.config)
     settings: dict[str, Any] = {"BASE": _RECIPE}
