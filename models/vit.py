@@ -166,8 +166,8 @@ class VisionTransformer(ImageModel):
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "linear",
-        neck_dim: Size | None = None,
-        neck_norm: bool = False,
+        neck_dim: OfClassifier[Size | None] = None,
+        neck_norm: OfClassifier[bool] = False,
         head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         head_init_bias: InTraining[OfClassifier[float]] = 0.0,
         head_batch_norm: OfClassifier[bool] = False,

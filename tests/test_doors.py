@@ -40,6 +40,8 @@ WRITTEN = {
     "inference/captions.py: save": "opened with mode x",
     "inference/captions.py: write": OWN_FOLDER,
     "inference/conventions.py: write_conventions": OWN_FOLDER,
+    "inference/text/exporting.py: write_text_export": OWN_FOLDER,
+    "inference/text/tokenizing_process.py: _main": NO_FILE,
     "inference/serve/compute.py: _silence_libraries": "the null device, and a copy of standard error",
     "inference/exporting.py: _write_for_client": OWN_FOLDER,
     "inference/exporting.py: _write_graphs": OWN_FOLDER,

@@ -147,6 +147,11 @@ WITHIN = {
     "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "settings/plain.py: parsed_json",
 }  # fmt: skip
 NO_STRANGERS = {
+    "inference/text/tokenizer.py: _asked": "what a process of the same program sends",
+    "inference/text/tokenizing_process.py: _main": "the same; whatever else is raised, it tells",
+    "inference/text/tokenizing_process.py: _by_merges": "a process with limits, which tells what is raised",
+    "inference/text/tokenizing_process.py: _is_gemmas": "the same",
+    "inference/text/tokenizing_process.py: _text": "the same",
     "inference/serve/messages.py: head_of": "what the server's own processes send each other",
     "launch/admission.py: _read_greeting": "a line whose proof was right",
     "launch/launched.py: receive": "the same",
@@ -179,6 +184,8 @@ JSON_OF_OUR_OWN = {
     "settings/names.py": "a file that ships",
     "tools/list_models.py": "the same",
     "inference/serve/messages.py": "what the server's own processes send each other",
+    "inference/text/tokenizer.py": "what a process that it started sends",
+    "inference/text/tokenizing_process.py": "a process with limits, which tells what is raised",
     "launch/admission.py": "a line whose proof was right",
     "launch/launched.py": "the same",
     "launch/sharing.py": "what a process of the same user sends",

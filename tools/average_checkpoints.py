@@ -3,7 +3,7 @@
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
     python tools/average_checkpoints.py --greedy -output soup.safetensors RUN/checkpoints/best OTHER/checkpoints/best
 
-    python tools/average_checkpoints.py -weights 0.5 0.5 -output wise.safetensors CLASSIFIER RUN/checkpoints/best
+    python tools/average_checkpoints.py -weights 0.5 0.5 -output wise.safetensors CLASSIFIER PROBE/checkpoints/last
 
 Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every
 tensor of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in

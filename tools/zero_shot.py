@@ -1,9 +1,8 @@
 """Makes a classifier of classes' names, without training: the text tower of CLIP or SigLIP computes it.
 
-    python tools/zero_shot.py WEIGHTS -classes classes.txt -output CLASSIFIER
-    python tools/zero_shot.py WEIGHTS -data_path /data/flowers -templates templates.txt -output CLASSIFIER
+    python tools/zero_shot.py CLIP -data_path /data/flowers -output CLASSIFIER
 
-WEIGHTS are those of both towers, with their tokenizer beside them: a folder of transformers or
+CLIP stands for weights of both towers, with their tokenizer beside them: a folder of transformers or
 OpenCLIP, hf-hub:org/name, or a file. CLASSIFIER is a new folder with weights that every command
 takes: -eval, tools/predict.py, tools/export_model.py, tools/serve.py. Training starts from it, too
 (-pretrained=CLASSIFIER).

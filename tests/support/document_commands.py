@@ -3,6 +3,7 @@
 import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -235,6 +236,10 @@ class Desk:
             if entry.name in ("tools", "examples", "configs") or entry.suffix in (".py", ".sh"):
                 (folder / entry.name).symlink_to(entry)
         write_data(folder / "data")
+        # A model of images and texts, and what its documents name.
+        shutil.copytree(ROOT / "tests" / "golden" / "text" / "clip", folder / "CLIP")
+        (folder / "classes.txt").write_text("rose\ntulip\n")
+        (folder / "templates.txt").write_text("a photo of a {}\n{} here\n")
         for name, text in PADDLEVIT.items():
             file = folder / "PaddleViT" / "image_classification" / f"{name}.yaml"
             file.parent.mkdir(parents=True)

@@ -333,7 +333,8 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
     asked = {call[1] for name in HOUSE for call in re.finditer(calls, (ROOT / name).read_text())}
     trackers = {"visualdl", "tensorboard", "wandb", "mlflow"}
     assert (
-        trackers | {"dali", "elastic", "export", "hub", "masks", "robustness", "serve", "sweep"}
+        trackers
+        | {"dali", "elastic", "export", "hub", "masks", "robustness", "serve", "sweep", "text"}
         == asked
     )
     for extra in asked:
