@@ -13,6 +13,7 @@ from paddle import nn
 from errors import InputError
 from models.layers.batch_norm import keeping_statistics
 from models.layers.classifier_norm import ClassifierNorm
+from models.layers.cosine import CosineClassifier
 from models.layers.graph_sizes import is_known
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
@@ -86,6 +87,8 @@ class ImageModel(nn.Layer):
         head_batch_norm: whether a batch norm without scale and shift comes before each classifier,
             as in the linear probe of MAE (arXiv:2111.06377). "head" is then "head.0", the norm, and
             "head.1", the Linear.
+        head_cosine: the scale of classifiers whose logits are cosines (``CosineClassifier``); None:
+            they are Linears.
         head_widths: input channels of the classifiers that don't read num_features, by name.
         weight_names: the module of ``weights.names`` that maps other toolkits' names of the
             tensors, if there is one.
@@ -114,6 +117,7 @@ class ImageModel(nn.Layer):
 
     head_init_bias = 0.0
     head_batch_norm = False
+    head_cosine: float | None = None
     head_widths: Mapping[str, int] = {}
     weight_names: ModuleType | None = None
     first_conv = "patch_embed.proj"
@@ -433,7 +437,12 @@ class ImageModel(nn.Layer):
         for name in self.classifier_names():
             parent, _, last = name.rpartition(".")
             width = self.head_widths.get(name, self.num_features)
-            classifier = Linear(width, self.num_classes) if self.num_classes else nn.Identity()
+            if not self.num_classes:
+                classifier = nn.Identity()
+            elif self.head_cosine is not None:
+                classifier = CosineClassifier(width, self.num_classes, self.head_cosine)
+            else:
+                classifier = Linear(width, self.num_classes)
             if self.num_classes and self.head_batch_norm:
                 classifier = nn.Sequential(ClassifierNorm(width), classifier)
             setattr(sublayer(self, parent), last, classifier)

@@ -111,6 +111,8 @@ class VisionTransformer(ImageModel):
         neck_dim: channels of a projection between the pooled features and the classifier
             (``Neck``); None: no projection.
         neck_norm: whether the classifier reads vectors of length 1, as those of CLIP and SigLIP.
+        head_cosine: a factor that makes the logits cosines times it (``CosineClassifier``), as
+            TRAIN.LOSS arcface and proxy_anchor need; None: the classifier is a Linear.
 
     Attributes:
         num_prefix_tokens: number of tokens before the patches.
@@ -171,6 +173,7 @@ class VisionTransformer(ImageModel):
         head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         head_init_bias: InTraining[OfClassifier[float]] = 0.0,
         head_batch_norm: OfClassifier[bool] = False,
+        head_cosine: OfClassifier[Positive | None] = None,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
@@ -187,6 +190,7 @@ class VisionTransformer(ImageModel):
         self.global_pool = global_pool
         self.head_init_bias = head_init_bias
         self.head_batch_norm = head_batch_norm
+        self.head_cosine = head_cosine
         self.weight_init = weight_init
         self.distilled = distilled
         self.takes_masks = block == "serial" and attention == "softmax"

@@ -13,7 +13,7 @@ from errors import InputError
 from settings import registry
 from settings.configuration import Configuration, pair
 from settings.needs import float_pixels
-from settings.tasks import answers_of, mixes
+from settings.tasks import answers_of, is_read_by, mixes
 from settings.values import quoted
 
 # A key, and what is expected of it instead of its value.
@@ -50,6 +50,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         _of_probes,
         _of_sharded_weights,
         _of_losses,
+        _of_metric_losses,
         _of_schedule,
         _of_mixing,
         _of_multilabel,
@@ -273,6 +274,26 @@ def _of_losses(config: Configuration) -> Iterator[Conflict]:
             )
         if train.LOSS == "token_label":
             yield "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature"
+
+
+def _of_metric_losses(config: Configuration) -> Iterator[Conflict]:
+    train = config.TRAIN
+    loss = train.LOSS
+    if config.EVAL or not is_read_by(config.TASK, "TRAIN.LOSS"):
+        return
+    if loss in ("arcface", "proxy_anchor") and config.MODEL.get("HEAD_COSINE") is None:
+        yield "MODEL.HEAD_COSINE", f"the scale of cosines, such as 64, with TRAIN.LOSS {loss}"
+    if loss == "triplet":
+        if train.DISTILLATION_TYPE is not None:
+            yield "TRAIN.DISTILLATION_TYPE", "None with TRAIN.LOSS triplet"
+        if config.TO_STATIC:
+            yield "TO_STATIC", "False with TRAIN.LOSS triplet"
+    # Nothing of these losses could apply them.
+    unweighted = loss == "proxy_anchor" or (loss == "triplet" and not train.TRIPLET_CROSS_ENTROPY)
+    if unweighted and train.SMOOTHING:
+        yield "TRAIN.SMOOTHING", f"0.0 with TRAIN.LOSS {loss}, which has no probabilities"
+    if unweighted and train.CLASS_WEIGHTS is not None:
+        yield "TRAIN.CLASS_WEIGHTS", f"None with TRAIN.LOSS {loss}"
 
 
 def _of_schedule(config: Configuration) -> Iterator[Conflict]:

@@ -21,9 +21,16 @@ from models.base import ImageModel
 from models.costs import model_of
 from settings.configuration import Configuration
 from settings.registry import tasks
+from training.embeddings import Embeddings
 from training.equal_ranks import load_equal
 from training.feature_distillation import FEATURE, LastMap, check_alignment, make_student
-from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
+from training.losses import (
+    CrossEntropy,
+    Teacher,
+    build_criterion,
+    reads_embeddings,
+    reads_tokens,
+)
 from training.predictions import Predictions
 from training.run import Run
 from training.task import MASK, Batch, Metrics, Task, sum_of_each
@@ -50,6 +57,7 @@ class Classification(Task):
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+        self.embeddings = Embeddings()
         if config.MODEL.NUM_CLASSES < 5:
             self.note = (
                 f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
@@ -59,13 +67,16 @@ class Classification(Task):
         """Returns the model, with the projection that a feature distillation needs.
 
         Raises:
-            InputError: as of ``build_teacher``.
+            InputError: as of ``build_teacher``; or the loss or RETRIEVAL needs embeddings, and the
+                model has several classifiers.
         """
         model = build_model(self.config)
         if self.config.TRAIN.DISTILLATION_TYPE == FEATURE and not self.config.EVAL:
             # The projection has the width of the teacher, which isn't built for this.
             teacher = model_of(_teacher_config(self.config))
             make_student(model, teacher.feature_info[-1]["num_chs"])
+        if self.config.TRAIN.LOSS == "triplet" and not self.config.EVAL:
+            self.embeddings.watch(model, "TRAIN.LOSS triplet")
         return model
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
@@ -93,6 +104,8 @@ class Classification(Task):
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
         outputs = network(images)
+        if reads_embeddings(self.criterion.base):
+            outputs = (outputs, self.embeddings.last)
         losses = self.criterion(images, outputs, targets)
         logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
         return {"loss": losses, **hits(logits.detach(), targets)}

@@ -56,6 +56,7 @@ def build_criterion(
         weight=class_weights(config, labels),
         pos_weight=pos_weights(config, labels),
         several=answers_of(config.TASK) == "sigmoid",
+        cosine_scale=config.MODEL.get("HEAD_COSINE"),
     )
     return TrainingLoss(
         losses.choose(config)(targets),

@@ -9,6 +9,7 @@ from paddle import nn
 
 from errors import InputError
 from training.feature_distillation import FEATURE, feature_distance
+from training.losses.metric import reads_embeddings
 from training.losses.softmax import label_losses, log_softmax
 
 
@@ -105,13 +106,13 @@ class TrainingLoss(nn.Layer):
             images: the student's, [B, C, S, S].
             outputs: logits [B, K] for both losses, or a pair: logits, and what is distilled (the
                 logits of the distillation token, or the projected map). A base that reads tokens
-                gets all outputs, and the first of them is distilled.
+                or embeddings gets all outputs, and the first of them is distilled.
             targets: as ``base`` takes them.
 
         Raises:
             InputError: the teacher has another number of classes than the student.
         """
-        if reads_tokens(self.base):
+        if reads_tokens(self.base) or reads_embeddings(self.base):
             base_outputs = outputs
             distilled = outputs[0]
         elif isinstance(outputs, list | tuple):

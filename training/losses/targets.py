@@ -28,6 +28,8 @@ class Targets(NamedTuple):
         pos_weight: a factor per class, or one for all, on the loss of images that have the class;
             or None.
         several: whether targets [B, K] are a yes or no for each class instead of distributions.
+        cosine_scale: the factor by which logits are larger than cosines (MODEL.HEAD_COSINE); None:
+            logits aren't cosines.
     """
 
     distributions: bool
@@ -35,6 +37,7 @@ class Targets(NamedTuple):
     weight: Sequence[float] | None
     pos_weight: Sequence[float] | None = None
     several: bool = False
+    cosine_scale: float | None = None
 
 
 def factors(weight: Sequence[float] | None) -> paddle.Tensor | None:
