@@ -261,7 +261,11 @@ class DATA(Section):
     SHUFFLE_MODE: Literal["global", "shard"] = key("global", TRAINING)
 
     # Training: draw each image once an epoch. "balanced": draw all classes equally often.
-    SAMPLER: Literal["shuffle", "balanced"] = key("shuffle", TRAINING, LABELS)
+    # "per_class": so, too, and PER_CLASS images of each class that a global batch has.
+    SAMPLER: Literal["shuffle", "balanced", "per_class"] = key("shuffle", TRAINING, LABELS)
+
+    # Images of a class in a global batch, which TRAIN.LOSS triplet compares.
+    PER_CLASS: Few = key(4, TRAINING, LABELS, is_("DATA.SAMPLER", "per_class"))
 
     # Training: a list of image sizes in pixels. Each step uses one of them. None: IMAGE_SIZE.
     MULTI_SCALE: Sequence[Side] | None = key(None, TRAINING, ONE_VIEW)

@@ -1,5 +1,6 @@
 """Samplers: the order in which samples are read, and each rank's share of every batch."""
 
+import collections
 import copy
 import itertools
 from collections.abc import Iterator, Sized
@@ -25,6 +26,8 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     of steps.
 
     DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn.
+    "per_class" does so, too, and puts DATA.PER_CLASS images of each of its classes into a global
+    batch (``_order_by_class``).
 
     TRAIN.REPEATED_AUGMENT m puts m copies of each image into a global batch (Hoffer et al. 2020,
     arXiv:1901.09335; DeiT). The copies don't follow each other, so that mixup's pairs are of
@@ -38,7 +41,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     padded as above.
 
     Raises:
-        InputError: DROP_LAST leaves no batch.
+        InputError: DROP_LAST leaves no batch, or DATA.PER_CLASS doesn't fit the global batch.
     """
 
     def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
@@ -60,6 +63,11 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         shards = getattr(dataset, "shards", None)
         self.shard_of_sample = shards.shard if shards is not None else None
         self.balanced_labels = dataset.labels if config.DATA.SAMPLER == "balanced" else None
+        # Images of each class in a global batch; None: any number.
+        self.per_class = config.DATA.PER_CLASS if config.DATA.SAMPLER == "per_class" else None
+        if self.per_class is not None:
+            _check_classes(dataset.labels, self.per_class, batch_size * ranks)
+            self.balanced_labels = dataset.labels
         self.repeats = config.TRAIN.REPEATED_AUGMENT
         # Samples of this rank in an epoch.
         if drop_last:
@@ -135,6 +143,10 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         if self.keeps_samples:
             samples = np.arange(self.rank, len(self.dataset), self.ranks)
             order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(samples)
+        elif self.per_class is not None:
+            batch = self.batch_size * self.ranks
+            total = self.num_samples * self.ranks
+            order = _order_by_class(self.balanced_labels, self.per_class, batch, total, rng)
         elif self.balanced_labels is not None:
             order = _balanced_order(self.balanced_labels, rng)
         elif self.shard_of_sample is not None and self.shards_at_once:
@@ -188,6 +200,54 @@ def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     order = np.concatenate(drawn)
     rng.shuffle(order)
     return order
+
+
+def _check_classes(labels: np.ndarray, per_class: int, batch: int) -> None:
+    """Raises InputError if a global batch can't have ``per_class`` images of each of its classes."""
+    classes = len(np.unique(labels))
+    if batch % per_class:
+        raise InputError(
+            f"DATA.PER_CLASS is {per_class}, which doesn't divide the global batch of {batch} images;"
+            " change one of the two"
+        )
+    if batch // per_class > classes:
+        raise InputError(
+            f"a global batch of {batch} images has {batch // per_class} classes of DATA.PER_CLASS"
+            f" {per_class}, but the data has {classes}; raise DATA.PER_CLASS, or lower -batch_size"
+        )
+
+
+def _order_by_class(
+    labels: np.ndarray, per_class: int, batch: int, total: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns ``total`` indices, of which each batch has ``per_class`` images of some classes (the
+    P x K of Hermans et al. 2017, arXiv:1703.07737).
+
+    The classes take turns: none comes again before all others did, and none comes twice in a batch.
+    The images of a class take turns, too. Those that are left over when a turn ends, fewer than
+    ``per_class``, wait for the next one. A class with fewer images repeats them.
+    """
+    classes, places = _sort(labels)
+    members = np.split(places, np.flatnonzero(np.diff(classes)) + 1)
+    # The groups of ``per_class`` images that each class has left in its turn.
+    groups: list[list[np.ndarray]] = [[] for _ in members]
+    waiting: collections.deque[int] = collections.deque()
+    drawn: list[np.ndarray] = []
+    for _ in range(-(-total // batch)):
+        if len(waiting) < batch // per_class:
+            # A new turn begins within this batch, with classes that the batch doesn't have yet.
+            turn = rng.permutation(len(members)).tolist()
+            has = set(waiting)
+            waiting.extend(label for label in turn if label not in has)
+            waiting.extend(label for label in turn if label in has)
+        for _ in range(batch // per_class):
+            label = waiting.popleft()
+            if not groups[label]:
+                images = rng.permutation(members[label])
+                count = max(1, len(images) // per_class)
+                groups[label] = [*np.resize(images, count * per_class).reshape(count, per_class)]
+            drawn.append(groups[label].pop())
+    return np.concatenate(drawn)[:total]
 
 
 def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -139,8 +139,12 @@ def _of_data(config: Configuration) -> Iterator[Conflict]:
             "DATA.SHUFFLE_MODE",
             "global, or with it SAMPLER shuffle, REPEATED_AUGMENT 1 and no SHARD_SHUFFLE",
         )
+    if data.SAMPLER == "per_class" and repeats:
+        yield "TRAIN.REPEATED_AUGMENT", "1 with DATA.SAMPLER per_class"
     sizes = data.MULTI_SCALE
     if sizes is not None:
+        if data.SAMPLER == "per_class":
+            yield "DATA.MULTI_SCALE", "None with DATA.SAMPLER per_class: its batches have one size"
         if len(set(sizes)) < len(sizes) or repeats:
             yield "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1"
         if data.SCALE_SCHEDULE == "progressive":

@@ -307,3 +307,76 @@ def test_evaluation_takes_every_sample_once(length, ranks):
         range(length)
     )
     assert all(len(list(sampler)) == len(sampler) for sampler in samplers)
+
+
+PER_CLASS = ["DATA.SAMPLER", "per_class", "DATA.PER_CLASS", "4"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_batch_has_as_many_images_of_each_of_its_classes(drop_last):
+    # 5 classes that divide nothing, one of them of fewer images than a group has.
+    images = [0] * 41 + [3] * 17 + [1] * 9 + [2] * 3 + [7] * 30
+    labels = Labels(np.random.default_rng(0).permutation(images))
+    for epoch in (1, 2):
+        steps = keys(labels, 12, 1, *PER_CLASS, drop_last=drop_last, epoch=epoch)
+        assert [len(step) for step in steps] == [12] * 8 + [4] * (not drop_last)
+        counts = dict.fromkeys((0, 1, 2, 3, 7), 0)
+        for step in steps:
+            classes = [labels[index] for _, index, _ in step]
+            present, images = np.unique(classes, return_counts=True)
+            # Three classes in each batch, each once.
+            assert len(present) == len(step) // 4
+            assert set(images.tolist()) == {4}
+            for place in range(0, len(step), 4):
+                assert len(set(classes[place : place + 4])) == 1
+                counts[classes[place]] += 1
+        assert max(counts.values()) - min(counts.values()) <= 1
+        drawn = [key for step in steps for key in step]
+        # An image that comes again is augmented anew, and those of a class take turns.
+        assert len(set(drawn)) == len(drawn)
+        first_class = [index for _, index, _ in drawn if labels[index] == 0]
+        assert len(set(first_class)) == len(first_class) == counts[0] * 4
+
+
+@pytest.mark.smoke
+def test_no_image_comes_twice_among_those_of_its_class():
+    labels = Labels([0] * 6 + [1] * 5)
+    for epoch in range(1, 9):
+        for step in keys(labels, 8, 1, *PER_CLASS, epoch=epoch, drop_last=True):
+            indices = [index for _, index, _ in step]
+            assert len(set(indices)) == 8
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(6, 2), (4, 3), (3, 4)])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_any_number_of_ranks_draws_the_same_classes(batch, ranks, drop_last):
+    labels = Labels([0, 1, 2, 3] * 15)
+    whole = keys(labels, 12, 1, *PER_CLASS, drop_last=drop_last)
+    for step in range(6):
+        found = left(labels, batch, ranks, 12 * step, *PER_CLASS, drop_last=drop_last)
+        assert found == whole[step:]
+
+
+@pytest.mark.parametrize("length", [48, 50, 53])
+def test_ranks_batches_have_one_size_the_last_ones_too(length):
+    """Losses of the batch of all ranks rely on it."""
+    labels = Labels(np.resize(np.arange(4), length))
+    for recipe in ([], PER_CLASS):
+        config = get_config(None, ["DATA.BATCH_SIZE=4", "DATA.DROP_LAST=False", *recipe])
+        sizes = [
+            [len(step) for step in TrainBatchSampler(config, labels, rank, 3)] for rank in range(3)
+        ]
+        assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (10, "DATA.PER_CLASS is 4, which doesn't divide the global batch of 10 images"),
+        (20, "has 5 classes of DATA.PER_CLASS 4, but the data has 4; raise DATA.PER_CLASS"),
+    ],
+)
+def test_a_batch_that_has_no_room_for_the_classes_is_refused(batch, message):
+    with pytest.raises(InputError, match=message):
+        keys(Labels([0, 1, 2, 3] * 15), batch, 1, *PER_CLASS)

@@ -138,15 +138,12 @@ def test_the_margin_at_angles_of_0_and_pi():
 
 
 def test_without_a_margin_arcface_is_the_cross_entropy():
+    smooth = ["TRAIN.MIXUP_ALPHA=0", "TRAIN.SMOOTHING=0.1"]
     config = get_config(
         "vit_digits",
-        ["MODEL.HEAD_COSINE", "20", "TRAIN.LOSS", "arcface", "TRAIN.ARCFACE_MARGIN", "0"]
-        + ["TRAIN.MIXUP_ALPHA", "0", "TRAIN.SMOOTHING", "0.1"],
+        ["MODEL.HEAD_COSINE=20", "TRAIN.LOSS=arcface", "TRAIN.ARCFACE_MARGIN=0", *smooth],
     )
-    plain = get_config(
-        "vit_digits",
-        ["TRAIN.LOSS", "cross_entropy", "TRAIN.MIXUP_ALPHA", "0", "TRAIN.SMOOTHING", "0.1"],
-    )
+    plain = get_config("vit_digits", ["TRAIN.LOSS=cross_entropy", *smooth])
     logits = paddle.to_tensor(np.random.default_rng(0).uniform(-20, 20, (6, 10)), "float32")
     labels = paddle.arange(6)
     found = build_criterion(config)(None, logits, labels).numpy()
@@ -206,8 +203,7 @@ def test_two_classifiers_have_no_one_input():
             "TRAIN.SMOOTHING is 0.1, expected 0.0 with TRAIN.LOSS proxy_anchor",
         ),
         (
-            ["TRAIN.LOSS", "triplet", "TRAIN.TRIPLET_CROSS_ENTROPY", "0"]
-            + ["TRAIN.CLASS_WEIGHTS", "auto"],
+            ["TRAIN.LOSS=triplet", "TRAIN.TRIPLET_CROSS_ENTROPY=0", "TRAIN.CLASS_WEIGHTS=auto"],
             "TRAIN.CLASS_WEIGHTS is 'auto', expected None with TRAIN.LOSS triplet",
         ),
         (["TRAIN.ARCFACE_MARGIN", "0.3"], "ARCFACE_MARGIN does nothing without TRAIN.LOSS arcface"),
