@@ -135,8 +135,13 @@ class Root(Section):
     KEEP_LAST: Every = key(2, TRAINING)
 
     # What makes a checkpoint the best: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP (auto),
-    # f1_micro or f1_macro. Or loss: the lowest is the best. Or knn, with PROBE.FREQ.
+    # f1_micro or f1_macro. Or loss: the lowest is the best. Or knn, with PROBE.FREQ. Or a metric of
+    # RETRIEVAL.
     BEST_METRIC: str = key("auto", TRAINING)
+
+    # Evaluate retrieval, too: recall_K for each of these K, mAP and mAP_R of the embeddings, the inputs
+    # of the classifier. Each image is compared with all others. None: don't.
+    RETRIEVAL: Sequence[Every] | None = key(None, is_("TASK", "classification"))
 
     # End the run if a checkpoint can't be written (full disk). "continue": report it and go on.
     SAVE_ON_ERROR: Literal["stop", "continue"] = "stop"

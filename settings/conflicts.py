@@ -38,6 +38,8 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
     metrics = task.given.get("metrics", "").split()
     if config.PROBE.FREQ:
         metrics.append("knn")
+    if config.RETRIEVAL is not None:
+        metrics += [*(f"recall_{k}" for k in config.RETRIEVAL), "mAP", "mAP_R"]
     registry.refuse_other("BEST_METRIC", config.BEST_METRIC, ("auto", *metrics, "loss"))
     rules = (
         _of_data,
@@ -48,6 +50,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         _of_dali,
         _of_run,
         _of_probes,
+        _of_retrieval,
         _of_sharded_weights,
         _of_losses,
         _of_metric_losses,
@@ -92,6 +95,20 @@ def _of_run(config: Configuration) -> Iterator[Conflict]:
         )
     if resume == "auto" and not config.OUTPUT:
         yield "MODEL.RESUME", "-output with it: the folder of the checkpoints"
+
+
+def _of_retrieval(config: Configuration) -> Iterator[Conflict]:
+    ks = config.RETRIEVAL
+    if ks is None:
+        return
+    if len(set(ks)) < len(ks):
+        yield "RETRIEVAL", "each K once"
+    if config.EVAL_ENGINE != "eager":
+        yield "EVAL_ENGINE", "eager with RETRIEVAL: the exported model gives no embeddings"
+    if config.TO_STATIC:
+        yield "TO_STATIC", "False with RETRIEVAL"
+    if config.DATA.LABELS is not None:
+        yield "DATA.LABELS", "None with RETRIEVAL: an image has one class"
 
 
 def _of_probes(config: Configuration) -> Iterator[Conflict]:

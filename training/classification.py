@@ -1,9 +1,11 @@
 """Classification: images of one class each, trained by a cross-entropy.
 
 An evaluation counts the share of images whose label is the first guess (``acc1``), or one of the
-first five (``acc5``).
+first five (``acc5``). With RETRIEVAL it also ranks the images by how similar their embeddings are
+(``training.retrieval``).
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -14,6 +16,7 @@ from paddle import nn
 from config import get_config, with_values
 from datasets import ImageDataset
 from errors import InputError
+from launch.progress import EVALUATING, beat
 from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
@@ -32,9 +35,10 @@ from training.losses import (
     reads_tokens,
 )
 from training.predictions import Predictions
+from training.retrieval import normalised, percentages, retrieval_sums
 from training.run import Run
 from training.task import MASK, Batch, Metrics, Task, sum_of_each
-from utils import all_reduce_sum
+from utils import all_gather, all_reduce_sum, rank
 
 
 @tasks.register("classification", metrics="acc1 acc5 mean_class_acc")
@@ -58,6 +62,11 @@ class Classification(Task):
         super().__init__(config, classes)
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.embeddings = Embeddings()
+        if config.RETRIEVAL is not None:
+            shown = f", recall_{config.RETRIEVAL[0]}: {{recall_{config.RETRIEVAL[0]}:.2f}}, mAP: {{mAP:.2f}}"
+            self.lines = self.lines | {
+                place: self.lines[place] + shown for place in ("val", "best", "result")
+            }
         if config.MODEL.NUM_CLASSES < 5:
             self.note = (
                 f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
@@ -75,9 +84,26 @@ class Classification(Task):
             # The projection has the width of the teacher, which isn't built for this.
             teacher = model_of(_teacher_config(self.config))
             make_student(model, teacher.feature_info[-1]["num_chs"])
-        if self.config.TRAIN.LOSS == "triplet" and not self.config.EVAL:
+        if self.config.RETRIEVAL is not None:
+            self.embeddings.watch(model, "RETRIEVAL")
+        elif self.config.TRAIN.LOSS == "triplet" and not self.config.EVAL:
             self.embeddings.watch(model, "TRAIN.LOSS triplet")
         return model
+
+    def prepare_data(self, dataset: ImageDataset, mode: str) -> None:
+        """Prepares a dataset as every task does.
+
+        Raises:
+            InputError: RETRIEVAL is set, and no two validation images have one class.
+        """
+        super().prepare_data(dataset, mode)
+        if mode == "val" and self.config.RETRIEVAL is not None:
+            _, counts = np.unique(dataset.labels, return_counts=True)
+            if counts.max() < 2:
+                raise InputError(
+                    f"RETRIEVAL is {self.config.RETRIEVAL}, but no two of the {len(dataset)} validation"
+                    " images have one class, so none could find another; set it to null"
+                )
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds the transform of batches, and the loss with its teacher.
@@ -112,7 +138,7 @@ class Classification(Task):
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and
-        ``num_samples``.
+        ``num_samples``; with RETRIEVAL also the metrics of ``training.retrieval``.
 
         ``class_acc`` is by name, with None for a class without a sample. ``mean_class_acc`` is the
         mean over the other classes. An image of several labels counts for each of them.
@@ -124,9 +150,15 @@ class Classification(Task):
         # By class, its samples that were right and all of them.
         by_class = paddle.zeros([outputs, 2], "float64")
         self.predictions = Predictions()
+        # Of this rank's images, with RETRIEVAL.
+        embeddings = []
+        embedded_labels = []
         for batch in batches:
             logits = forward(self.normalize(batch["pixels"]))
             labels = batch["labels"]
+            if self.config.RETRIEVAL is not None:
+                embeddings.append(self.embeddings.last.astype("float32").numpy())
+                embedded_labels.append(labels.numpy())
             # Of several labels [B, K] any is right (DATA.LABELS, DATA.CLASSES).
             several = labels.ndim == 2
             if several:
@@ -151,14 +183,48 @@ class Classification(Task):
             for right, samples in sums[4:].reshape(-1, 2)
         ]
         names = self.classes or map(str, range(outputs))
+        retrieved = {}
+        if self.config.RETRIEVAL is not None:
+            retrieved = _retrieval(embeddings, embedded_labels, self.config.RETRIEVAL)
         return {
             "loss": loss / count,
             "acc1": acc1 / count,
             "acc5": acc5 / count,
             "mean_class_acc": float(np.mean([acc for acc in class_acc if acc is not None])),
+            **retrieved,
             "num_samples": int(count),
             "class_acc": dict(zip(names, class_acc, strict=False)),
         }
+
+
+def _retrieval(
+    embeddings: Sequence[np.ndarray], labels: Sequence[np.ndarray], ks: Sequence[int]
+) -> Metrics:
+    """Returns the metrics of retrieval in percent, of the images of all ranks.
+
+    Each rank compares its own images with all others. It holds the embeddings of all of them, and
+    no more than some millions of similarities at a time.
+
+    Args:
+        embeddings, labels: of this rank's batches, [B, D] and [B] each.
+        ks: the K of Recall@K.
+    """
+    by_rank = all_gather((list(embeddings), list(labels)))
+    count = sum(map(len, itertools.chain.from_iterable(of_rank for _, of_rank in by_rank)))
+    width = max(values.shape[1] for of_rank, _ in by_rank for values in of_rank)
+    all_embeddings = np.empty((count, width), np.float32)
+    all_labels = np.empty(count, np.int64)
+    ranks = len(by_rank)
+    # Rank r has evaluated every R-th image from the r-th on (``EvalBatchSampler``). In the data's
+    # order, ties don't depend on the number of ranks.
+    for r, (of_rank, labels_of_rank) in enumerate(by_rank):
+        if of_rank:
+            all_embeddings[r::ranks] = normalised(np.concatenate(of_rank))
+            all_labels[r::ranks] = np.concatenate(labels_of_rank)
+    sums = retrieval_sums(
+        all_embeddings, all_labels, np.arange(rank(), count, ranks), ks, lambda: beat(EVALUATING)
+    )
+    return percentages(all_reduce_sum(paddle.to_tensor(sums)).numpy(), ks)
 
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
