@@ -50,7 +50,7 @@ LARGEST_ROW = 20_000
 # The bytes of values that are read at once.
 _BLOCK = 4 << 20
 _PATH = Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 4096)
-_FORM: Form = {
+FORM: Form = {
     "checkpoint": _PATH,
     "sha256": Rule("a SHA-256", lambda value: is_name(value, 64)),
     "folder": _PATH,
@@ -351,7 +351,7 @@ def open_features(path: Path) -> StoredFeatures:
     record = path.with_suffix(".json")
     with reading(record, "the record of tools/features.py"):
         made = parsed_json(whole_file(record, _LARGEST_RECORD))
-        check_form(made, _FORM, tuple(name for name in _FORM if name != "oriented"))
+        check_form(made, FORM, tuple(name for name in FORM if name != "oriented"))
         shape = made["shape"]
         offset = made["offset"]
         if len(shape) != 2:

@@ -80,7 +80,7 @@ class Names(NamedTuple):
     def rows_of(self, path: str) -> set[int]:
         """Returns the rows of the image with an absolute path."""
         # Other paths may have the same checksum.
-        candidates = np.flatnonzero(self.sums == _sum(path)).tolist()
+        candidates = np.flatnonzero(self.sums == checksum(path)).tolist()
         return {row for row in candidates if os.path.abspath(self.name(row)) == path}
 
 
@@ -119,7 +119,8 @@ def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Name
     return names
 
 
-def _sum(path: str) -> int:
+def checksum(path: str) -> int:
+    """Returns what ``Names.sums`` has of an image's absolute path."""
     return zlib.crc32(path.encode("utf-8", "surrogatepass"))
 
 
@@ -182,7 +183,7 @@ def _read(stored: StoredFeatures) -> Names:
         is_rooted = path.startswith("/") and not path.endswith("/")
         if not is_rooted or "/." in path or "//" in path:
             path = os.path.abspath(path)
-        sums.append(_sum(path))
+        sums.append(checksum(path))
     return Names(
         file=stored.index,
         folder=folder,

@@ -17,6 +17,7 @@ from config import get_config, with_values
 from datasets import ImageDataset
 from errors import InputError
 from launch.progress import EVALUATING, beat
+from loading.label_sets import every_label
 from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
@@ -62,11 +63,6 @@ class Classification(Task):
         super().__init__(config, classes)
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.embeddings = Embeddings()
-        if config.RETRIEVAL is not None:
-            shown = f", recall_{config.RETRIEVAL[0]}: {{recall_{config.RETRIEVAL[0]}:.2f}}, mAP: {{mAP:.2f}}"
-            self.lines = self.lines | {
-                place: self.lines[place] + shown for place in ("val", "best", "result")
-            }
         if config.MODEL.NUM_CLASSES < 5:
             self.note = (
                 f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
@@ -98,7 +94,7 @@ class Classification(Task):
         """
         super().prepare_data(dataset, mode)
         if mode == "val" and self.config.RETRIEVAL is not None:
-            _, counts = np.unique(dataset.labels, return_counts=True)
+            _, counts = np.unique(every_label(dataset.labels), return_counts=True)
             if counts.max() < 2:
                 raise InputError(
                     f"RETRIEVAL is {self.config.RETRIEVAL}, but no two of the {len(dataset)} validation"
@@ -135,6 +131,14 @@ class Classification(Task):
         losses = self.criterion(images, outputs, targets)
         logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
         return {"loss": losses, **hits(logits.detach(), targets)}
+
+    def line(self, place: str, metrics: Metrics) -> str:
+        """Returns metrics as every task does, followed by two of retrieval."""
+        text = super().line(place, metrics)
+        if self.config.RETRIEVAL is None or place == "train":
+            return text
+        recall = f"recall_{self.config.RETRIEVAL[0]}"
+        return f"{text}, {recall}: {metrics[recall]:.2f}, mAP: {metrics['mAP']:.2f}"
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and

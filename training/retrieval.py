@@ -64,12 +64,13 @@ def retrieval_sums(
     """
     sums = np.zeros(len(ks) + 3)
     members = _members(labels)
-    queries = np.array([row for row in queries.tolist() if len(members[labels[row]]) > 1], np.int64)
+    of_row = labels.tolist()
+    queries = np.array([row for row in queries.tolist() if len(members[of_row[row]]) > 1], np.int64)
     at_once = max(1, _SIMILARITIES // max(1, len(embeddings)))
     for first in range(0, len(queries), at_once):
         rows = queries[first : first + at_once]
         for row, similarities in zip(rows.tolist(), _similarities(embeddings, rows), strict=True):
-            of_class = members[labels[row]]
+            of_class = members[of_row[row]]
             ranks = _ranks(similarities, row, of_class[of_class != row])
             precisions = np.arange(1, len(ranks) + 1) / (ranks + 1)
             is_found = ranks < len(ranks)
