@@ -26,6 +26,8 @@ _CANDIDATES = 128
 # Of IVF: the least rows to train a cell by, FAISS's own, and the share of the cells that are searched.
 _ROWS_OF_CELL = 39
 _SEARCHED = 1 / 8
+# Rows that are proposed besides twice as many as are asked for.
+_SPARE = 16
 
 
 class ApproximateSearch:
@@ -85,7 +87,10 @@ class ApproximateSearch:
             left_out: for each query, rows to skip.
         """
         left_out = left_out or [()] * len(queries)
-        proposed = min(top + max(map(len, left_out), default=0), len(self.rows))
+        # FAISS's similarities are float32, and it gives equal ones in any order. More rows than are
+        # asked for leave the choice to the exact similarities.
+        proposed = 2 * top + _SPARE + max(map(len, left_out), default=0)
+        proposed = min(proposed, len(self.rows))
         if hasattr(self.index, "hnsw"):
             self.index.hnsw.efSearch = max(_CANDIDATES, 2 * proposed)
         _, places = self.index.search(_directions(queries), proposed)

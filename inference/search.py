@@ -252,7 +252,7 @@ def nearest_of(
     lengths = np.linalg.norm(directions, axis=1, keepdims=True)
     directions = directions / np.where(lengths == 0, 1, lengths)
     skipped = [np.array(sorted(rows), np.int64) for rows in left_out or [()] * len(queries)]
-    best = [(np.empty(0, np.int64), np.empty(0))] * len(queries)
+    best: list[Any] = [(np.empty(0, np.int64), np.empty(0))] * len(queries)
     first = 0
     for block in blocks:
         values = block.astype(np.float64)

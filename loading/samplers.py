@@ -62,7 +62,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         self.shards_at_once = config.DATA.SHARD_SHUFFLE
         shards = getattr(dataset, "shards", None)
         self.shard_of_sample = shards.shard if shards is not None else None
-        self.balanced_labels = dataset.labels if config.DATA.SAMPLER == "balanced" else None
+        self.balanced_labels: Any = None
+        if config.DATA.SAMPLER == "balanced":
+            self.balanced_labels = dataset.labels
         # Images of each class in a global batch; None: any number.
         self.per_class = config.DATA.PER_CLASS if config.DATA.SAMPLER == "per_class" else None
         if self.per_class is not None:
