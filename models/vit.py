@@ -173,7 +173,7 @@ class VisionTransformer(ImageModel):
         head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         head_init_bias: InTraining[OfClassifier[float]] = 0.0,
         head_batch_norm: OfClassifier[bool] = False,
-        head_cosine: OfClassifier[Positive | None] = None,
+        head_cosine: OfClassifier[Positive] | None = None,
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -156,7 +156,11 @@ CUTMIX = ("TRAIN.CUTMIX_ALPHA", 1.0)
 MINMAX = ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5])
 SIZES = ("DATA.MULTI_SCALE", [8, 12, 16])
 # Losses that have keys. token_label needs a model's patches: tests/training/test_losses.py.
-LOSSES = [name for name, loss in losses.components.items() if loss.keys and name != "token_label"]
+# Losses of embeddings or cosines need more of the model: tests/training/test_metric_losses.py.
+OTHER_LOSSES = ("arcface", "proxy_anchor", "triplet", "token_label")
+LOSSES = [
+    name for name, loss in losses.components.items() if loss.keys and name not in OTHER_LOSSES
+]
 LARGE = [("DATA.DATASET", "folder"), ("DATA.IMAGE_SIZE", 32)]
 # what shows an effect, the keys with a value that isn't the default, and where to try each of them
 TRIED = [
@@ -317,6 +321,11 @@ NOT_TRIED = {
         "TRAIN.ADAPTER.TARGETS", "TRAIN.ADAPTER.DROPOUT", "TRAIN.FREEZE", "TRAIN.DISTILLATION_TYPE",
         "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "TRAIN.TOKEN_LABEL_WEIGHT", "TRAIN.TOKEN_LABEL_MIX",
     ],
+    "of embeddings: tests/training/test_metric_losses.py, test_retrieval.py": [
+        "RETRIEVAL", "TRAIN.ARCFACE_MARGIN", "TRAIN.PROXY_ALPHA", "TRAIN.PROXY_MARGIN",
+        "TRAIN.TRIPLET_CROSS_ENTROPY", "TRAIN.TRIPLET_MARGIN",
+    ],
+    "of batches of some classes: tests/loading/test_samplers.py": ["DATA.PER_CLASS"],
     "a task's own: tests/training/test_<task>.py": [key for key in DEFAULTS if key.startswith("METHOD.")],
     "of masks: tests/loading/test_scale_jitter.py": ["TRAIN.CROP_MAX_CLASS"],
     "of masks: tests/loading/test_eval_size.py": ["DATA.EVAL_SIZE"],

@@ -1,19 +1,27 @@
 """Metric losses against pytorch-metric-learning (golden/make_metric_losses.py)."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
+from conftest import without
 from golden.metric_problem import ARCFACE, CLASSES, IMAGES, PROXY_ANCHOR, TRIPLET, problem
+from PIL import Image
 from support.ranks import run_ranks
 from support.small_models import small_vit
+from support.training_runs import assert_close, records, train, weights
 
 from config import get_config
+from datasets import get_datasets
 from errors import InputError
+from inference.feature_store import FeatureExtractor
 from models.layers.cosine import CosineClassifier
+from training.classification import Classification
 from training.embeddings import Embeddings
 from training.losses import ArcFace, ProxyAnchor, Triplet, build_criterion
+from training.retrieval import normalised, percentages, retrieval_sums
 from utils import rank, world_size
 
 GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "metric_losses.npz")
@@ -215,6 +223,117 @@ def test_two_classifiers_have_no_one_input():
     ],
 )
 def test_what_does_not_fit_a_metric_loss_is_refused(options, message):
+    with pytest.raises(InputError) as caught:
+        get_config(None, options)
+    assert message in str(caught.value)
+
+
+# ------------------------------------------------ whole trainings, on any number of processes
+
+KEYS = {
+    "arcface": ["TRAIN.LOSS=arcface", "MODEL.HEAD_COSINE=16"],
+    "proxy_anchor": ["TRAIN.LOSS=proxy_anchor", "MODEL.HEAD_COSINE=16", "MODEL.NECK_DIM=6"],
+    "triplet": ["TRAIN.LOSS=triplet", "DATA.SAMPLER=per_class", "DATA.PER_CLASS=2"],
+}
+RETRIEVAL = ["RETRIEVAL=[1,4]", "BEST_METRIC=mAP_R", "TRAIN.OPTIMIZER.NAME=SGD"]
+
+
+def train_all(runs):
+    for options, output in runs:
+        train(options, output, 48)
+
+
+@pytest.mark.long
+def test_two_processes_train_as_one(tmp_path, tiny):
+    """The losses are of the batch of both, and retrieval is measured among all images."""
+    options = ["TRAIN.BASE_LR=0.01", "DATA.GLOBAL_BATCH=16", *RETRIEVAL]
+    for ranks in (1, 2):
+        runs = [
+            ([*tiny, *as_words(options), *as_words(keys)], tmp_path / f"{loss}_{ranks}")
+            for loss, keys in KEYS.items()
+        ]
+        run_ranks(train_all, runs, ranks=ranks)
+    for loss in KEYS:
+        one, two = (tmp_path / f"{loss}_{ranks}" for ranks in (1, 2))
+        assert_close(weights(one), weights(two), atol=1e-5)
+        found, other = (records(run)[-1] for run in (one, two))
+        assert found["loss"] == pytest.approx(other["loss"], abs=1e-4)
+        # Of embeddings that are this near to each other, the last bits decide which is nearest.
+        assert found["mAP"] == pytest.approx(other["mAP"], abs=1)
+        assert {"recall_1", "recall_4", "mAP_R"} <= found.keys()
+
+
+def as_words(options):
+    return [word for option in options for word in option.split("=")]
+
+
+def evaluated(runs):
+    for path, options, output in runs:
+        train([*options, "EVAL", "True", "MODEL.PRETRAINED", str(path)], output, 48)
+
+
+@pytest.mark.long
+def test_retrieval_is_the_same_however_the_images_are_shared_out(tmp_path, tiny):
+    options = [*tiny, *as_words(["RETRIEVAL=[1,2,4,8]", "DATA.BATCH_SIZE=16"])]
+    train([*options, "TRAIN.MODEL_EMA", "True"], tmp_path / "run", 48)
+    path = tmp_path / "run" / "checkpoints" / "best"
+    words = without(options, "TRAIN.")
+    results = []
+    for batch, ranks in (("32", 1), ("5", 1), ("7", 2), ("64", 3)):
+        output = tmp_path / f"{batch}_{ranks}"
+        run_ranks(evaluated, [(path, [*words, "DATA.BATCH_SIZE_EVAL", batch], output)], ranks=ranks)
+        results.append(json.loads((output / "result.json").read_text()))
+    names = ("recall_1", "recall_2", "recall_4", "recall_8", "mAP", "mAP_R")
+    for result in results[1:]:
+        for name in names:
+            assert result[name] == pytest.approx(results[0][name], abs=1e-9)
+    # The same from stored features: what the classifier reads.
+    _, _, val = get_datasets(get_config(None, words))
+    predictor = FeatureExtractor(path)
+    pixels = np.stack([predictor.pixels(Image.fromarray(image.squeeze())) for image in val.images])
+    features = predictor.logits(pixels[:91])
+    sums = retrieval_sums(normalised(features), val.labels[:91], np.arange(91), (1, 2, 4, 8))
+    for name, value in percentages(sums, (1, 2, 4, 8)).items():
+        assert results[0][name] == pytest.approx(value, abs=0.2)
+
+
+def test_retrieval_without_two_images_of_a_class_is_refused(tmp_path, tiny):
+    config = get_config(None, [*tiny, "RETRIEVAL", "[1]"])
+    task = Classification(config)
+    with pytest.raises(InputError, match=r"RETRIEVAL is \[1\], but no two of the 5 validation"):
+        task.prepare_data(Few(np.arange(5)), "val")
+    task.prepare_data(Few(np.arange(5)), "train")
+    task.prepare_data(Few(np.array([0, 1, 1])), "val")
+
+
+class Few:
+    """A dataset of some labels."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["RETRIEVAL", "[1,1]"], "RETRIEVAL is [1, 1], expected each K once"),
+        (["RETRIEVAL", "[0]"], "RETRIEVAL is [0], expected"),
+        (["RETRIEVAL", "[1]", "TASK", "mae"], "RETRIEVAL does nothing without TASK classification"),
+        (["BEST_METRIC", "mAP"], "BEST_METRIC is 'mAP', expected one of"),
+        (
+            ["BEST_METRIC", "recall_2", "RETRIEVAL", "[1]"],
+            "BEST_METRIC is 'recall_2', expected one",
+        ),
+        (
+            ["RETRIEVAL", "[1]", "EVAL", "True", "EVAL_ENGINE", "inference"],
+            "EVAL_ENGINE is 'inference', expected eager with RETRIEVAL",
+        ),
+    ],
+)
+def test_what_does_not_fit_retrieval_is_refused(options, message):
     with pytest.raises(InputError) as caught:
         get_config(None, options)
     assert message in str(caught.value)
