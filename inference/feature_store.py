@@ -22,6 +22,7 @@ from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
 from loading.tables import csv_line, csv_rows
+from models.text_pretrained import has_text_tower
 from settings.plain import (
     Form,
     Rule,
@@ -36,11 +37,11 @@ from settings.plain import (
 )
 from utils import writing_whole
 from weights.formats import files_of
-from weights.hub import HUB_PREFIXES
+from weights.hub import HUB_PREFIXES, SHIPPED
 from weights.sums import sha256_of
 
-Pool = Literal["avg", "token", "both", "map"]
-POOLS = ("avg", "token", "both", "map")
+Pool = Literal["avg", "token", "both", "map", "embedding"]
+POOLS = ("avg", "token", "both", "map", "embedding")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
 _ADVICE = "restore it, or make the features anew (tools/features.py)"
@@ -93,7 +94,8 @@ class FeatureExtractor(Predictor):
         pool: what is returned of a layer: "avg": the mean over its places [B, channels]; "token":
             its class token [B, channels]; "both": the token, then the mean [B, 2 * channels];
             "map": all places [B, channels, rows, columns]; None: "token" if the classifier reads
-            the class token alone, else "avg".
+            the class token alone, else "avg". "embedding", without a layer: what texts are compared
+            with, of weights of images and texts.
         norm: whether the model's last norm is applied to a layer that it fits.
 
     Attributes:
@@ -124,7 +126,7 @@ class FeatureExtractor(Predictor):
             )
         # A search may run in another folder, so the paths are absolute.
         if not str(path).startswith(HUB_PREFIXES):
-            path = os.path.abspath(path)
+            path = os.path.abspath(self.path if str(path) in SHIPPED else path)
         if cfg and os.path.isfile(cfg):
             cfg = os.path.abspath(cfg)
         assert self.weights is not None
@@ -143,6 +145,13 @@ class FeatureExtractor(Predictor):
             "norm": norm,
             "oriented": self.config.DATA.EXIF_ORIENTATION,
         }
+        if pool == "embedding":
+            # The projection of CLIP is the model's classifier.
+            if layer is not None or not has_text_tower(self.path):
+                raise InputError(
+                    "-pool embedding is for weights of CLIP and SigLIP with both towers, without -layer"
+                )
+            return
         if layer is None:
             self.model.reset_classifier(0)
             return

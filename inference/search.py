@@ -18,6 +18,7 @@ from inference.feature_store import FeatureExtractor, StoredFeatures, open_featu
 from inference.name_index import open_names
 from inference.pictures import Pictures
 from inference.search_index import SUFFIX, open_index
+from inference.text.encoder import TextEncoder
 from loading.files import Paths
 from training.retrieval import normalised, percentages, retrieval_sums
 from utils import writing_whole
@@ -45,6 +46,20 @@ def of_image(features: FeatureExtractor, image: str) -> np.ndarray:
     if batch.values.ndim != 2:
         raise InputError("-pool is map; a search needs pooled features: choose avg or token")
     return batch.values[0]
+
+
+def of_text(features: FeatureExtractor, text: str) -> np.ndarray:
+    """Returns the embedding [D] of a text, which is compared with those of images.
+
+    Raises:
+        InputError: the features aren't compared with texts.
+    """
+    if features.made["pool"] != "embedding":
+        raise InputError(
+            f"{printable(text, 80)} is no file; a text is compared with the embeddings of CLIP and"
+            " SigLIP alone: give -pool embedding where the features are computed"
+        )
+    return TextEncoder(features.path)([text])[0]
 
 
 class Query(NamedTuple):
@@ -169,6 +184,14 @@ class Collected:
         if known and not self.checkpoint:
             return Query(values[known[0]], rows)
         return Query(of_image(self.extractor, image), rows)
+
+    def of_text(self, text: str) -> Query:
+        """Returns a text as a query.
+
+        Raises:
+            InputError: as the function ``of_text``.
+        """
+        return Query(of_text(self.extractor, text))
 
     def nearest(
         self, queries: Sequence[Query], top: int, approximate: Any = None
@@ -318,6 +341,7 @@ def write_grid(
     at all.
 
     Args:
+        query: an image; if there is no such file, a text, which isn't drawn.
         oriented: whether images are rotated by their EXIF, as for the model
             (DATA.EXIF_ORIENTATION).
 
@@ -329,7 +353,8 @@ def write_grid(
     """
     if output.suffix.lower() != ".png":
         raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
-    captions = [(query, "query")]
+    # A text has no picture.
+    captions = [(query, "query")] if os.path.lexists(query) else []
     captions += [(name, f"{similarity:.3f}") for name, similarity in neighbours]
     config = get_config(None, ["DATA.IMAGE_CHANNELS", "3", "DATA.EXIF_ORIENTATION", str(oriented)])
     pictures = Pictures(config, [name for name, _ in captions])

@@ -43,9 +43,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     text = (
         "of a layer: the mean of its positions, its class token, the token and the mean,"
-        " or all positions; default: avg"
+        " or all positions; default: avg. embedding, without a layer: what CLIP and SigLIP compare"
+        " with texts"
     )
-    parser.add_argument("-pool", "--pool", choices=("avg", "token", "both", "map"), help=text)
+    pools = ("avg", "token", "both", "map", "embedding")
+    parser.add_argument("-pool", "--pool", choices=pools, help=text)
     parser.add_argument(
         "-norm",
         "--norm",
@@ -70,7 +72,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raises InputError if flags don't go together, or a number is out of range."""
-    if arguments.layer is None and (arguments.pool or arguments.norm):
+    of_layer = arguments.norm or arguments.pool not in (None, "embedding")
+    if arguments.layer is None and of_layer:
         raise InputError("-pool and -norm need a layer; add -layer N, or leave them out")
     if arguments.batch_size < 1 or arguments.workers < 0:
         raise InputError("expected -batch_size of at least 1, and -workers of at least 0")

@@ -8,9 +8,10 @@ indexes of images.
     python tools/search.py -index FILE.index -list
     python tools/search.py -metrics FILE.index
 
-QUERY is an image. It is compared with the images of FOLDER, at any depth, of an index, or with
-features that tools/features.py wrote (FILE.npy). The two files name their model, whose weights must
-not have changed since. Their images aren't read again.
+QUERY is an image. For CLIP and SigLIP it may be a text: "a red flower" (-pool embedding for an index).
+It is compared with the images of FOLDER, at any depth, of an index, or with features that
+tools/features.py wrote (FILE.npy). The two files name their model, whose weights must not have
+changed since. Their images aren't read again.
 
 The table has a row for each neighbour, the nearest first: similarity (1: the same direction) and
 file. The query's own file isn't listed. With several queries, each has a table. -grid draws the
@@ -28,6 +29,7 @@ Exit status: 0; 1 if an image of a folder can't be read; 2 for a wrong command l
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -234,13 +236,18 @@ def _in_folder(
     were turned as their EXIF data says.
     """
     from inference.inputs import paths_of
-    from inference.search import among_images, query_among
+    from inference.search import Query, among_images, of_text, query_among
 
     if arguments.faiss:
         raise InputError("-faiss searches an index or a file of features; make one with -index")
+    if arguments.pool is None and any(map(_is_text, queries)):
+        arguments.pool = "embedding"
     features = _extractor(arguments)
     images = paths_of([where])
-    found = [query_among(features, query, images) for query in queries]
+    found = [
+        Query(of_text(features, query)) if _is_text(query) else query_among(features, query, images)
+        for query in queries
+    ]
     neighbours, errors = among_images(features, found, images, arguments.top, arguments.workers)
     return neighbours, errors, features.made["oriented"]
 
@@ -253,7 +260,10 @@ def _in_features(
 
     _refuse_model(arguments, "a file of features")
     collected = Collected(Path(where), arguments.checkpoint, _tell)
-    found = [collected.of_image(query) for query in queries]
+    found = [
+        collected.of_text(query) if _is_text(query) else collected.of_image(query)
+        for query in queries
+    ]
     approximate = None
     if arguments.faiss:
         from inference.approximate import ApproximateSearch, recall
@@ -272,6 +282,13 @@ def _in_features(
         )
     neighbours = collected.nearest(found, arguments.top, approximate)
     return neighbours, [], collected.stored.made.get("oriented", False)
+
+
+def _is_text(query: str) -> bool:
+    """Returns whether a query is a text: there is no such file, and its ending is no image's."""
+    from loading.layout import IMAGE_SUFFIXES
+
+    return not os.path.lexists(query) and Path(query).suffix.lower() not in IMAGE_SUFFIXES
 
 
 def _tell(line: str) -> None:

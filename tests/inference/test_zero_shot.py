@@ -326,6 +326,60 @@ def test_a_server_takes_the_classes_of_a_request(place, tmp_path):
         server.end()
 
 
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_a_text_finds_images(place, tmp_path, name):
+    folder = place / "data" / "val"
+    where = ["-checkpoint", GOLDEN / name]
+    status, out, err = command("tools/search.py", tmp_path, "a cat", folder, *where, "-top", 16)
+    assert (status, err) == (0, "")
+    images = sorted(folder.glob("*/*.png"))
+    named = OpenClasses(Predictor(GOLDEN / name))
+    pixels = np.stack([named.predictor.pixels(image) for image in images])
+    cosines = named.embeddings(pixels) @ named.encoder(["a cat"])[0]
+    rows = [line.split(None, 1) for line in out.splitlines()[1:]]
+    found = {path: float(cosine) for cosine, path in rows}
+    assert found.keys() == set(map(str, images))
+    for image, cosine in zip(images, cosines, strict=True):
+        assert found[str(image)] == pytest.approx(cosine, abs=1e-4)
+
+    # The same from an index; a grid has no tile for the text.
+    words = ["-index", "i.index", folder, *where, "-pool", "embedding"]
+    assert command("tools/search.py", tmp_path, *words)[0] == 0
+    again = command("tools/search.py", tmp_path, "a cat", "i.index", "-top", 16, "-grid", "g.png")
+    assert again[1] == out
+    with Image.open(tmp_path / "g.png") as grid:
+        assert grid.width > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["a cat", "data", "-checkpoint", "digits"],
+            "-pool embedding is for weights of CLIP and Sig",
+        ),
+        (["a.png", "data", "-checkpoint", "clip"], "a.png"),
+        (["a cat", "data", "-checkpoint", "clip", "-layer", "0"], "without -layer"),
+    ],
+)
+def test_texts_that_cant_be_searched_for(place, words, problem):
+    words = [str(GOLDEN / "clip") if word == "clip" else word for word in words]
+    status, _, err = command("tools/search.py", place, *words)
+    assert status == 2
+    assert problem in err
+    assert err.count("\n") == 1
+
+
+def test_an_index_without_embeddings_takes_no_texts(place, tmp_path):
+    words = ["-index", "i.index", place / "data" / "val", "-checkpoint", GOLDEN / "clip"]
+    assert command("tools/search.py", tmp_path, *words)[0] == 0
+    status, _, err = command("tools/search.py", tmp_path, "a cat", "i.index")
+    assert status == 2
+    assert (
+        "a cat is no file; a text is compared with the embeddings of CLIP and SigLIP alone" in err
+    )
+
+
 def test_the_command_predicts_named_classes(place):
     image = place / "data" / "val" / "a cat" / "0.png"
     words = [image, "-classes", "classes.txt", "-templates", "templates.txt", "-format", "jsonl"]
