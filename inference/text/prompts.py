@@ -13,6 +13,8 @@ from settings.plain import whole_file
 TEMPLATES = ("a photo of a {}.",)
 _MOST_TEMPLATES = 1000
 _LARGEST_FILE = 1 << 20
+# The sentences whose embeddings are held at a time.
+_SENTENCES = 4096
 
 
 def read_templates(file: str | Path) -> list[str]:
@@ -54,10 +56,14 @@ def class_weights(
     Raises:
         InputError: as ``TextEncoder``, or the sentences of a class have no direction.
     """
-    sentences = [prompts_of(name, templates) for name in classes]
-    embeddings = encoder([sentence for prompts in sentences for sentence in prompts])
-    by_class = embeddings.reshape(len(classes), len(templates), -1)
-    means = by_class.mean(axis=1, dtype=np.float64)
+    at_once = max(1, _SENTENCES // len(templates))
+    blocks = []
+    for first in range(0, len(classes), at_once):
+        names = classes[first : first + at_once]
+        sentences = [sentence for name in names for sentence in prompts_of(name, templates)]
+        by_class = encoder(sentences).reshape(len(names), len(templates), -1)
+        blocks.append(by_class.mean(axis=1, dtype=np.float64))
+    means = np.concatenate(blocks)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     if not lengths.all():
         name = classes[int(np.flatnonzero(lengths == 0)[0])]

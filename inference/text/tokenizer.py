@@ -20,9 +20,8 @@ from models.text import TextArguments
 from weights.hub import beside
 from weights.openclip import json_beside, read_openclip
 
-# In one request.
+# In characters.
 LONGEST_TEXT = 10_000
-MOST_TEXTS = 1 << 20
 # Limits of the process, in seconds of CPU time and bytes.
 _SECONDS = 60
 _SECONDS_PER_TEXT = 0.01

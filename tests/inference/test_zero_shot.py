@@ -16,6 +16,7 @@ from errors import InputError
 from inference import Predictor
 from inference.backends import RUNNERS, STEMS
 from inference.exporting import write_export
+from inference.text import prompts
 from inference.text.encoder import TextEncoder
 from inference.text.exporting import write_text_export
 from inference.text.names import check_classes
@@ -98,6 +99,13 @@ def test_a_class_is_the_mean_of_its_sentences():
         mean = vectors.mean(axis=0)
         expected = np.exp(2.0) * mean / np.linalg.norm(mean)
         np.testing.assert_allclose(weights[:, column], expected, atol=1e-5)
+
+
+def test_many_classes_are_embedded_part_by_part(monkeypatch):
+    encoder = TextEncoder(GOLDEN / "clip")
+    whole = class_weights(encoder, CLASSES, ["a {}", "{}"])[0]
+    monkeypatch.setattr(prompts, "_SENTENCES", 3)
+    np.testing.assert_allclose(class_weights(encoder, CLASSES, ["a {}", "{}"])[0], whole, atol=1e-6)
 
 
 def test_a_name_takes_the_place_in_a_sentence():
