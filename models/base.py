@@ -192,7 +192,7 @@ class ImageModel(nn.Layer):
         shared = self._shared()
         for stage in self._stages():
             x = self._stage(stage, x, shared)
-        return self._head_input(x, last=True)
+        return self._head_input(self._whole(x, shared), last=True)
 
     def forward_intermediates(
         self,
@@ -271,8 +271,10 @@ class ImageModel(nn.Layer):
             index = index + 1
             if index in taken:
                 normed = norm and self._fits_last_norm(index)
-                outputs.append(self._last_norm(x) if normed else x)
-        return self._head_input(x, last=self._uniform() or index == last), outputs
+                whole = self._whole(x, shared)
+                outputs.append(self._last_norm(whole) if normed else whole)
+        whole = self._whole(x, shared)
+        return self._head_input(whole, last=self._uniform() or index == last), outputs
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the input of the first stage for the images x."""
@@ -296,6 +298,14 @@ class ImageModel(nn.Layer):
     def _shared(self) -> Any:
         """Returns a value that is computed once for all stages, if there is one."""
         return None
+
+    def _whole(self, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        """Returns a stage's output x with a token for each place, where stages merge some.
+
+        Args:
+            shared: the value that ``_shared`` returned.
+        """
+        return x
 
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.norm(x) if "norm" in self._sub_layers else x
@@ -463,11 +473,16 @@ class ImageModel(nn.Layer):
             x = self._run(block, x)
         return x
 
-    def _run(self, block: nn.Layer, x: paddle.Tensor, *others: Any) -> Any:
-        """Returns ``block(x, ...)``. In training with RECOMPUTE its activations aren't kept."""
+    def _run(self, block: Any, x: paddle.Tensor, *others: Any) -> Any:
+        """Returns ``block(x, ...)``. In training with RECOMPUTE its activations aren't kept.
+
+        Args:
+            block: a layer, or a method of one.
+        """
         if not (self.recompute and self.training):
             return block(x, *others)
-        return recompute(block, x, *others, again=lambda: keeping_statistics(block))
+        layer = getattr(block, "__self__", block)
+        return recompute(block, x, *others, again=lambda: keeping_statistics(layer))
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from models.layers.differential import (
 )
 from models.layers.init import init_as_big_vision, init_as_mae
 from models.layers.layout import concat
+from models.layers.merging import Match, Merging
 from models.layers.neck import Neck
 from models.layers.parallel import ParallelBlock
 from models.layers.positions import ResizedPositions, sincos_2d
@@ -104,6 +105,8 @@ class VisionTransformer(ImageModel):
         prompt_tokens: number of learnt tokens without positions, right before the patches
             (arXiv:2203.12119).
         prompt_deep: whether each block has its own prompts, which replace the last block's.
+        merge_tokens: number of patches that each block merges into others that resemble them
+            (``models.layers.merging``), as long as there are twice as many. 0: none.
         patch_drop: share of the patch tokens that training leaves out.
         droppath: rate of stochastic depth at the last block.
         droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
@@ -163,6 +166,7 @@ class VisionTransformer(ImageModel):
         attention_dropout: InTraining[Rate] = 0.0,
         prompt_tokens: Count = 0,
         prompt_deep: Annotated[bool, above_zero("MODEL.PROMPT_TOKENS")] = False,
+        merge_tokens: OfClassifier[Count] = 0,
         patch_drop: InTraining[Rate] = 0.0,
         droppath: InTraining[Rate] = 0.0,
         droppath_shape: Annotated[
@@ -195,6 +199,12 @@ class VisionTransformer(ImageModel):
         self.distilled = distilled
         self.takes_masks = block == "serial" and attention == "softmax"
         self.act = act
+        self.merge_tokens = merge_tokens
+        if merge_tokens and not self.takes_masks:
+            raise InputError(
+                f"MERGE_TOKENS is {merge_tokens}, expected 0: only BLOCK serial with ATTENTION softmax"
+                " merges tokens"
+            )
         norm_eps = norm_eps or (1e-5 if pre_norm else 1e-6)
         norm_layer = functools.partial(LayerNorm, embed_dim, epsilon=norm_eps)
 
@@ -355,8 +365,31 @@ class VisionTransformer(ImageModel):
         block, prompts = stage
         if prompts is not None:
             x = self._insert_prompts(x, prompts, replaced=self.num_prompts)
+        if shared is not None and mask is None:
+            return self._merged(block, x, shared, tokens)
         others = () if tokens is None and mask is None else (tokens, mask)
         return self._run(block, x, *others)
+
+    def _shared(self) -> Merging | None:
+        return Merging(self.num_prefix_tokens, self.merge_tokens) if self.merge_tokens else None
+
+    def _merged(
+        self, block: Any, x: paddle.Tensor, merging: Merging, tokens: int | None
+    ) -> paddle.Tensor:
+        """Returns a block's output for x, in which it merges patches.
+
+        Args:
+            tokens: only so many of the first ones are returned, and none is merged.
+        """
+        pairs = merging.pairs_of(x.shape[1])
+        if tokens is not None or not pairs:
+            return self._run(block, x, tokens, merging.mask())
+        outputs = self._run(block.merging, x, merging.sizes, merging.prefix, pairs)
+        merging.record(Match(outputs[1], outputs[2], outputs[3]))
+        return outputs[0]
+
+    def _whole(self, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return x if shared is None else shared.spread(x)
 
     def forward(self, x: paddle.Tensor) -> Any:
         """Returns ``forward_head(forward_features(x))``, up to rounding.
@@ -369,9 +402,10 @@ class VisionTransformer(ImageModel):
             return ImageModel.forward(self, x)
         *stages, last = self._stages()
         x = self._embed(x)
+        shared = self._shared()
         for stage in stages:
-            x = self._stage(stage, x, None)
-        x = self._stage(last, x, None, self.num_prefix_tokens)
+            x = self._stage(stage, x, shared)
+        x = self._stage(last, x, shared, self.num_prefix_tokens)
         return self.forward_head(self._head_input(x, last=True))
 
     def _insert_prompts(

@@ -307,7 +307,8 @@ def attention(
         scale: a number; or one for each head [H], in which case queries and keys are normalised to
             length 1 first.
         bias: [G, H, N, M]; item b of the batch has that of b mod G.
-        mask: [G, N, M], likewise, the same for all heads; it gets no gradient.
+        mask: [G, N, M], likewise, the same for all heads, or [G, 1, M], the same for all queries,
+            too; it gets no gradient.
         by_head: a tensor of several parts holds all parts of the first head, then those of the
             second one, and so on. Otherwise it holds the queries of all heads, then all keys.
         across: channels attend to each other instead of tokens, by their values over the tokens.
@@ -331,6 +332,41 @@ def attention(
     ]
     options = [heads, width, scale, by_head, across, halves, _bfloat16.get()]
     return _run("vit_attention", q, k, v, *optional, *options)[0]
+
+
+def match_tokens(
+    keys: paddle.Tensor,
+    sizes: paddle.Tensor | None,
+    offset: int,
+    heads: int,
+    width: int,
+    prefix: int,
+    merged: int,
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """The tokens into which token merging brings each token: ``models.layers.merging.match_tokens``,
+    without gradients.
+
+    Args:
+        keys: [B, N, channels]. The keys of all heads are the heads * width channels from
+            ``offset`` on.
+        sizes: [B, N]; None: ones.
+
+    Returns:
+        targets [B, N] int32, weights [B, N] and sizes [B, N - merged].
+    """
+    sizes = _absent() if sizes is None else sizes
+    options = [offset, heads, width, prefix, merged]
+    targets, weights, sizes = _run("vit_match_tokens", keys.detach(), sizes, *options)
+    return targets, weights, sizes
+
+
+def merge_tokens(
+    x: paddle.Tensor, targets: paddle.Tensor, weights: paddle.Tensor, count: int
+) -> paddle.Tensor:
+    """The sums [B, count, D] of the tokens x [B, N, D] that have the same target, each times its
+    weight. Targets [B, N] int32 and weights [B, N] get no gradient.
+    """
+    return _run("vit_merge_tokens", x, targets, weights, count)[0]
 
 
 def outlook(

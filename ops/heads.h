@@ -73,9 +73,10 @@ inline Plan plan(const Tensor& q, const Tensor& k, const Tensor& v, int64_t head
 
 // What is added to the scores, and what else is done to queries and keys: turned by their places, or made vectors of
 // length 1, whose products a head's own factor multiplies. An item's bias and mask are those of its number's remainder.
+// A mask of one row is the same for all queries.
 struct Extra {
   const float *bias, *mask, *factor, *cosines, *sines;
-  int64_t biases = 1, masks = 1;
+  int64_t biases = 1, masks = 1, mask_rows = 1;
   float scale;
   bool halves;
 
@@ -85,9 +86,9 @@ struct Extra {
         halves(halves_) {
     auto bs = b.shape(), ms = m.shape();
     expect(!bias || (bs.size() == 4 && bs[1] == p.heads && bs[2] == p.n && bs[3] == p.m), "a bias");
-    expect(!mask || (ms.size() == 3 && ms[1] == p.n && ms[2] == p.m), "a mask");
+    expect(!mask || (ms.size() == 3 && (ms[1] == p.n || ms[1] == 1) && ms[2] == p.m), "a mask");
     if (bias) biases = bs[0];
-    if (mask) masks = ms[0];
+    if (mask) masks = ms[0], mask_rows = ms[1];
     expect(p.batch % biases == 0 && p.batch % masks == 0, "attention: a bias or a mask of so many");
     expect(!factor || f.numel() == p.heads, "a factor");
     int64_t turns = p.n * (p.d / 2);
@@ -98,7 +99,7 @@ struct Extra {
     return bias ? bias + (((b % biases) * p.heads + h) * p.n + row) * p.m : none;
   }
   const float* mask_row(const Plan& p, int64_t b, int64_t row, const float* none) const {
-    return mask ? mask + ((b % masks) * p.n + row) * p.m : none;
+    return mask ? mask + ((b % masks) * mask_rows + row % mask_rows) * p.m : none;
   }
   bool prepares() const { return factor || cosines; }
   float factor_of(int64_t head) const { return factor ? factor[head] : scale; }

@@ -37,7 +37,8 @@ def attend_heads(
         drop: dropout of the attention weights. Where it drops some, or a hook reads them
             (``attention_weights``), it is called with them.
         bias: [H, N, M], or one for each item: [B, H, N, M].
-        mask: [windows, N, M], if the items are the windows of one image after the other.
+        mask: [windows, N, M], if the items are the windows of one image after the other; or [B, 1,
+            M], of each item, the same for all queries.
         by_head: how a tensor of several parts is ordered. True: all parts of the first head, then
             those of the second one, and so on. False: the queries of all heads, then all keys, then
             all values.
@@ -54,6 +55,10 @@ def attend_heads(
         return ops.attention(
             qkv, heads, width, scale, bias, mask, by_head, turns=turns, halves=halves
         )
+    if mask is not None and mask.shape[1] == 1 and bias is None:
+        # Of each item, with any number of them in a traced graph.
+        bias = mask.unsqueeze(1)
+        mask = None
     length = qkv[0].shape[1]
     if flash and not _has_hooks(drop) and ops.flash_attention_takes(qkv[-1], width):
         q, k, v = _rotate_qk(_split_heads(qkv, heads, width, by_head), turns, halves)
@@ -190,12 +195,30 @@ class Heads(nn.Layer):
         Shape: [B, N, 3 H d], all queries first, then all keys, then all values -> [B, N, H d].
 
         Args:
-            mask: added to each item's scores, [B, N, N].
+            mask: added to each item's scores, [B, N, N], or [B, 1, N]: the same for all queries.
         """
-        tensors = [qkv]
-        if self.qk_norm:
-            q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
-            tensors = [tensor.flatten(2) for tensor in (self.q_norm(q), self.k_norm(k), v)]
+        return self._attend(self._tensors(qkv), mask)
+
+    def attend_with_keys(
+        self, qkv: paddle.Tensor, mask: paddle.Tensor | None
+    ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
+        """Returns the outputs of all heads as ``attend``, and the tensor that holds their keys, with
+        the first channel of these.
+        """
+        tensors = self._tensors(qkv)
+        if len(tensors) == 1:
+            return self._attend(tensors, mask), qkv, self.num_heads * self.head_dim
+        return self._attend(tensors, mask), tensors[1], 0
+
+    def _tensors(self, qkv: paddle.Tensor) -> list[paddle.Tensor]:
+        if not self.qk_norm:
+            return [qkv]
+        q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
+        return [tensor.flatten(2) for tensor in (self.q_norm(q), self.k_norm(k), v)]
+
+    def _attend(
+        self, tensors: Sequence[paddle.Tensor], mask: paddle.Tensor | None
+    ) -> paddle.Tensor:
         return attend_heads(
             tensors,
             self.num_heads,

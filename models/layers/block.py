@@ -1,10 +1,13 @@
 """The block of a Vision Transformer."""
 
+from typing import Any
+
 import paddle
 from paddle import nn
 
 from models.layers.drop import DropPath
 from models.layers.linear import LayerNorm
+from models.layers.merging import log_sizes, match_tokens, merge_tokens
 from models.layers.mlp import hidden_width, make_mlp
 from models.layers.scale import LayerScale
 
@@ -58,3 +61,28 @@ class Block(nn.Layer):
             x = x[:, :tokens]
         x = self.drop_path1(self.ls1(branch), onto=x)
         return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)
+
+    def merging(
+        self, x: paddle.Tensor, sizes: paddle.Tensor | None, prefix: int, merged: int
+    ) -> tuple[paddle.Tensor, ...]:
+        """Returns the output of the block with ``merged`` patches less, and the fields of its
+        ``Match``.
+
+        Args:
+            x: [B, N, D].
+            sizes: patches that each token stands for, [B, N]; None: one each. Tokens are attended
+                to in proportion.
+            prefix: number of tokens before the patches.
+        """
+        attn: Any = self.attn
+        mask = None if sizes is None else log_sizes(sizes)
+        qkv = attn.qkv(self.norm1(x))
+        branch, keys, offset = attn.attend_with_keys(qkv, mask)
+        branch = attn.proj_drop(attn.proj(branch))
+        x = self.drop_path1(self.ls1(branch), onto=x)
+        match = match_tokens(
+            keys, sizes, offset, attn.num_heads, attn.head_dim, prefix=prefix, merged=merged
+        )
+        x = merge_tokens(x, match, x.shape[1] - merged)
+        x = self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)
+        return x, match.targets, match.weights, match.sizes
