@@ -153,6 +153,9 @@ class OnnxRuntime:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = num_threads()
         options.inter_op_num_threads = 1
+        if precision == "int8_weights":
+            # Weights become float32 once, as the model is loaded, instead of in each call.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         # 4 silences warnings, which are about its own optimisations. Errors are raised.
         options.log_severity_level = 4
         self.session = runtime.InferenceSession(
@@ -175,6 +178,8 @@ class OpenVino:
             # A single request gets all threads.
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": num_threads(),
+            # Where weights are whole numbers, it would round activations to int8 on some CPUs.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
         self.compiled = core.compile_model(core.read_model(folder / f"{stem}.xml"), "CPU", settings)
         _check_counts(len(self.compiled.inputs), len(self.compiled.outputs))

@@ -29,7 +29,7 @@ from weights.sums import sha256_of
 MANIFEST = "preprocess.json"
 EARLIER = "preprocessing.json"
 FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
-PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int8_weights", "int4_weights")
 ADVICE = "; export the model anew (tools/export_model.py)"
 # In bytes. The names of 21,841 classes take 1.5 million.
 _LONGEST = 16 << 20

@@ -24,12 +24,12 @@ from errors import InputError
 from inference import formats, paddlex
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
-from inference.export_manifest import MANIFEST
+from inference.export_manifest import MANIFEST, PRECISIONS
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
 from inference.map_fidelity import ONE_SIZE, compare_maps, images_differ
 from inference.prediction_writers import writing
 from inference.preparation import Preparation
-from inference.quantise import check_calibration, quantise
+from inference.quantise import OF_WEIGHTS, check_calibration, compress_weights, quantise
 from launch.files import making_folder
 from loading.transforms import pixel_dtype
 from models.base import ImageModel
@@ -48,16 +48,21 @@ JOINED = "model_with_preprocessing.onnx"
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 _NO_FLOAT16 = "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino"
 _NO_INT8 = "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino"
+_NO_INT4 = "int4 is made for OpenVINO alone: ONNX has it from opset 21 on; use -format openvino"
 _NO_BFLOAT16 = "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle"
 _FLOAT32_ALONE = "it is written in float32 alone; leave out -precision"
 # The precisions that a format doesn't have, with the reason for each.
+_NOT_OF_PADDLE = {
+    "float16": _NO_FLOAT16,
+    "int8": _NO_INT8,
+    "int8_weights": _NO_INT8,
+    "int4_weights": _NO_INT4,
+}
 _IMPOSSIBLE: dict[str, dict[str, str]] = {
-    "paddle": {"float16": _NO_FLOAT16, "int8": _NO_INT8},
-    "paddle-legacy": {"float16": _NO_FLOAT16, "int8": _NO_INT8},
-    "onnx": {"bfloat16": _NO_BFLOAT16},
-    **dict.fromkeys(
-        paddlex.FORMATS, dict.fromkeys(("float16", "bfloat16", "int8"), _FLOAT32_ALONE)
-    ),
+    "paddle": _NOT_OF_PADDLE,
+    "paddle-legacy": _NOT_OF_PADDLE,
+    "onnx": {"bfloat16": _NO_BFLOAT16, "int4_weights": _NO_INT4},
+    **dict.fromkeys(paddlex.FORMATS, dict.fromkeys(PRECISIONS[1:], _FLOAT32_ALONE)),
 }
 
 
@@ -126,7 +131,7 @@ def write_export(
     if precision == "int8":
         if gives_maps:
             raise InputError(
-                f"-precision int8 isn't made of TASK {task}; use float32, float16 or bfloat16"
+                f"-precision int8 isn't made of TASK {task}; use another -precision"
             )
         check_calibration(calibration)
     model.eval()
@@ -274,8 +279,7 @@ def _write_graphs(
     if kind == "onnx":
         if precision == "int8":
             graph = quantise(graph, check_calibration(calibration))
-        elif precision == "float16":
-            graph = formats.to_float16(graph)
+        graph = _smaller_onnx(graph, precision)
         onnx.save(graph, str(folder / f"{stem}.onnx"))
         onnx.save(prepared, str(folder / f"{PREPARATION}.onnx"))
         onnx.save(formats.join_models(prepared, graph), str(folder / JOINED))
@@ -283,9 +287,25 @@ def _write_graphs(
         converted = formats.openvino_of(graph, scratch)
         if precision == "int8":
             converted = quantise(converted, check_calibration(calibration))
-        formats.save_openvino(converted, folder / f"{stem}.xml", half=precision == "float16")
+        _save_smaller_openvino(converted, folder / f"{stem}.xml", precision)
         converted = formats.openvino_of(prepared, scratch)
         formats.save_openvino(converted, folder / f"{PREPARATION}.xml", half=False)
+
+
+def _smaller_onnx(graph: Any, precision: str) -> Any:
+    """Returns an ONNX model with its weights as ``precision`` stores them."""
+    if precision == "float16":
+        return formats.to_float16(graph)
+    if precision in OF_WEIGHTS:
+        return compress_weights(graph, precision)
+    return graph
+
+
+def _save_smaller_openvino(model: Any, file: Path, precision: str) -> None:
+    """Writes OpenVINO's IR with its weights as ``precision`` stores them."""
+    if precision in OF_WEIGHTS:
+        model = compress_weights(model, precision)
+    formats.save_openvino(model, file, half=precision == "float16")
 
 
 def _write_graph_of_maps(
@@ -317,9 +337,7 @@ def _write_graph_of_maps(
             ) from None
         raise
     if kind == "onnx":
-        if precision == "float16":
-            graph = formats.to_float16(graph)
-        import_extra("onnx").save(graph, str(folder / f"{stem}.onnx"))
+        import_extra("onnx").save(_smaller_onnx(graph, precision), str(folder / f"{stem}.onnx"))
         return
     converted = formats.openvino_of(graph, scratch)
-    formats.save_openvino(converted, folder / f"{stem}.xml", half=precision == "float16")
+    _save_smaller_openvino(converted, folder / f"{stem}.xml", precision)

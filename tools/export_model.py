@@ -7,7 +7,8 @@ DIR gets two graphs. The model takes normalised images [B, C, S, S] float32 and 
 preprocessing makes such images from pixels [B, H, W, C] uint8 of any size. preprocess.json,
 labels.txt and timm's config.json describe both. The export is run and compared with the model before
 DIR appears. -cfg is needed if the weights don't name their model. int8 is calibrated on images of a
-training set: the run's own, or -dataset's at -data_path.
+training set: the run's own, or -dataset's at -data_path. int8_weights and int4_weights make the file
+smaller, need no images, and compute in float32.
 
 -format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. DIR then has a
 graph that returns probabilities, and the settings that the client reads: inference.yml or
@@ -27,7 +28,7 @@ from errors import InputError, reporting  # noqa: E402
 from settings.parser import Parser, pairs  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
-_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+_PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int8_weights", "int4_weights")
 
 
 def main() -> None:
