@@ -130,9 +130,7 @@ def write_export(
         _check_views(config)
     if precision == "int8":
         if gives_maps:
-            raise InputError(
-                f"-precision int8 isn't made of TASK {task}; use another -precision"
-            )
+            raise InputError(f"-precision int8 isn't made of TASK {task}; use another -precision")
         check_calibration(calibration)
     model.eval()
     description = describe(config, classes, task, thresholds, calibrated)

@@ -12,6 +12,7 @@ numbers, and compute in float32. They need no images. (They are NNCF's INT8_SYM 
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,24 +115,23 @@ def compress_weights(model: Any, precision: str) -> Any:
             "group_size": _GROUP,
             "advanced_parameters": adjusting,
         }
-    if type(model).__name__ == "ModelProto":
-        options["ignored_scope"] = nncf.IgnoredScope(names=_grouped_convolutions(model))
     logging.getLogger("nncf").setLevel(logging.ERROR)
     with refusing("quantised", "use another -precision"), quiet():
-        return nncf.compress_weights(model, **options)
+        model = nncf.compress_weights(model, **options)
+    if type(model).__name__ == "ModelProto":
+        _flatten_scales(model)
+    return model
 
 
-def _grouped_convolutions(model: Any) -> list[str]:
-    """Returns the names of an ONNX model's convolutions of several groups, such as depthwise ones.
+def _flatten_scales(model: Any) -> None:
+    """Gives the scales of an ONNX model's weights one axis.
 
-    They have few weights. NNCF 3.4 gives their scales a shape that ONNX Runtime refuses.
+    Of a convolution, NNCF 3.4 writes [channels, 1, 1], which ONNX Runtime refuses.
     """
-    return [
-        node.name
-        for node in model.graph.node
-        if node.op_type == "Conv"
-        and any(entry.name == "group" and entry.i > 1 for entry in node.attribute)
-    ]
+    scales = {node.input[1] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    for tensor in model.graph.initializer:
+        if tensor.name in scales and len(tensor.dims) > 1:
+            tensor.dims[:] = [math.prod(tensor.dims)]
 
 
 def check_calibration(images: np.ndarray | None) -> np.ndarray:

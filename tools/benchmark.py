@@ -8,6 +8,7 @@
     python tools/benchmark.py zoo [-cfg NAME ...]
     python tools/benchmark.py paddlevit --paddlevit FOLDER [-cfg NAME ...]
     python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
+    python tools/benchmark.py infer -cfg NAME -pretrained WEIGHTS -data_path FOLDER
     python tools/benchmark.py scale [--processes 1 2]
     python tools/benchmark.py startup [--processes 1 2]
     python tools/benchmark.py checkpoint [-output DIR]
@@ -222,6 +223,9 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("timm_modes", ["eager", "compile"], str, nargs="+", choices=("eager", "compile"))
     elif what == "infer":
         flag("seconds", 5.0, float, help="of each run")
+        flag("pretrained", kind=str, metavar="WEIGHTS", help="trained weights, for acc1")
+        flag("dataset", kind=str, help="with -pretrained: the kind of the labelled set")
+        flag("data_path", kind=str, metavar="FOLDER", help="with -pretrained: the labelled set")
         flag(
             "sides",
             list(SIDES),

@@ -16,6 +16,7 @@ from support.exports import exported, images_for
 
 from config import get_config
 from errors import InputError
+from inference import Predictor
 from inference.backends import open_export
 from inference.export_manifest import read_export
 from inference.exporting import write_export
@@ -124,6 +125,60 @@ def test_int8_of_the_same_images_has_the_same_weights(weights, whole, tmp_path):
     _, folder = whole["openvino"]
     sizes = [(each / "model.bin").stat().st_size for each in (tmp_path / "one", folder)]
     assert 2 * sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "share", "least", "most"),
+    [
+        ("onnx", "int8_weights", 0.4, 1e-4, 0.03),
+        ("openvino", "int8_weights", 0.4, 1e-4, 0.03),
+        ("openvino", "int4_weights", 0.25, 1e-3, 0.4),
+    ],
+)
+@pytest.mark.parametrize("kept", ["ViT", "ConvNeXt"])
+def test_weights_in_whole_numbers_make_a_smaller_file(
+    kept, kind, precision, share, least, most, tmp_path
+):
+    pytest.importorskip("nncf")
+    # ConvNeXt has convolutions, of which some are depthwise.
+    options = {
+        "ViT": [
+            "MODEL.PATCH_SIZE",
+            "8",
+            "MODEL.EMBED_DIM",
+            "64",
+            "MODEL.DEPTH",
+            "2",
+            "MODEL.NUM_HEADS",
+            "4",
+        ],
+        "ConvNeXt": [
+            "MODEL.TYPE",
+            "ConvNeXt",
+            "MODEL.STAGE_DEPTHS",
+            "[1,1,1,1]",
+            "MODEL.EMBED_DIMS",
+            "[32,32,64,64]",
+        ],
+    }[kept]
+    paddle.seed(3)
+    config = get_config(None, ["DATA.IMAGE_SIZE", "32", "MODEL.NUM_CLASSES", "7", *options])
+    model = build_model(config)
+    head = model.head.fc if kept == "ConvNeXt" else model.head
+    head.weight.set_value(array("head", (64, 7)))
+    sizes = []
+    for number in ("float32", precision):
+        found = write_export(config, model, tmp_path / number, [], kind, number, least=0)
+        file = tmp_path / number / ("model.onnx" if kind == "onnx" else "model.bin")
+        sizes.append(file.stat().st_size)
+    assert sizes[1] < share * sizes[0]
+    assert least < found.difference < most
+    assert read_export(tmp_path / precision).precision == precision
+    # Batches of other sizes, and what predict.py and the server read.
+    images = images_for(model).numpy()
+    run = open_export(tmp_path / precision)
+    np.testing.assert_allclose(run(images[:1]), run(images)[:1], rtol=0, atol=1e-4)
+    assert Predictor(tmp_path / precision).report.endswith(f"{kind}, {precision}")
 
 
 def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):

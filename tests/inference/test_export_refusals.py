@@ -46,6 +46,16 @@ weights = exports.weights
             "-format paddle -precision int8: int8 is made for ONNX Runtime and OpenVINO; use",
         ),
         (
+            "paddle",
+            "int8_weights",
+            "-format paddle -precision int8_weights: int8 is made for ONNX Runtime and OpenVINO; use",
+        ),
+        (
+            "onnx",
+            "int4_weights",
+            "-format onnx -precision int4_weights: int4 is made for OpenVINO alone: ONNX has it",
+        ),
+        (
             "onnx",
             "bfloat16",
             "-format onnx -precision bfloat16: ONNX Runtime has no bfloat16 on a CPU",

@@ -55,18 +55,30 @@ def workers_cpu() -> float:
 
 
 def calls_rate(call: Callable[[], object], batch: int, warm_up: int, seconds: float) -> float:
-    """Returns the images/s of ``call``, which computes ``batch`` of them. It is measured for
-    ``seconds``, and for three calls at least.
+    """Returns the images/s of ``call``, which computes ``batch`` of them.
+
+    Args:
+        warm_up, seconds: see ``call_times``.
+    """
+    times = call_times(call, warm_up, seconds)
+    return len(times) * batch / sum(times)
+
+
+def call_times(call: Callable[[], object], warm_up: int, seconds: float) -> list[float]:
+    """Returns the seconds that each of several calls took, one after the other.
 
     Args:
         warm_up: the number of calls before the clock starts, in which compilers make their code and
             libraries choose their kernels.
+        seconds: of all calls; there are three at least.
     """
     for _ in range(warm_up):
         call()
-    count = 0
-    started = time.perf_counter()
-    while count < 3 or time.perf_counter() - started < seconds:
+    times = []
+    started = before = time.perf_counter()
+    while len(times) < 3 or before - started < seconds:
         call()
-        count += 1
-    return count * batch / (time.perf_counter() - started)
+        after = time.perf_counter()
+        times.append(after - before)
+        before = after
+    return times
