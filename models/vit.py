@@ -398,8 +398,8 @@ class VisionTransformer(ImageModel):
         saves a twentieth of the products. The block's output is then that of the prefix tokens alone.
         """
         if self.global_pool != "token" or not isinstance(self.blocks[-1], Block):
-            # Not super(), which Paddle 2.6 can't trace.
-            return ImageModel.forward(self, x)
+            # Not super(), which Paddle can't trace.
+            return self.forward_head(self.forward_features(x))
         *stages, last = self._stages()
         x = self._embed(x)
         shared = self._shared()
