@@ -30,6 +30,7 @@ from models.layers.differential import (
     DifferentialParallelBlock,
 )
 from models.layers.init import init_as_big_vision, init_as_mae
+from models.layers.graph_sizes import is_known
 from models.layers.layout import concat
 from models.layers.merging import Match, Merging
 from models.layers.neck import Neck
@@ -371,7 +372,14 @@ class VisionTransformer(ImageModel):
         return self._run(block, x, *others)
 
     def _shared(self) -> Merging | None:
-        return Merging(self.num_prefix_tokens, self.merge_tokens) if self.merge_tokens else None
+        if not self.merge_tokens:
+            return None
+        if not is_known(*self.patch_embed.last_grid):
+            raise InputError(
+                f"MODEL.MERGE_TOKENS is {self.merge_tokens}, expected 0 in a graph for images of any"
+                " size; export one for images of one size, or merge no tokens"
+            )
+        return Merging(self.num_prefix_tokens, self.merge_tokens)
 
     def _merged(
         self, block: Any, x: paddle.Tensor, merging: Merging, tokens: int | None
