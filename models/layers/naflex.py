@@ -126,8 +126,7 @@ class NaFlexEmbed(nn.Layer):
         # Autocast would round the products to half precision.
         with paddle.amp.auto_cast(enable=False):
             positions = self._positions(patch_coord)
-        # In float32 under autocast, too, as the sums of the blocks after it.
-        x = x.astype(positions.dtype) + positions
+        x = x + positions.astype(x.dtype)
         names = ("cls_token", "reg_token")
         prefix = [getattr(self, name) for name in names if name in self._parameters]
         return concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
