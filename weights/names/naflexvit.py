@@ -102,14 +102,11 @@ def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, An
     if "blocks.0.norm1.weight" not in arrays:
         return {}
     registers = arrays.get("embeds.reg_token")
-    count = 0
-    # A damaged file may hold another array in its place.
-    if registers is not None and len(registers.shape) == 3:
-        count = int(registers.shape[1])
+    has_registers = registers is not None and len(registers.shape) == 3
     has_fc_norm = "fc_norm.weight" in arrays
     keys = {
         "CLASS_TOKEN": "embeds.cls_token" in arrays,
-        "REG_TOKENS": count,
+        "REG_TOKENS": int(registers.shape[1]) if has_registers else 0,
         "POS_EMBED": "factorized" if "embeds.pos_embed_y" in arrays else "learn",
         "INIT_VALUES": 1e-5 if "blocks.0.ls1.gamma" in arrays else None,
         "FINAL_NORM": has_fc_norm or "norm.weight" in arrays,
