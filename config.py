@@ -238,11 +238,11 @@ class DATA(Section):
 
     # NaFlexViT: images keep their ratio. Each is resized to at most this many patches. None: to
     # IMAGE_SIZE.
-    NUM_TOKENS: Size | None = key(None, LABELS)
+    NUM_TOKENS: Size | None = None
 
     # Training: a list of numbers of patches. Each step uses one of them, with as many patches in a
     # batch as BATCH_SIZE images of NUM_TOKENS have. None: NUM_TOKENS.
-    TOKEN_LENGTHS: Sequence[Size] | None = key(None, TRAINING, LABELS, is_set("DATA.NUM_TOKENS"))
+    TOKEN_LENGTHS: Sequence[Size] | None = key(None, TRAINING, is_set("DATA.NUM_TOKENS"))
 
     # How images are resized: bicubic, bilinear or nearest.
     INTERPOLATION: Literal["bicubic", "bilinear", "nearest"] = "bicubic"

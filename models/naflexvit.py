@@ -92,8 +92,8 @@ class NaFlexVit(ImageModel):
     weight_names = names
     layout = "NLC"
     resizable = True
+    takes_patches = True
     first_conv = "embeds.proj"
-    channels_last = True
 
     def __init__(
         self,
@@ -141,7 +141,6 @@ class NaFlexVit(ImageModel):
             )
         if fc_norm is None:
             fc_norm = global_pool == "avg"
-        self.window_side = patch_size
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.head_init_bias = head_init_bias
@@ -284,6 +283,4 @@ class NaFlexVit(ImageModel):
         return [("embeds",), *blocks, ("norm", "attn_pool", "fc_norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
-        # As timm's, which decays factorized positions.
-        names = {"embeds.pos_embed", "embeds.cls_token", "embeds.reg_token"}
-        return names & {name for name, _ in self.named_parameters()}
+        return {"embeds.pos_embed", "embeds.cls_token", "embeds.reg_token"}

@@ -76,23 +76,6 @@ def test_positions_of_another_grid_are_resized(tmp_path):
     assert model.embeds.pos_embed.shape == [1, 6, 6, 24]
 
 
-@pytest.mark.parametrize("channels", [1, 5])
-def test_weights_of_three_channels_become_those_of_others(tmp_path, channels):
-    plain = load_formula(small_vit(class_token=False, global_pool="avg"), tmp_path, array)
-    save_weights(plain, tmp_path / "plain.safetensors")
-    expected = small_vit(class_token=False, global_pool="avg", in_channels=channels)
-    load_weights(expected, tmp_path / "plain.safetensors")
-    model = NaFlexVit(**SIZES, global_pool="avg", in_channels=channels)
-    report = load_weights(model, tmp_path / "plain.safetensors")
-    assert f"adapted from 3 channels to {channels}" in str(report)
-    images = paddle.to_tensor(array("images", (2, channels, 16, 16)))
-    model.eval()
-    expected.eval()
-    found = model(images).numpy()
-    wanted = expected(images).numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-5 * np.ptp(wanted), rtol=0)
-
-
 def test_keys_tell_a_files_model():
     model = small_naflexvit("naflexvit_radio_v4")
     state = model.state_dict()
