@@ -9,7 +9,7 @@ Parameter names, the order of operations and the initialisation are those of tim
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import paddle
 from paddle import nn

@@ -245,8 +245,9 @@ def _of_patches(config: Configuration) -> Iterator[Conflict]:
     if data.MULTI_SCALE is not None:
         yield "DATA.MULTI_SCALE", f"None {place}; TOKEN_LENGTHS takes its place"
     lengths = data.TOKEN_LENGTHS
-    if lengths is not None and (len(set(lengths)) < len(lengths) or train.REPEATED_AUGMENT > 1):
-        yield "DATA.TOKEN_LENGTHS", "None, or numbers, each once, with REPEATED_AUGMENT 1"
+    if lengths is not None:
+        if len(set(lengths)) < len(lengths) or train.REPEATED_AUGMENT > 1:
+            yield "DATA.TOKEN_LENGTHS", "None, or numbers, each once, with REPEATED_AUGMENT 1"
     if train.CROP != "random_resized":
         yield "TRAIN.CROP", f"random_resized {place}"
     if train.RANDOM_ERASE_PROB:

@@ -103,11 +103,12 @@ class NaFlexEmbed(nn.Layer):
         """
         size = self.patch_size
         batch, channels, height, width = images.shape
-        if is_known(height, width) and (height % size or width % size or not height or not width):
-            raise InputError(
-                f"the model takes {self.input_sizes}, found {height} x {width}; crop or resize"
-                " the images"
-            )
+        if is_known(height, width):
+            if height % size or width % size or not height or not width:
+                raise InputError(
+                    f"the model takes {self.input_sizes}, found {height} x {width}; crop or resize"
+                    " the images"
+                )
         rows = height // size
         columns = width // size
         self.last_grid = (rows, columns)

@@ -10,7 +10,9 @@ from support.parity import assert_parity, load_formula
 from support.small_models import small_naflexvit
 
 from errors import InputError
+from models import create_model
 from models.layers.naflex import neighbours_of, packed_coordinates, weights_of
+from weights import load_weights, save_weights
 from weights.layout import linear_weights
 from weights.resize import bicubic_matrix, bilinear_matrix
 
