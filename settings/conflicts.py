@@ -225,10 +225,7 @@ def _of_patches(config: Configuration) -> Iterator[Conflict]:
     if data.NUM_TOKENS is None:
         return
     if config.MODEL.TYPE.lower() != "naflexvit":
-        yield (
-            "DATA.NUM_TOKENS",
-            f"None with MODEL.TYPE {config.MODEL.TYPE}; NaFlexViT takes patches",
-        )
+        yield "DATA.NUM_TOKENS", f"None with MODEL.TYPE {config.MODEL.TYPE}; NaFlexViT takes patches"
     if config.TASK not in ("classification", "multilabel"):
         yield "DATA.NUM_TOKENS", f"None with TASK {config.TASK}, which reads images of one size"
     place = "with DATA.NUM_TOKENS, by which images keep their ratio"

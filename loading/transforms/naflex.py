@@ -165,9 +165,7 @@ class PackedEvalTransform(EvalTransform):
 
 def train_transform(config: Configuration) -> TrainTransform:
     """Returns the transform of training images."""
-    return (
-        TrainTransform(config) if config.DATA.NUM_TOKENS is None else PackedTrainTransform(config)
-    )
+    return TrainTransform(config) if config.DATA.NUM_TOKENS is None else PackedTrainTransform(config)
 
 
 def eval_transform(config: Configuration) -> EvalTransform:

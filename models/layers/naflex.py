@@ -242,7 +242,9 @@ def coordinates(rows: Any, columns: Any) -> paddle.Tensor:
     return paddle.stack([place // columns, place % columns], 1)
 
 
-def packed_coordinates(grids: paddle.Tensor, length: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+def packed_coordinates(
+    grids: paddle.Tensor, length: int
+) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Returns ``patch_coord`` and ``patch_valid`` of images whose patches stand row by row.
 
     Args:

@@ -42,7 +42,9 @@ if __name__ == "__main__":
     from timm.data.naflex_transforms import Patchify, ResizeToSequence, get_image_size_for_seq
 
     arrays = {
-        "sizes": [(*row, *get_image_size_for_seq(row[:2], row[2], row[3])[1]) for row in sizes()]
+        "sizes": [
+            (*row, *get_image_size_for_seq(row[:2], row[2], row[3])[1]) for row in sizes()
+        ]
     }
     for number, length in enumerate(LENGTHS):
         resize = ResizeToSequence(PATCH, length)

@@ -29,10 +29,13 @@ RADIO = {
 CASES = {
     "naflexvit": SMALL | GAP,
     "naflexvit_par": SMALL | GAP | {"pos_embed_ar_preserving": True},
-    "naflexvit_parfac": SMALL | GAP | {"pos_embed_ar_preserving": True, "pos_embed": "factorized"},
+    "naflexvit_parfac": SMALL
+    | GAP
+    | {"pos_embed_ar_preserving": True, "pos_embed": "factorized"},
     "naflexvit_map": SMALL | {"init_values": 0.1, "reg_tokens": 1},
     "naflexvit_so150m2": SMALL | GAP | {"reg_tokens": 1, "qkv_bias": False, "mlp_ratio": 2.6},
-    "naflexvit_siglip": SMALL | {"act_layer": "gelu_tanh", "pos_embed_interp_mode": "bilinear"},
+    "naflexvit_siglip": SMALL
+    | {"act_layer": "gelu_tanh", "pos_embed_interp_mode": "bilinear"},
     "naflexvit_radio_v3": SMALL | RADIO | {"pos_embed_align_corners": True, "init_values": 0.1},
     "naflexvit_radio_v4": SMALL | RADIO,
 }

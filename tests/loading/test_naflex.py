@@ -27,7 +27,6 @@ from models.layers.naflex import packed_coordinates
 GOLDEN = ROOT / "tests" / "golden" / "naflex_data.npz"
 MODEL = ["MODEL.TYPE", "NaFlexViT", "MODEL.PATCH_SIZE", "8", "DATA.IMAGE_SIZE", "32"]
 
-
 def config_of(*options, tokens=16):
     return get_config(None, [*MODEL, "DATA.NUM_TOKENS", str(tokens), *options])
 
@@ -60,9 +59,7 @@ def test_evaluated_patches_are_timms(number):
         assert patches.shape == (LENGTHS[number], PATCH**2, 3)
         assert patches.dtype == np.uint8
         expected = stored[f"patches_{number}"][place]
-        difference = np.abs(patches.reshape(LENGTHS[number], -1).astype(int) - expected)
-        # Pillow 13, which timm resized with, rounds one narrow picture otherwise than 12.
-        assert difference.max() <= (2 if picture.size == (30, 150) else 0)
+        assert (patches.reshape(LENGTHS[number], -1) == expected).all()
         grids.append(grid)
     coord, valid = packed_coordinates(paddle.to_tensor(np.stack(grids)), LENGTHS[number])
     assert (coord.numpy() == stored[f"coord_{number}"]).all()
@@ -168,7 +165,7 @@ def test_what_is_left_after_a_resume_is_what_was_left():
 
 
 def test_too_few_images_for_a_batch_are_an_error():
-    with pytest.raises(InputError, match="20 training images don.t fill one global batch of 4 x 9"):
+    with pytest.raises(InputError, match="one global batch of 8 x 9 processes at 8 patches"):
         sampler(20, ranks=9)
 
 
@@ -211,7 +208,7 @@ def test_an_evaluation_has_each_image_once_whole_and_packed_alike(tmp_path):
     assert [len(batch["labels"]) for batch in whole] == [1] * 18
     patches = np.concatenate([batch["pixels"] for batch in packed])
     grids = np.concatenate([batch["grid"] for batch in packed])
-    assert len({tuple(grid) for grid in grids.tolist()}) > 1
+    assert len({tuple(grid) for grid in grids.tolist()}) > 2
     for place, batch in enumerate(whole):
         again, grid = Packing(8, 16).pack(batch["pixels"][0])
         assert (again == patches[place]).all()
@@ -238,10 +235,7 @@ def test_an_evaluation_has_each_image_once_whole_and_packed_alike(tmp_path):
         (["DATA.NUM_TOKENS", "0"], "NUM_TOKENS is 0, expected 1 to"),
         (["EVAL", "True", "DATA.TOKEN_LENGTHS", "[8]"], "TOKEN_LENGTHS does nothing under EVAL"),
         (["EVAL", "True", "DATA.CORRUPTION", "fog"], "CORRUPTION is 'fog', expected None with"),
-        (
-            ["EVAL", "True", "EVAL_ENGINE", "inference"],
-            "EVAL_ENGINE is 'inference', expected eager",
-        ),
+        (["EVAL", "True", "EVAL_ENGINE", "inference"], "EVAL_ENGINE is 'inference', expected eager"),
     ],
 )
 def test_what_cannot_be_is_one_line(options, message):
