@@ -221,21 +221,13 @@ class NaFlexVit(ImageModel):
         Raises:
             InputError: patches without one of the two.
         """
-        if not isinstance(x, Mapping) and patch_coord is None and x.ndim == 4:
-            # A call of the base class's method wouldn't be traced with the batch's size unknown.
-            return self.forward_head(self.forward_features(x))
-        return self._forward_packed(x, patch_coord, patch_valid)
-
-    def _forward_packed(
-        self,
-        x: paddle.Tensor | Mapping[str, paddle.Tensor],
-        patch_coord: paddle.Tensor | None,
-        patch_valid: paddle.Tensor | None,
-    ) -> paddle.Tensor:
         if isinstance(x, Mapping):
             patch_coord = x.get("patch_coord")
             patch_valid = x.get("patch_valid")
             x = x["patches"]
+        if x.ndim == 4:
+            # Not super(), which Paddle 2.6 can't trace.
+            return ImageModel.forward(self, x)
         if patch_coord is None or patch_valid is None:
             raise InputError("patches need patch_coord and patch_valid; give all three")
         features = self.forward_patches(x, patch_coord, patch_valid)

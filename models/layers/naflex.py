@@ -130,6 +130,8 @@ class NaFlexEmbed(nn.Layer):
         x = x + positions.astype(x.dtype)
         names = ("cls_token", "reg_token")
         prefix = [getattr(self, name) for name in names if name in self._parameters]
+        if not prefix:
+            return x
         return concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
 
     def _positions(self, patch_coord: paddle.Tensor) -> paddle.Tensor:
