@@ -19,7 +19,6 @@ _PREPARATION = (
     "IMAGE_DTYPE",
     "CROP_PCT",
     "CROP_MODE",
-    "NUM_TOKENS",
     "INTERPOLATION",
     "IMAGENET_MEAN",
     "IMAGENET_STD",

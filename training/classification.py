@@ -20,7 +20,6 @@ from launch.progress import EVALUATING, beat
 from loading.label_sets import every_label
 from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
-from loading.transforms.naflex import packing
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import model_of
@@ -39,7 +38,7 @@ from training.losses import (
 from training.predictions import Predictions
 from training.retrieval import normalised, percentages, retrieval_sums
 from training.run import Run
-from training.task import MASK, Batch, Metrics, Task, inputs_of, sum_of_each
+from training.task import MASK, Batch, Metrics, Task, sum_of_each
 from utils import all_gather, all_reduce_sum, rank
 
 
@@ -101,8 +100,6 @@ class Classification(Task):
                     f"RETRIEVAL is {self.config.RETRIEVAL}, but no two of the {len(dataset)} validation"
                     " images have one class, so none could find another; set it to null"
                 )
-        if self.config.DATA.NUM_TOKENS is not None:
-            dataset.pack(packing(self.config))
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds the transform of batches, and the loss with its teacher.
@@ -128,7 +125,7 @@ class Classification(Task):
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
-        outputs = network(*inputs_of(images, batch))
+        outputs = network(images)
         if reads_embeddings(self.criterion.base):
             outputs = (outputs, self.embeddings.last)
         losses = self.criterion(images, outputs, targets)
@@ -161,7 +158,7 @@ class Classification(Task):
         embeddings = []
         embedded_labels = []
         for batch in batches:
-            logits = forward(*inputs_of(self.normalize(batch["pixels"]), batch))
+            logits = forward(self.normalize(batch["pixels"]))
             labels = batch["labels"]
             if self.config.RETRIEVAL is not None:
                 embeddings.append(self.embeddings.last.astype("float32").numpy())
