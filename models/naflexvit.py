@@ -19,7 +19,6 @@ from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
-from models.layers.init import init_branches
 from models.layers.naflex import NaFlexEmbed, key_mask
 from models.layers.stages import drop_path_rates, feature_info
 from settings.keys import (
@@ -196,7 +195,7 @@ class NaFlexVit(ImageModel):
                 embed_dim, num_heads, mlp_ratio=mlp_ratio, epsilon=_EPSILON, act=act
             )
         self._finish()
-        init_branches(self.blocks)
+        self._scale_branches()
 
     @property
     def patch_embed(self) -> NaFlexEmbed:
@@ -205,6 +204,18 @@ class NaFlexVit(ImageModel):
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
+
+    @paddle.no_grad()
+    def _scale_branches(self) -> None:
+        """Divides the last weight of each branch of block i by sqrt(2 i), counted from 1 (timm's
+        ``fix_init``).
+        """
+        # The parameters of a static graph have no values yet (tools/list_models.py).
+        if not paddle.in_dynamic_mode():
+            return
+        for number, block in enumerate(self.blocks, 1):
+            for layer in (block.attn.proj, block.mlp.fc2):
+                layer.weight.set_value(layer.weight / (2 * number) ** 0.5)
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         patches, patch_coord = self.embeds.cut(x)
