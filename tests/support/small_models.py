@@ -22,7 +22,6 @@ from golden import (
     mixer,
     mobileone,
     mobilevit,
-    naflexvit,
     pit,
     poolformer,
     pvtv2,
@@ -66,7 +65,6 @@ from models.mixer import MlpMixer
 from models.mobileformer import MobileFormer
 from models.mobileone import MobileOne
 from models.mobilevit import MobileViT
-from models.naflexvit import NaFlexVit
 from models.pit import PoolingVisionTransformer
 from models.poolformer import PoolFormer
 from models.pvtv2 import PyramidVisionTransformerV2
@@ -331,10 +329,6 @@ def small_mobileone(case="mobileone", **changes):
 def small_mobilevit(case="mobilevit", **changes):
     options = {"image_size": mobilevit.SIZES[case]} | mobilevit.CASES[case]
     return MobileViT(**options | changes)
-
-
-def small_naflexvit(case="naflexvit", **changes):
-    return NaFlexVit(**naflexvit.our_names(naflexvit.CASES[case]) | changes)
 
 
 def small_pit(case="pit", **changes):
