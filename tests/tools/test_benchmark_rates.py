@@ -7,6 +7,8 @@ import pytest
 from support import benchmark_runs
 from support.benchmark_runs import fake_timm
 
+from errors import InputError
+
 benchmark = benchmark_runs.benchmark
 
 pytestmark = pytest.mark.long
@@ -78,3 +80,44 @@ def test_inference_of_each_side_is_beside_its_peers(benchmark, tmp_path):
     for ratio in report["ratios"]:
         assert ratio["values"] == [report["figures"][ratio["of"]]["inference"]["values"][0] / 4]
     assert printed[0] == "infer: one process of 2 threads, 0.01 s a run"
+    if not has_bfloat16:
+        refused = [line for line in printed if line.startswith("paddle, bfloat16: -precision")]
+        assert len(refused) == 1
+
+
+def test_trained_weights_have_their_accuracy_in_the_table(benchmark):
+    pytest.importorskip("nncf")
+    sides = ("--sides", "paddle, float32", "openvino, int8_weights")
+    flags = ("-repeats=1", "--seconds=0.01", "-pretrained=digits", "-dataset=digits")
+    report, printed = benchmark("infer", "-cfg", "vit_digits", "-batch_size", "1", *flags, *sides)
+    exports = report["exports"]["vit_digits"]
+    assert exports["images"] == {"validation": 364}
+    # 362 of 364 images.
+    assert exports["shares"]["eager"] == {
+        "acc1": pytest.approx(99.4505, abs=1e-3),
+        "agreement": 100,
+    }
+    assert exports["shares"]["paddle, float32"] == exports["shares"]["eager"]
+    assert exports["shares"]["openvino, int8_weights"]["agreement"] > 99
+    assert exports["made"]["openvino, int8_weights"] < 0.6 * exports["made"]["paddle, float32"]
+    assert exports["refused"] == {}
+    titles = (
+        "| vit_digits | MB | p50 ms, 1 | p95 ms, 1 | images/s, 1 | acc1, 364 images | as eager, % |"
+    )
+    table = printed[printed.index(titles) :]
+    assert table[2].startswith("| eager |  | ")
+    assert table[2].endswith(" | 99.45 | 100.00 |")
+    figures = report["figures"]["vit_digits, 1: ours, eager"]
+    assert 0 < figures["p50"]["median"] <= figures["p95"]["median"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["-data_path=/data"], "-dataset and -data_path measure accuracy, which needs -pretrained"),
+        (["-pretrained=digits"], "-pretrained are the weights of one -cfg"),
+    ],
+)
+def test_accuracy_needs_one_trained_model(flags, line, benchmark):
+    with pytest.raises(InputError, match=line):
+        benchmark("infer", *flags)

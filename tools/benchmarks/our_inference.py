@@ -8,6 +8,7 @@ answer is the images/s of ``side``, which is "eager" or an export's "FORMAT, PRE
 median and 95th percentile of its latency in ms.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -21,9 +22,9 @@ from config import get_config
 from datasets import get_dataset
 from errors import RunError, reporting
 from inference import Predictor
-from inference.backends import STEMS, open_export
+from inference.backends import STEMS, Runner, open_export
 from inference.exporting import write_export
-from inference.fidelity import photographs
+from inference.fidelity import eager, photographs
 from inference.quantise import training_images
 from inference.run_data import data_config, data_keys
 from loading.transforms import Normalize
@@ -64,7 +65,7 @@ def _make_trained(request: dict) -> dict[str, dict]:
     answer = _write(request, trained.config, trained.model, calibration)
     config = data_config(trained.config, data)
     dataset = get_dataset(config, "val", alone=True)
-    runs = {"eager": lambda images: trained.model(paddle.to_tensor(images)).numpy()}
+    runs: dict[str, Runner] = {"eager": functools.partial(eager, trained.model)}
     for side in answer["made"]:
         runs[side] = open_export(Path(request["folder"], side))
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
@@ -77,8 +78,7 @@ def _make_trained(request: dict) -> dict[str, dict]:
         images = normalize(paddle.to_tensor(pixels)).numpy()
         expected = None
         for side, run in runs.items():
-            with paddle.no_grad():
-                classes = run(images).argmax(1)
+            classes = run(images).argmax(1)
             # The eager model comes first.
             expected = classes if expected is None else expected
             hits[side] += int((classes == labels).sum())
