@@ -31,8 +31,6 @@ from models.layers.differential import (
 )
 from models.layers.graph_sizes import is_known
 from models.layers.init import init_as_big_vision, init_as_mae
-from models.layers.graph_sizes import is_known
-from models.layers.init import init_as_big_vision, init_as_mae
 from models.layers.layout import concat
 from models.layers.merging import Match, Merging
 from models.layers.neck import Neck

@@ -32,7 +32,6 @@ from training.losses import (
     CrossEntropy,
     Teacher,
     build_criterion,
-    reads_embeddings,
     reads_tokens,
 )
 from training.predictions import Predictions
@@ -126,7 +125,7 @@ class Classification(Task):
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
         outputs = network(images)
-        if reads_embeddings(self.criterion.base):
+        if self.config.TRAIN.LOSS == "triplet":
             outputs = (outputs, self.embeddings.last)
         losses = self.criterion(images, outputs, targets)
         logits = outputs[0] if isinstance(outputs, tuple | list) else outputs

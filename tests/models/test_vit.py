@@ -203,7 +203,7 @@ def test_every_parameter_is_in_one_layer_group(options):
         "cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens",
     )  # fmt: skip
     assert groups[1:-1] == [("blocks.0",), ("blocks.1",), ("blocks.2",)]
-    assert groups[-1] == ("norm", "attn_pool", "fc_norm", "head", "head_dist")
+    assert groups[-1] == ("norm", "attn_pool", "fc_norm", "neck", "head", "head_dist")
     assert_one_group_each(model, groups)
     assert model.no_weight_decay() == {
         "pos_embed",
