@@ -168,11 +168,6 @@ def load(settings: dict[str, Any]) -> Predictor:
     predictor = Predictor(
         settings["path"], settings["cfg"], options, classes, settings["batch_size"]
     )
-    if predictor.config.DATA.NUM_TOKENS is not None:
-        raise InputError(
-            f"{settings['path']} has DATA.NUM_TOKENS, whose images differ in shape; the server takes"
-            " one shape: give -o DATA.NUM_TOKENS None"
-        )
     # Without classes of its own, a model of images and texts takes those of each request.
     if not predictor.gives_maps and not gives_embeddings(predictor):
         predictor.check_classifier()
