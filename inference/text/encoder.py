@@ -23,6 +23,7 @@ class TextEncoder:
 
     Attributes:
         tower: the text tower (``models.text.TextTransformer``).
+        layout: in which the weights hold it (``weights.names.text.layout_of``).
         scale: the factor of cosines.
         bias: what is added to the scaled cosines.
 
@@ -33,8 +34,8 @@ class TextEncoder:
     def __init__(self, path: str | Path, batch_size: int = 64) -> None:
         self.path = path
         self.batch_size = batch_size
-        self.tower, layout = load_text_tower(path)
-        self.tokenizer = find_tokenizer(path, self.tower.arguments, layout)
+        self.tower, self.layout = load_text_tower(path)
+        self.tokenizer = find_tokenizer(path, self.tower.arguments, self.layout)
         logarithm = float(self.tower.logit_scale.item())
         if not abs(logarithm) <= _LARGEST_SCALE:
             raise InputError(

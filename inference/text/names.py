@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from errors import InputError
+from errors import InputError, counted
 
 MOST_CLASSES = 100
 LONGEST_CLASS = 200
@@ -13,11 +13,13 @@ def check_classes(classes: Sequence[str]) -> None:
     long, or one that is there twice.
     """
     if not 0 < len(classes) <= MOST_CLASSES:
-        raise InputError(f"{len(classes)} classes, expected 1 to {MOST_CLASSES}")
+        raise InputError(
+            f"found {counted(len(classes), 'class', 'classes')}, expected 1 to {MOST_CLASSES}"
+        )
     for name in classes:
         if not name.strip() or len(name) > LONGEST_CLASS:
             raise InputError(
-                f"a class's name of {len(name)} characters, expected 1 to {LONGEST_CLASS}"
+                f"a class's name has {counted(len(name), 'character')}, expected 1 to {LONGEST_CLASS}"
             )
     if len(set(classes)) < len(classes):
         raise InputError("a class is there twice; leave one out")

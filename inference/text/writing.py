@@ -8,6 +8,7 @@ import yaml
 
 from config import default_values, get_config
 from datasets import get_dataset
+from errors import printable
 from inference.predictor import Predictor
 from inference.run_data import data_config, data_keys
 from launch.files import making_folder, writing_whole
@@ -80,6 +81,6 @@ def write_classifier(
         arrays = file_arrays(predictor.model)
         write_weights(folder / IN_FOLDER[0], arrays, {METADATA: description.to_json()})
         with writing_whole(folder / FILE) as file:
-            file.write(f"# A classifier of texts, made of {path}.\n")
+            file.write(f"# A classifier of texts, made of {printable(str(path))}.\n")
             yaml.safe_dump(settings, file, allow_unicode=True, sort_keys=False)
     return predictor

@@ -22,6 +22,7 @@ from inference.text.exporting import write_text_export
 from inference.text.names import check_classes
 from inference.text.open_classes import OpenClasses
 from inference.text.prompts import class_weights, prompts_of, read_templates
+from models import text_arguments
 from tools.average_checkpoints import average
 from training.checkpoint import description_of
 from weights.formats import open_weights
@@ -86,6 +87,36 @@ def test_logits_are_the_references(name, answers):
     found = predictor._forward(images).numpy()
     np.testing.assert_allclose(found[:, same], expected[:, same], atol=1e-5)
     assert np.ptp(expected, axis=1).min() > 0.05
+
+
+def test_logits_of_big_visions_file_are_its_programs(answers, monkeypatch):
+    monkeypatch.setitem(text_arguments._HEADS, 32, 2)
+    sizes = {
+        "DATA.IMAGE_SIZE": 32, "MODEL.PATCH_SIZE": 8, "MODEL.EMBED_DIM": 48, "MODEL.DEPTH": 2,
+        "MODEL.NUM_HEADS": 3, "MODEL.MLP_RATIO": 2.0,
+    }  # fmt: skip
+    options = [str(word) for pair in sizes.items() for word in pair]
+    places = [TEXTS.index(text) for text in ("a photo of a cat.", "caf\u00e9", "\u4e2d\u6587")]
+    predictor = Predictor(
+        GOLDEN / "big_vision" / "siglip.npz",
+        "vit_base_patch16_siglip_224",
+        options,
+        [TEXTS[place] for place in places],
+        templates=["{}"],
+    )
+    found = predictor._forward(paddle.to_tensor(answers["image"])).numpy()
+    # The values, and the approximation of GELU, are those of transformers' SigLIP.
+    np.testing.assert_allclose(found, answers["siglip/logits"][:, places], atol=1e-5)
+
+
+def test_openclips_siglip_is_timms_model():
+    description = description_of(GOLDEN / "openclip_siglip")
+    assert description.model == "vit_base_patch16_siglip_224"
+    assert description.values["MODEL.GLOBAL_POOL"] == "map"
+    assert description.values["MODEL.NUM_CLASSES"] == 0
+    assert description.values["DATA.IMAGE_SIZE"] == 32
+    assert description.values["DATA.CROP_MODE"] == "squash"
+    assert description.values["DATA.IMAGENET_MEAN"] == [0.5] * 3
 
 
 def test_a_class_is_the_mean_of_its_sentences():
@@ -288,10 +319,10 @@ def test_classes_of_a_call_answer_as_a_classifier_of_them():
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        ([], "0 classes, expected 1 to 100"),
-        (["a"] * 101, "101 classes"),
-        (["a", " "], "a class's name of 1 characters"),
-        (["b" * 201], "a class's name of 201 characters, expected 1 to 200"),
+        ([], "found 0 classes, expected 1 to 100"),
+        (["a"] * 101, "found 101 classes"),
+        (["a", " "], "a class's name has 1 character, expected 1 to 200"),
+        (["b" * 201], "a class's name has 201 characters, expected 1 to 200"),
         (["a", "a"], "a class is there twice"),
     ],
 )
