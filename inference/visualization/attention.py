@@ -49,6 +49,15 @@ def describe_queries(model: ImageModel) -> str:
     return "of the class token"
 
 
+def refuse_merged(model: ImageModel) -> None:
+    """Raises InputError if a model merges tokens, which aren't places of an image then."""
+    if merged := getattr(model, "merge_tokens", 0):
+        raise InputError(
+            f"MODEL.MERGE_TOKENS is {merged}, whose tokens aren't places of the image; give -o"
+            " MODEL.MERGE_TOKENS 0"
+        )
+
+
 def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.ndarray:
     """Returns the attention of each head to each place of an image: [H, rows, columns] float32.
 
@@ -64,8 +73,9 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
         block: the index among the layers that attend; negative ones count from the end.
 
     Raises:
-        InputError: the architecture has no attention, or no such block.
+        InputError: the architecture has no attention, or no such block; or the model merges tokens.
     """
+    refuse_merged(model)
     names = list(attention_layers(model))
     if not names:
         raise InputError(
@@ -91,8 +101,9 @@ def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
         image: [1, C, H, W], normalised.
 
     Raises:
-        InputError: rollout isn't defined for the architecture.
+        InputError: rollout isn't defined for the architecture, or the model merges tokens.
     """
+    refuse_merged(model)
     if not has_rollout(model):
         reason = "it has no attention"
         alternative = "cam"

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 
 from errors import InputError
+from inference.visualization.attention import refuse_merged
 from models.base import ImageModel
 
 
@@ -61,8 +62,11 @@ def cam(
         method: one of METHODS.
 
     Raises:
-        InputError: the model has no classifier, or no such output.
+        InputError: the model has no classifier, or no such output; or it merges tokens, and its
+            classifier reads the class token.
     """
+    if model.cam_layer() is not None:
+        refuse_merged(model)
     if not model.num_classes:
         raise InputError(
             "the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features"

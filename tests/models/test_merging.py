@@ -9,6 +9,8 @@ from config import get_config, with_values
 from errors import InputError
 from inference.backends import RUNNERS, STEMS
 from inference.exporting import write_export
+from inference.visualization.attention import attention, rollout
+from inference.visualization.cam import cam
 from models import build_model
 from models.layers.merging import Merging, match_tokens, merge_tokens
 from models.vit import VisionTransformer
@@ -254,6 +256,25 @@ def test_intermediates_have_all_places():
     assert list(features.shape) == [3, 4 + 16, 24]
     # Merged places have one value.
     assert len(np.unique(maps[-1].numpy()[0, 0])) == 16 - 3 * 4
+
+
+def test_pictures_of_places_refuse_merged_tokens():
+    model, images = make("token", 3)
+    for draw in (attention, rollout, cam):
+        with pytest.raises(InputError, match="MODEL.MERGE_TOKENS is 3, whose tokens aren't places"):
+            draw(model, images[:1])
+    # A classifier of the mean reads all places.
+    model, images = make("avg", 3)
+    assert cam(model, images[:1]).shape == (4, 4)
+
+
+def test_half_precision_merges_the_same_patches():
+    model, images = make("avg", 3)
+    with paddle.no_grad():
+        expected = model(images).numpy()
+        with paddle.amp.auto_cast(dtype="bfloat16"):
+            found = model(images).astype("float32").numpy()
+    np.testing.assert_allclose(found, expected, atol=0.1 * np.ptp(expected))
 
 
 def test_half_of_the_patches_at_most_are_merged():
