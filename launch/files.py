@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from errors import InputError
+
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = "it is a link, through which nothing is written"
 # Bytes of a name that are kept in its temporary name, which has at most 255 in all.
@@ -98,6 +100,19 @@ def _obstacle(mode: int, path: Path) -> OSError | None:
     if not stat.S_ISREG(mode):
         return OSError(errno.ENXIO, "it is no regular file", str(path))
     return None
+
+
+def check_new_folder(output: Path) -> None:
+    """Raises InputError if -output can't become a new folder: something is there that is no empty
+    folder, or the folder around it can't be written to.
+    """
+    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(
+            f"-output {output}: {parent} is no folder that can be written to; choose another"
+        )
 
 
 def refuse_links(folder: Path, names: str) -> None:

@@ -23,7 +23,6 @@ command line or input.
 """
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -33,11 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from errors import InputError, printable, reporting, reporting_memory  # noqa: E402
+from errors import printable, reporting, reporting_memory  # noqa: E402
 
 # isort: split
 from config import default_values  # noqa: E402
 from launch import signals  # noqa: E402
+from launch.files import check_new_folder  # noqa: E402
 from settings.parser import Parser, pairs, whole_number  # noqa: E402
 
 KINDS = ("auto", "none", "temperature", "class", "vector")
@@ -72,14 +72,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("workers", type=whole_number(0), default=2, metavar="N", help=text)
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
-    output = arguments.output
-    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
-    parent = output.absolute().parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(
-            f"-output {output}: {parent} is no folder that can be written to; choose another"
-        )
+    check_new_folder(arguments.output)
     return arguments
 
 

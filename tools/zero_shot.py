@@ -16,7 +16,6 @@ Exit status: 0; 2 for a wrong command line or input.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from errors import InputError, counted, reporting, reporting_memory  # noqa: E40
 
 # isort: split
 from config import default_values  # noqa: E402
+from launch.files import check_new_folder  # noqa: E402
 from settings.parser import Parser, pairs  # noqa: E402
 
 
@@ -51,14 +51,7 @@ def parsed_arguments() -> argparse.Namespace:
     from_data = bool(arguments.data_path or arguments.dataset)
     if bool(arguments.classes) == from_data:
         raise InputError("give the classes: either -classes FILE, or -data_path (and -dataset)")
-    output = arguments.output
-    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
-    parent = output.absolute().parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(
-            f"-output {output}: {parent} is no folder that can be written to; choose another"
-        )
+    check_new_folder(arguments.output)
     return arguments
 
 

@@ -139,7 +139,8 @@ def _by_merges(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
         vocab = json.loads(_text(files["vocab.json"]))
         lines = _text(files["merges.txt"]).split("\n")
         lines = [line for line in lines if line and not line.startswith("#version")]
-        start, end = "<|startoftext|>", "<|endoftext|>"
+        start = "<|startoftext|>"
+        end = "<|endoftext|>"
     else:
         # OpenAI's file holds the merges alone. The vocabulary begins with the bytes, alone and at
         # a word's end.
@@ -147,7 +148,8 @@ def _by_merges(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
         lines = [line for line in lines if line]
         letters = _byte_letters()
         words = [*letters, *(f"{letter}</w>" for letter in letters)]
-        start, end = "<start_of_text>", "<end_of_text>"
+        start = "<start_of_text>"
+        end = "<end_of_text>"
         words += ["".join(line.split()) for line in lines] + [start, end]
         vocab = {word: number for number, word in enumerate(words)}
     merges: Any = [tuple(line.split()) for line in lines]

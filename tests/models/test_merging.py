@@ -68,7 +68,8 @@ def path(request):
 def reference_match(keys, merged, prefix):
     """The groups of tokens that become one, in the order of the merged tokens. keys [N, d]."""
     patches = list(range(prefix, len(keys)))
-    even, odd = patches[::2], patches[1::2]
+    even = patches[::2]
+    odd = patches[1::2]
     unit = keys / np.maximum(np.linalg.norm(keys, axis=1, keepdims=True), 1e-12)
     edges = []
     for place, token in enumerate(even):
