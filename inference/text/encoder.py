@@ -23,7 +23,6 @@ class TextEncoder:
 
     Attributes:
         tower: the text tower (``models.text.TextTransformer``).
-        layout: in which the weights hold it (``weights.names.text.layout_of``).
         scale: the factor of cosines.
         bias: what is added to the scaled cosines.
 
@@ -34,8 +33,8 @@ class TextEncoder:
     def __init__(self, path: str | Path, batch_size: int = 64) -> None:
         self.path = path
         self.batch_size = batch_size
-        self.tower, self.layout = load_text_tower(path)
-        self.tokenizer = find_tokenizer(path, self.tower.arguments, self.layout)
+        self.tower, layout = load_text_tower(path)
+        self.tokenizer = find_tokenizer(path, self.tower.arguments, layout)
         logarithm = float(self.tower.logit_scale.item())
         if not abs(logarithm) <= _LARGEST_SCALE:
             raise InputError(

@@ -15,7 +15,7 @@ from config import with_values
 from errors import InputError
 from inference.text.encoder import TextEncoder
 from models.text_pretrained import has_text_tower
-from settings.configuration import Configuration, is_users
+from settings.configuration import Configuration
 from weights.layout import sublayer
 
 
@@ -42,10 +42,6 @@ def with_text_classes(config: Configuration, encoder: TextEncoder, count: int) -
             f"MODEL.TYPE is {model.TYPE}, which has no NECK; classes from texts need a ViT of CLIP or"
             " SigLIP"
         )
-    # timm's image towers of SigLIP have the exact GELU. big_vision's program has the approximation,
-    # for which both towers were trained.
-    if encoder.layout == "big_vision" and not is_users(config, "MODEL.ACT"):
-        config = with_values(config, "the text tower", MODEL__ACT="gelu_tanh")
     # SigLIP's pooling makes the embedding itself.
     projected = None if model.GLOBAL_POOL == "map" else encoder.tower.arguments.out_dim
     return with_values(

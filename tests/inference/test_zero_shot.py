@@ -107,6 +107,13 @@ def test_logits_of_big_visions_file_are_its_programs(answers, monkeypatch):
     found = predictor._forward(paddle.to_tensor(answers["image"])).numpy()
     # The values, and the approximation of GELU, are those of transformers' SigLIP.
     np.testing.assert_allclose(found, answers["siglip/logits"][:, places], atol=1e-5)
+    # Without classes, too: a server and a search compare the image tower's own outputs.
+    alone = Predictor(
+        predictor.path, "vit_base_patch16_siglip_224", [*options, "MODEL.NUM_CLASSES", "0"]
+    )
+    embeddings = alone._forward(paddle.to_tensor(answers["image"])).numpy()
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    np.testing.assert_allclose(embeddings, answers["siglip/images"], atol=2e-6)
 
 
 def test_openclips_siglip_is_timms_model():

@@ -56,7 +56,7 @@ _SCALES = {
 TRANSFORMERS = "text_model.embeddings.token_embedding.weight"
 OPENCLIP = "token_embedding.weight"
 OPENCLIP_APART = "text.token_embedding.weight"
-BIG_VISION = "txt/Embed_0/embedding"
+BIG_VISION_TEXT = "params/txt/Embed_0/embedding"
 
 
 def layout_of(names: Arrays) -> str:
@@ -70,7 +70,7 @@ def layout_of(names: Arrays) -> str:
         return "transformers"
     if OPENCLIP in names or OPENCLIP_APART in names:
         return "openclip"
-    if f"params/{BIG_VISION}" in names:
+    if BIG_VISION_TEXT in names:
         return "big_vision"
     return ""
 

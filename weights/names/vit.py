@@ -21,6 +21,7 @@ from weights.names.rules import (
     to_flax,
     torch_kernel,
 )
+from weights.names.text import BIG_VISION_TEXT
 
 _RULES = (
     # DINOv2: its blocks are in chunks, but are numbered from the first chunk to the last.
@@ -190,6 +191,14 @@ def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, An
             tokens > 0 and not _is_square(length - tokens) and _is_square(length)
         )
     return keys
+
+
+def switches(arrays: Collection[str]) -> dict[str, Any]:
+    """Returns the activation of big_vision's SigLIP, whose files hold the text tower, too.
+
+    It is the approximation of GELU, where timm's models of these weights have the exact one.
+    """
+    return {"ACT": "gelu_tanh"} if BIG_VISION_TEXT in arrays else {}
 
 
 def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
