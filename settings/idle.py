@@ -59,21 +59,37 @@ def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
         for name, readers in kind.readers().items():
             declared = tuple(need for need in needs[name] if need not in first)
             needs[name] = (*first, *_component(kind, readers), *declared)
-    return {name: with_tasks(name, own) for name, own in needs.items()}
+    return with_tasks(needs)
 
 
-def with_tasks(key: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    """Returns a key's needs, with the tasks that read it in place of ``LABELS``, ``CLASSIFIER``,
+def with_tasks(needs: Mapping[str, tuple[Need, ...]]) -> dict[str, tuple[Need, ...]]:
+    """Returns keys' needs, with the tasks that read them in place of ``LABELS``, ``CLASSIFIER``,
     ``ONE_VIEW`` and ``MAPS``.
+
+    Args:
+        needs: by dotted key.
     """
-    replaced: tuple[Need, ...] = ()
-    for need in needs:
-        if need in (LABELS, CLASSIFIER, ONE_VIEW, MAPS):
-            readers = [task for task in tasks.names() if is_read_by(task, key, need)]
-            replaced += _component(tasks, readers)
-        else:
-            replaced += (need,)
+    # All but ``LABELS`` mean the same tasks for each key.
+    known: dict[Need, tuple[Need, ...]] = {}
+    replaced = {}
+    for key, own in needs.items():
+        found: tuple[Need, ...] = ()
+        for need in own:
+            if need == LABELS:
+                found += _task_needs(key, need)
+            elif need in (CLASSIFIER, ONE_VIEW, MAPS):
+                if need not in known:
+                    known[need] = _task_needs(key, need)
+                found += known[need]
+            else:
+                found += (need,)
+        replaced[key] = found
     return replaced
+
+
+def _task_needs(key: str, need: Need) -> tuple[Need, ...]:
+    readers = [task for task in tasks.names() if is_read_by(task, key, need)]
+    return _component(tasks, readers)
 
 
 def unmet(needs: tuple[Need, ...], values: Values) -> Need | None:

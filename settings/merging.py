@@ -206,7 +206,7 @@ class Keys:
     def needs_of(self, config: Configuration) -> dict[str, tuple[Need, ...]]:
         """Returns what each key of a configuration needs: of MODEL's, what its architecture says."""
         own = architecture(config.MODEL.TYPE).arguments
-        return self.needs | {name: with_tasks(name, key.needs) for name, key in own.items()}
+        return self.needs | with_tasks({name: key.needs for name, key in own.items()})
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def test_a_task_with_views_of_its_own_reads_no_keys_of_one_view(monkeypatch):
         "TRAIN.PHOTOMETRIC",
     }
     for key in unread:
-        needs = with_tasks(key, _KEYS.shared[key].needs)
+        needs = with_tasks({key: _KEYS.shared[key].needs})[key]
         [need] = [need for need in needs if need.keys == ("TASK",)]
         assert [task for task in tasks.names() if need.met({"TASK": task})] == others
         line = f"command line: {key} does nothing {need.text}; leave it out"

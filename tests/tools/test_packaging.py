@@ -334,7 +334,18 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
     trackers = {"visualdl", "tensorboard", "wandb", "mlflow"}
     assert (
         trackers
-        | {"dali", "elastic", "export", "hub", "masks", "robustness", "serve", "sweep", "text"}
+        | {
+            "dali",
+            "elastic",
+            "export",
+            "hub",
+            "index",
+            "masks",
+            "robustness",
+            "serve",
+            "sweep",
+            "text",
+        }
         == asked
     )
     for extra in asked:

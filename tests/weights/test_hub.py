@@ -236,7 +236,12 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
     older = cached(tmp_path, "older", ["pytorch_model.bin", "config.json"], revision="v2")
     plain = cached(tmp_path, "plain", ["model.safetensors"], absent=["config.json"])
     cached(tmp_path, "half", ["model.safetensors"])
-    neither = ["model.safetensors", "pytorch_model.bin"]
+    neither = [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "open_clip_model.safetensors",
+        "open_clip_pytorch_model.bin",
+    ]
     cached(tmp_path, "none", [], absent=[*neither, *(f"{name}.index.json" for name in neither)])
     config = {"architecture": "vit", "mean": [0.5] * 3}
     unknown = "can't be downloaded ("
@@ -245,8 +250,8 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
         "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config],
         "hf-hub:org/older@v2": [str(older / "pytorch_model.bin"), [2], config],
         "hf-hub:org/plain": [str(plain / "model.safetensors"), [1], {}],
-        "hf-hub:org/none": "hf-hub:org/none: the repository holds neither model.safetensors nor pytorch_model.bin",
-        "hf-hub:org/older": f"hf-hub:org/older: model.safetensors or pytorch_model.bin {unknown}",
+        "hf-hub:org/none": f"hf-hub:org/none: the repository holds neither {' nor '.join(neither)}",
+        "hf-hub:org/older": f"hf-hub:org/older: {' or '.join(neither)} {unknown}",
         "hf-hub:org/half": f"hf-hub:org/half: config.json {unknown}",
         "hf-hub:a/b/c": f"hf-hub:a/b/c: model.safetensors {unknown}",
     }
