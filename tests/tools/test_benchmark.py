@@ -145,11 +145,14 @@ def test_a_real_run_is_measured(benchmark, tmp_path):
 
 
 def test_a_rate_counts_images_and_leaves_the_warm_up_out(monkeypatch):
-    clock = iter([0.0, 1.0, 2.0, 4.0, 8.0])
+    # When the clock starts, and when each call ends.
+    clock = iter([0.0, 1.0, 2.0, 2.5, 8.0])
     calls = []
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert rates.calls_rate(lambda: calls.append(1), 5, 2, 3.0) == 5 * 5 / 8.0
-    assert len(calls) == 2 + 5
+    assert rates.calls_rate(lambda: calls.append(1), 5, 2, 3.0) == 4 * 5 / 8.0
+    assert len(calls) == 2 + 4
+    clock = iter([0.0, 4.0, 5.0, 6.0])
+    assert rates.call_times(lambda: None, 0, 3.0) == [4.0, 1.0, 1.0]
 
 
 @pytest.mark.smoke
