@@ -37,8 +37,8 @@ def attend_heads(
         drop: dropout of the attention weights. Where it drops some, or a hook reads them
             (``attention_weights``), it is called with them.
         bias: [H, N, M], or one for each item: [B, H, N, M].
-        mask: [windows, N, M], if the items are the windows of one image after the other; or [B, 1,
-            M], of each item, the same for all queries.
+        mask: [windows, N, M], if the items are the windows of one image after the other; or [B, M], of
+            each item, the same for all queries, without a bias.
         by_head: how a tensor of several parts is ordered. True: all parts of the first head, then
             those of the second one, and so on. False: the queries of all heads, then all keys, then
             all values.
@@ -52,12 +52,13 @@ def attend_heads(
     if can_fuse(qkv[0], drop):
         if bias is not None and bias.ndim == 3:
             bias = bias.unsqueeze(0)
+        if mask is not None and mask.ndim == 2:
+            mask = mask.unsqueeze(1)
         return ops.attention(
             qkv, heads, width, scale, bias, mask, by_head, turns=turns, halves=halves
         )
-    if mask is not None and mask.shape[1] == 1 and bias is None:
-        # Of each item, with any number of them in a traced graph.
-        bias = mask.unsqueeze(1)
+    if mask is not None and mask.ndim == 2:
+        bias = mask.unsqueeze([1, 2])
         mask = None
     length = qkv[0].shape[1]
     if flash and not _has_hooks(drop) and ops.flash_attention_takes(qkv[-1], width):
@@ -195,7 +196,7 @@ class Heads(nn.Layer):
         Shape: [B, N, 3 H d], all queries first, then all keys, then all values -> [B, N, H d].
 
         Args:
-            mask: added to each item's scores, [B, N, N], or [B, 1, N]: the same for all queries.
+            mask: added to each item's scores, [B, N, N], or [B, N]: the same for all queries.
         """
         return self._attend(self._tensors(qkv), mask)
 

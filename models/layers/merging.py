@@ -120,10 +120,10 @@ def _one_hot(places: paddle.Tensor, count: int) -> paddle.Tensor:
 
 def log_sizes(sizes: paddle.Tensor) -> paddle.Tensor:
     """Returns what is added to the scores of each key, so that a token has the attention of all
-    patches that it stands for: [B, N] -> [B, 1, N].
+    patches that it stands for: [B, N] -> [B, N].
     """
     # Of a copy: Paddle Inference 3.3.1 writes the logarithms over the sizes, which are read again.
-    return paddle.log(sizes * 1.0).unsqueeze(1)
+    return paddle.log(sizes * 1.0)
 
 
 class Merging:
@@ -151,7 +151,7 @@ class Merging:
 
     def mask(self) -> paddle.Tensor | None:
         """Returns what is added to the scores of each key, so that a token has the attention of all
-        patches that it stands for: [B, 1, N]; None: nothing.
+        patches that it stands for: [B, N]; None: nothing.
         """
         return None if self.sizes is None else log_sizes(self.sizes)
 
