@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from safetensors.numpy import save_file
 
 from config import get_config
 from inference.conventions import write_conventions
@@ -125,7 +126,7 @@ def test_timms_config_tells_the_same_preparation(config, tmp_path):
     )
     assert told["label_names"] == ["cat", "dög", "#3"]
     assert told["input_size"] == [3, 64, 64]
-    (tmp_path / "model.safetensors").touch()
+    save_file({"head.bias": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     other = with_preprocessing(
         get_config(None, ["DATA.IMAGE_SIZE", "64", "MODEL.PRETRAINED", str(tmp_path)])
     )

@@ -3,7 +3,9 @@
 import json
 import pickle
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from config import get_config, with_values
 from errors import InputError
@@ -23,11 +25,16 @@ STORED = {
 }
 
 
+def write_weights(folder):
+    save_file({"head.bias": np.zeros(2, np.float32)}, folder / "model.safetensors")
+
+
 @pytest.fixture
 def configured(tmp_path):
     """Returns a function: the configuration of ``options`` with weights whose config.json is STORED
     and ``changes``.
     """
+    write_weights(tmp_path)
 
     def made(options=(), cfg=None, **changes):
         stored = STORED | {"pretrained_cfg": STORED["pretrained_cfg"] | changes}
@@ -126,6 +133,7 @@ def test_means_of_other_lengths_disagree(configured):
 
 
 def test_without_weights_or_their_config_nothing_changes(tmp_path):
+    write_weights(tmp_path)
     for options in ([], ["MODEL.PRETRAINED", str(tmp_path)]):
         config = get_config(None, options)
         assert with_preprocessing(config) == config
