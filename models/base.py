@@ -96,6 +96,7 @@ class ImageModel(nn.Layer):
         beside_first_conv: names of other convolutions that read the image.
         window_side: None, or the side of the windows whose pixels ``first_conv``, a Linear, and the
             layers of ``beside_first_conv`` read as vectors, channel by channel.
+        channels_last: whether they read them pixel by pixel, each with its channels, instead.
         min_image_size: least H and W, for an architecture that takes images of any size; None: it
             takes image_size only.
         resizable: whether ``take_other_sizes`` makes the model take images of other sizes than
@@ -123,6 +124,7 @@ class ImageModel(nn.Layer):
     first_conv = "patch_embed.proj"
     beside_first_conv: tuple[str, ...] = ()
     window_side: int | None = None
+    channels_last = False
     min_image_size: int | None = None
     resizable = False
     feature_info: Sequence[dict[str, Any]] = ()

@@ -167,18 +167,22 @@ def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     lines = []
     for name in (model.first_conv, *model.beside_first_conv):
         if model.window_side:
-            lines += _fit_window_reader(name, model.window_side**2, state, arrays)
+            last = getattr(model, "channels_last", False)
+            lines += _fit_window_reader(name, model.window_side**2, state, arrays, last)
         else:
             lines += _fit_first(model, f"{name}.weight", state, arrays)
     return lines
 
 
-def _fit_window_reader(name: str, pixels: int, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_window_reader(
+    name: str, pixels: int, state: Tensors, arrays: Arrays, channels_last: bool
+) -> list[str]:
     """Adapts a Linear or a norm of windows of three channels to another number of channels.
 
     Args:
         name: of the layer, which reads vectors of channels * ``pixels`` values.
         pixels: of a window.
+        channels_last: whether the values come pixel by pixel, not channel by channel.
     """
     lines = []
     for key in (f"{name}.weight", f"{name}.bias"):
@@ -190,8 +194,12 @@ def _fit_window_reader(name: str, pixels: int, state: Tensors, arrays: Arrays) -
             continue
         channels = values // pixels
         # As kernels [out, 3, pixels, 1] of a convolution.
-        kernels = array.reshape(3, pixels, -1).transpose(2, 0, 1)[..., None]
-        adapted = adapt_input_channels(kernels, channels)[..., 0].transpose(1, 2, 0)
+        if channels_last:
+            kernels = array.reshape(pixels, 3, -1).transpose(2, 1, 0)[..., None]
+            adapted = adapt_input_channels(kernels, channels)[..., 0].transpose(2, 1, 0)
+        else:
+            kernels = array.reshape(3, pixels, -1).transpose(2, 0, 1)[..., None]
+            adapted = adapt_input_channels(kernels, channels)[..., 0].transpose(1, 2, 0)
         if array.ndim == 1:
             # A norm's factors stay as large as they are: their products aren't summed.
             adapted = adapted * np.float32(channels / 3)

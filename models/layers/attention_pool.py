@@ -15,7 +15,7 @@ class AttentionPool(nn.Layer):
     The pooling is that of the Set Transformer (Lee et al. 2019, arXiv:1810.00825), and timm's
     ``AttentionPoolLatent`` with one latent.
 
-    Shape: [B, N, D] -> [B, D].
+    Shape: [B, N, D] -> [B, D]. A ``mask`` [B, 1, N] is added to the scores.
 
     Args:
         dim: channels D.
@@ -40,9 +40,10 @@ class AttentionPool(nn.Layer):
         self.norm = LayerNorm(dim, epsilon=epsilon)
         self.mlp = make_mlp(dim, hidden_width(dim, mlp_ratio), act=act)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
         q = self.q(self.latent.expand([x.shape[0], -1, -1]))
         kv = self.kv(x)
-        x = attend_heads([q, kv], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0]
+        scale = self.head_dim**-0.5
+        x = attend_heads([q, kv], self.num_heads, self.head_dim, scale, mask=mask)[:, 0]
         x = self.proj(x)
         return x + self.mlp(self.norm(x))

@@ -159,7 +159,7 @@ def test_maps_and_files_after_another_size(tmp_path):
 @pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_an_architecture_takes_other_sizes_or_is_named(kind):
     model = SMALL_MODELS[kind]()
-    if kind in ("vit", "eva", "swin", "swinv2"):
+    if kind in ("vit", "eva", "swin", "swinv2", "naflexvit"):
         model.take_other_sizes()
         side = model.patch_embed.patch_size
         assert model.input_sizes == f"images of multiples of {side} pixels"

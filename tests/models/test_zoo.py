@@ -109,6 +109,11 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
             == f"images of at least {model.min_image_size} x {model.min_image_size}"
         )
         assert model(paddle.zeros([1, 3, height + 1, width + 2])).shape == [1, model.num_classes]
+    elif model.resizable and model.patch_embed.any_size:
+        side = model.patch_embed.patch_size
+        assert model.input_sizes == f"images of multiples of {side} pixels"
+        larger = paddle.zeros([1, 3, height + side, width + 2 * side])
+        assert model(larger).shape == [1, model.num_classes]
     else:
         assert model.input_sizes == f"images of {height} x {width}"
         with pytest.raises(

@@ -22,6 +22,7 @@ from golden import (
     mixer,
     mobileone,
     mobilevit,
+    naflexvit,
     pit,
     poolformer,
     pvtv2,
@@ -65,6 +66,7 @@ from models.mixer import MlpMixer
 from models.mobileformer import MobileFormer
 from models.mobileone import MobileOne
 from models.mobilevit import MobileViT
+from models.naflexvit import NaFlexVit
 from models.pit import PoolingVisionTransformer
 from models.poolformer import PoolFormer
 from models.pvtv2 import PyramidVisionTransformerV2
@@ -329,6 +331,10 @@ def small_mobileone(case="mobileone", **changes):
 def small_mobilevit(case="mobilevit", **changes):
     options = {"image_size": mobilevit.SIZES[case]} | mobilevit.CASES[case]
     return MobileViT(**options | changes)
+
+
+def small_naflexvit(case="naflexvit", **changes):
+    return NaFlexVit(**naflexvit.our_names(naflexvit.CASES[case]) | changes)
 
 
 def small_pit(case="pit", **changes):

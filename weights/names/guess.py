@@ -51,6 +51,7 @@ _NAMES = {
     "vip": r"network\.\d+\.\d+\.attn\.mlp_h\.weight",
     "volo": r"network\.\d+\.\d+\.norm1\.weight",
     "xcit": r"cls_attn_blocks\.\d+\.norm1\.weight",
+    "naflexvit": r"embeds\.proj\.weight",
     # DINOv2 has its blocks in chunks.
     "vit": r"blocks\.\d+\.(\d+\.)?attn\.qkv\.weight",
 }
