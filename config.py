@@ -221,7 +221,9 @@ class DATA(Section):
 
     # Evaluation: the share of the resized side that the central crop keeps. Above 1, up to 2: images
     # are resized to less than IMAGE_SIZE, and padded with black.
-    CROP_PCT: PaddedCropShare = key(0.875, is_not("DATA.CROP_MODE", "short", "own"))
+    CROP_PCT: PaddedCropShare = key(
+        0.875, is_not("DATA.CROP_MODE", "short", "own"), is_unset("DATA.NUM_TOKENS")
+    )
 
     # Evaluation: resize the short side, then crop. "squash": resize both sides, then crop.
     # Segmentation: "short" resizes the image until it covers IMAGE_SIZE and crops nothing; "own"
@@ -233,6 +235,14 @@ class DATA(Section):
     EVAL_SIZE: Side | Sequence[Side] | None = key(
         None, MAPS, is_("DATA.CROP_MODE", "short", "squash")
     )
+
+    # NaFlexViT: images keep their ratio. Each is resized to at most this many patches. None: to
+    # IMAGE_SIZE.
+    NUM_TOKENS: Size | None = key(None, LABELS)
+
+    # Training: a list of numbers of patches. Each step uses one of them, with as many patches in a
+    # batch as BATCH_SIZE images of NUM_TOKENS have. None: NUM_TOKENS.
+    TOKEN_LENGTHS: Sequence[Size] | None = key(None, TRAINING, LABELS, is_set("DATA.NUM_TOKENS"))
 
     # How images are resized: bicubic, bilinear or nearest.
     INTERPOLATION: Literal["bicubic", "bilinear", "nearest"] = "bicubic"

@@ -42,7 +42,10 @@ def predict_distributed(predictor: Predictor, images: Paths, **options: Any) -> 
     """
     ranks = world_size()
     # Maps are computed of one image at a time.
-    batch_size = 1 if predictor.gives_maps else predictor.config.DATA.BATCH_SIZE_EVAL
+    data = predictor.config.DATA
+    # Images that differ in size are alone in their batches.
+    alone = predictor.gives_maps or data.NUM_TOKENS is not None
+    batch_size = 1 if alone else data.BATCH_SIZE_EVAL
     predict = predictor.predict_maps if predictor.gives_maps else predictor.predict_batches
     batches = predict(images, rank=rank(), ranks=ranks, **options)
     # The first process has the most batches. Others may have one less, and gather {} at the end.

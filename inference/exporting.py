@@ -119,6 +119,11 @@ def write_export(
     for_client = kind in paddlex.FORMATS
     if for_client:
         paddlex.check_paddlex(config, kind, task)
+    if config.DATA.NUM_TOKENS is not None:
+        raise InputError(
+            f"DATA.NUM_TOKENS is {config.DATA.NUM_TOKENS}, but an export takes images of one size;"
+            " give -o DATA.NUM_TOKENS None, and DATA.IMAGE_SIZE"
+        )
     check_target(target)
     gives_maps = answers_of(task) == "pixels"
     if gives_maps:

@@ -19,6 +19,7 @@ _PREPARATION = (
     "IMAGE_DTYPE",
     "CROP_PCT",
     "CROP_MODE",
+    "NUM_TOKENS",
     "INTERPOLATION",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
@@ -126,9 +127,14 @@ def data_config(config: Configuration, data: Sequence[Any]) -> Configuration:
         data: the keys that name the dataset, and their values (``data_keys``).
     """
     preparation: list[Any] = []
+    packed = config.DATA.NUM_TOKENS is not None
     for key, value in leaves(config.DATA):
-        if key in _PREPARATION:
+        if key in _PREPARATION and not (packed and key == "CROP_PCT"):
             preparation += [f"DATA.{key}", value]
+    if packed:
+        # The patches are the model's.
+        for key in ("TYPE", "PATCH_SIZE"):
+            preparation += [f"MODEL.{key}", config.MODEL[key]]
     orientation = config.DATA.EXIF_ORIENTATION
     config = get_config(None, [*data, *preparation, "MODEL.NUM_CLASSES", "auto"])
     config = with_values(config, DATA__EXIF_ORIENTATION=orientation)

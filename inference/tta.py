@@ -32,6 +32,11 @@ class FiveCrops(EvalTransform):
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
+        if config.DATA.NUM_TOKENS is not None:
+            raise InputError(
+                f"-tta: with DATA.NUM_TOKENS {config.DATA.NUM_TOKENS} nothing of an image is cropped;"
+                " take -tta flip"
+            )
         if config.DATA.CROP_PCT > 1:
             raise InputError(
                 f"-tta: with DATA.CROP_PCT {config.DATA.CROP_PCT} an image is smaller than the crop,"

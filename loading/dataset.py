@@ -30,7 +30,6 @@ from loading.transforms import (
     Picture,
     RandomErasing,
     Size,
-    TrainTransform,
     ViewTransform,
     check_mask_size,
     draw_views,
@@ -42,6 +41,7 @@ from loading.transforms import (
     pixel_mode,
     readable,
 )
+from loading.transforms.naflex import Packing, eval_transform, train_transform
 from loading.workers import Shapes
 from settings.configuration import Configuration, pair
 from settings.tasks import columns_of, is_read_by
@@ -59,6 +59,7 @@ class ImageDataset(paddle.io.Dataset):
     - "labels", if TASK needs them: an integer, or [K] uint8 of 0 and 1 where an image has several
       labels
     - "erased", with RANDOM_ERASE_PROB: what the device has to erase
+    - "grid", after ``pack``: the rows and columns of the image's patches, [2] int32
     - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
       or -1
     - one for each of a source's further columns: a mask [H, W] uint8 or int32, or numbers
@@ -100,13 +101,15 @@ class ImageDataset(paddle.io.Dataset):
         self.classes = list(classes)
         self.seed = config.SEED
         self.epoch = 0
-        self.transform = TrainTransform(config) if train else EvalTransform(config)
+        self.transform = train_transform(config) if train else eval_transform(config)
         erases = config.TRAIN.RANDOM_ERASE_PROB and is_read_by(
             config.TASK, "TRAIN.RANDOM_ERASE_PROB"
         )
         self.erasing = RandomErasing(config) if train and erases else None
         # Whether an evaluation's images and masks differ in size (``keep_sizes``).
-        self.keeps_sizes = False
+        self.keeps_sizes = config.DATA.NUM_TOKENS is not None and not train
+        # How images become patches (``pack``); None: they stay images.
+        self.packing: Packing | None = None
         # The outputs that an evaluation compares; None: all (loading.label_spaces).
         self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
@@ -167,6 +170,18 @@ class ImageDataset(paddle.io.Dataset):
         self.transform.keeps_masks = True
         self.keeps_sizes = True
 
+    def pack(self, packing: Packing) -> None:
+        """Gives images of all ratios as patches, [N, P * P, C], which have one shape.
+
+        A column "grid" [2] int32 holds the rows and columns of each image's patches. A task that
+        reads it calls this before the loader is made (``Task.prepare_data``). To others, images
+        with DATA.NUM_TOKENS come alone in their batches, as images.
+        """
+        self.packing = packing
+        self.keeps_sizes = False
+        if "grid" not in self.own_columns:
+            self.own_columns.append("grid")
+
     @property
     def needed_masks(self) -> list[str]:
         """Returns the names of the masks that a sample has."""
@@ -179,11 +194,14 @@ class ImageDataset(paddle.io.Dataset):
         slower for large ones.
 
         Args:
-            size: (height, width) of the pixels. Views have sizes of their own.
+            size: (height, width) of the pixels, or (patches, any number) of packed ones. Views have
+                sizes of their own.
         """
         # Images of any size, one at a time, go through the pipes.
         if self.keeps_sizes:
             return {}
+        if self.packing is not None:
+            size = self.packing._replace(length=size[0]).size
         shapes: Shapes = {"pixels": ((*size, self.channels), self.pixel_dtype)}
         for name in self.needed_masks:
             shapes[name] = size, np.dtype(self.masks[name].dtype)
@@ -266,7 +284,12 @@ class ImageDataset(paddle.io.Dataset):
                 return draw_views(picture, self.views, generator)
             names = self.needed_masks
             if not names:
-                return {"pixels": self.transform(picture, rng, *size)}
+                pixels = self.transform(picture, rng, *size)
+                if self.packing is None:
+                    return {"pixels": pixels}
+                length = size[0] if size else self.packing.length
+                patches, grid = self.packing._replace(length=length).pack(pixels)
+                return {"pixels": patches, "grid": grid}
             masks = [self._mask(name, index, picture.size) for name in names]
             pixels, moved = self.transform.with_masks(picture, masks, rng, *size)
             return {"pixels": pixels, **dict(zip(names, moved, strict=True))}
@@ -300,7 +323,9 @@ class ImageDataset(paddle.io.Dataset):
         """
         dataset = copy.copy(self)
         dataset.train = False
-        dataset.transform = EvalTransform(config)
+        dataset.transform = eval_transform(config)
+        dataset.keeps_sizes = config.DATA.NUM_TOKENS is not None
+        dataset.packing = None
         dataset.erasing = None
         dataset.draws = {}
         dataset.views = {}

@@ -1,7 +1,7 @@
-"""Samplers for images of several sizes (DATA.MULTI_SCALE).
+"""Samplers for images of several sizes (DATA.MULTI_SCALE, DATA.TOKEN_LENGTHS).
 
 One is MobileViT's (Mehta and Rastegari 2021, arXiv:2110.02178, section 3.2), the other timm's
-progressive resizing.
+progressive resizing. The third takes numbers of patches, as timm's NaFlex loader does.
 """
 
 import itertools
@@ -26,6 +26,8 @@ def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) ->
         InputError: as of the sampler; or there are several sizes, which are squares, and IMAGE_SIZE
             isn't one.
     """
+    if config.DATA.TOKEN_LENGTHS:
+        return TokenLengthSampler(config, dataset, rank, ranks)
     sizes = config.DATA.MULTI_SCALE
     if not sizes:
         return TrainBatchSampler(config, dataset, rank, ranks)
@@ -76,7 +78,7 @@ class MultiScaleSampler(TrainBatchSampler):
 
     def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
         super().__init__(config, dataset, rank, ranks)
-        self.batches = batch_sizes(config)
+        self.batches = self._batches(config)
         available = len(dataset) // ranks if self.drop_last else -(-len(dataset) // ranks)
         # The size of each step before they are shuffled, and the samples of a shorter last batch.
         self.sizes = []
@@ -95,10 +97,16 @@ class MultiScaleSampler(TrainBatchSampler):
             size, count = next(iter(self.batches.items()))
             raise InputError(
                 f"{len(dataset)} training images don't fill one global batch of {count} x {ranks} processes at"
-                f" {size} x {size} pixels; lower -batch_size, or set DATA.DROP_LAST False"
+                f" {self._in_words(size)}; lower -batch_size, or set DATA.DROP_LAST False"
             )
         # The epoch that ``_plan`` was called for last, and what it returned.
         self._planned: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
+
+    def _batches(self, config: Configuration) -> dict[int, int]:
+        return batch_sizes(config)
+
+    def _in_words(self, size: int) -> str:
+        return f"{size} x {size} pixels"
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -146,6 +154,22 @@ class MultiScaleSampler(TrainBatchSampler):
         sizes = self._plan(self.epoch)[0][self.first() :]
         for size, batch in zip(sizes.tolist(), super().__iter__(), strict=True):
             yield [(*key, size) for key in batch]
+
+
+class TokenLengthSampler(MultiScaleSampler):
+    """A ``MultiScaleSampler`` whose sizes are the numbers of patches in DATA.TOKEN_LENGTHS.
+
+    A rank's batch has as many patches as BATCH_SIZE images of NUM_TOKENS, rounded down to whole
+    images, and at least one image.
+    """
+
+    def _batches(self, config: Configuration) -> dict[int, int]:
+        data = config.DATA
+        patches = data.BATCH_SIZE * data.NUM_TOKENS
+        return {length: max(1, patches // length) for length in data.TOKEN_LENGTHS}
+
+    def _in_words(self, size: int) -> str:
+        return f"{size} patches"
 
 
 class ProgressiveSampler(TrainBatchSampler):

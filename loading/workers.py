@@ -131,6 +131,8 @@ class ProcessLoader(Loader):
         data = config.DATA
         self.num_workers = min(data.NUM_WORKERS, len(sampler))
         size = pair(data.IMAGE_SIZE)
+        if getattr(dataset, "packing", None) is not None:
+            size = dataset.packing.size
         self.size = size
         # A sampler of several sizes has another number of images for each.
         batches = getattr(sampler, "batches", {size: sampler.batch_size})

@@ -45,6 +45,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         _of_data,
         _of_crops,
         _of_whole_images,
+        _of_patches,
         _of_evaluation_sets,
         _of_float_pixels,
         _of_dali,
@@ -215,6 +216,51 @@ def _of_whole_images(config: Configuration) -> Iterator[Conflict]:
         yield "DATA.CROP_MODE", f"short, squash or own with TASK {config.TASK}, which crops nothing"
     if mode == "squash" and config.DATA.CROP_PCT != 1:
         yield "DATA.CROP_PCT", f"1.0 with TASK {config.TASK}, which crops nothing"
+
+
+def _of_patches(config: Configuration) -> Iterator[Conflict]:
+    """Packed images (NUM_TOKENS) differ in size, and their pixels are no picture."""
+    data = config.DATA
+    train = config.TRAIN
+    if data.NUM_TOKENS is None:
+        return
+    if config.MODEL.TYPE.lower() != "naflexvit":
+        yield (
+            "DATA.NUM_TOKENS",
+            f"None with MODEL.TYPE {config.MODEL.TYPE}; NaFlexViT takes patches",
+        )
+    if config.TASK not in ("classification", "multilabel"):
+        yield "DATA.NUM_TOKENS", f"None with TASK {config.TASK}, which reads images of one size"
+    place = "with DATA.NUM_TOKENS, by which images keep their ratio"
+    if data.CROP_MODE != "center":
+        yield "DATA.CROP_MODE", f"center, its default, {place}"
+    if data.CORRUPTION is not None:
+        yield "DATA.CORRUPTION", f"None {place}"
+    if config.EVAL:
+        if config.EVAL_ENGINE != "eager":
+            yield "EVAL_ENGINE", f"eager {place}"
+        return
+    if data.LOADER != "paddle":
+        yield "DATA.LOADER", f"paddle {place}"
+    if data.MULTI_SCALE is not None:
+        yield "DATA.MULTI_SCALE", f"None {place}; TOKEN_LENGTHS takes its place"
+    lengths = data.TOKEN_LENGTHS
+    if lengths is not None and (len(set(lengths)) < len(lengths) or train.REPEATED_AUGMENT > 1):
+        yield "DATA.TOKEN_LENGTHS", "None, or numbers, each once, with REPEATED_AUGMENT 1"
+    if train.CROP != "random_resized":
+        yield "TRAIN.CROP", f"random_resized {place}"
+    if train.RANDOM_ERASE_PROB:
+        yield "TRAIN.RANDOM_ERASE_PROB", f"0.0 {place}"
+    if mixes(config):
+        key = "CUTMIX_MINMAX"
+        if train.MIXUP_ALPHA:
+            key = "MIXUP_ALPHA"
+        elif train.CUTMIX_ALPHA:
+            key = "CUTMIX_ALPHA"
+        off = "None" if key == "CUTMIX_MINMAX" else "0.0"
+        yield f"TRAIN.{key}", f"{off} {place}: images of two shapes aren't mixed"
+    if train.DISTILLATION_TYPE is not None:
+        yield "TRAIN.DISTILLATION_TYPE", f"None {place}: the teacher reads images of one size"
 
 
 def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:

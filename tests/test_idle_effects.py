@@ -329,6 +329,7 @@ NOT_TRIED = {
     "a task's own: tests/training/test_<task>.py": [key for key in DEFAULTS if key.startswith("METHOD.")],
     "of masks: tests/loading/test_scale_jitter.py": ["TRAIN.CROP_MAX_CLASS"],
     "of masks: tests/loading/test_eval_size.py": ["DATA.EVAL_SIZE"],
+    "of NaFlexViT: tests/loading/test_naflex.py": ["DATA.NUM_TOKENS", "DATA.TOKEN_LENGTHS"],
     "a head's: tests/models/test_heads_<head>.py": [key for key in DEFAULTS if key.startswith("HEAD.")],
     "where data come from or what they cost, not what they are": [
         "DATA.CACHE", "DATA.LOADER", "DATA.SHUFFLE_MODE", "DATA.SHARD_SHUFFLE", "DATA.DROP_LAST",

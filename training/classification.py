@@ -20,6 +20,7 @@ from launch.progress import EVALUATING, beat
 from loading.label_sets import every_label
 from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
+from loading.transforms.naflex import packing
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import model_of
@@ -37,7 +38,7 @@ from training.losses import (
 from training.predictions import Predictions
 from training.retrieval import normalised, percentages, retrieval_sums
 from training.run import Run
-from training.task import MASK, Batch, Metrics, Task, sum_of_each
+from training.task import MASK, Batch, Metrics, Task, inputs_of, sum_of_each
 from utils import all_gather, all_reduce_sum, rank
 
 
@@ -99,6 +100,8 @@ class Classification(Task):
                     f"RETRIEVAL is {self.config.RETRIEVAL}, but no two of the {len(dataset)} validation"
                     " images have one class, so none could find another; set it to null"
                 )
+        if self.config.DATA.NUM_TOKENS is not None:
+            dataset.pack(packing(self.config))
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds the transform of batches, and the loss with its teacher.
@@ -124,7 +127,7 @@ class Classification(Task):
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
-        outputs = network(images)
+        outputs = network(*inputs_of(images, batch))
         if self.config.TRAIN.LOSS == "triplet":
             outputs = (outputs, self.embeddings.last)
         losses = self.criterion(images, outputs, targets)
@@ -157,7 +160,7 @@ class Classification(Task):
         embeddings = []
         embedded_labels = []
         for batch in batches:
-            logits = forward(self.normalize(batch["pixels"]))
+            logits = forward(*inputs_of(self.normalize(batch["pixels"]), batch))
             labels = batch["labels"]
             if self.config.RETRIEVAL is not None:
                 embeddings.append(self.embeddings.last.astype("float32").numpy())

@@ -27,7 +27,7 @@ from training.multilabel_metrics import (
     sigmoid,
 )
 from training.predictions import Predictions
-from training.task import Batch, Metrics
+from training.task import Batch, Metrics, inputs_of
 from utils import all_gather, all_reduce_sum, all_to_all, rank, world_size
 
 # The threshold that other toolkits take for every class.
@@ -95,7 +95,7 @@ class MultiLabel(Classification):
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
-        return {"loss": self.criterion(images, network(images), targets)}
+        return {"loss": self.criterion(images, network(*inputs_of(images, batch)), targets)}
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss`` (the classes' mean binary cross-entropy), ``mAP``, ``f1_micro`` and
@@ -111,7 +111,8 @@ class MultiLabel(Classification):
         scores = []
         truths = []
         for batch in batches:
-            logits = forward(self.normalize(batch["pixels"])).astype("float32")
+            images = self.normalize(batch["pixels"])
+            logits = forward(*inputs_of(images, batch)).astype("float32")
             truth = batch["labels"]
             losses = binary_cross_entropy(logits, truth.astype("float32")).mean(1)
             total += paddle.stack([losses, paddle.ones_like(losses)]).astype("float64").sum(1)

@@ -25,6 +25,7 @@ from datasets import ImageDataset
 from errors import InputError, RunError
 from loading.transforms import ViewTransform
 from models import build_model
+from models.layers.naflex import packed_coordinates
 from settings.configuration import Configuration
 from training.predictions import Predictions
 from training.probing.records import probed_text
@@ -227,6 +228,19 @@ def check_no_average(config: Configuration, own: str) -> None:
             f"TRAIN.MODEL_EMA is True, but {own} of TASK {config.TASK} is the average of the weights;"
             " set it False"
         )
+
+
+def inputs_of(images: paddle.Tensor, batch: Batch) -> tuple[paddle.Tensor, ...]:
+    """Returns what a network is called with: a batch's images, or the patches of packed ones.
+
+    Args:
+        images: normalised, [B, C, H, W]; packed ones [B, C, N, P * P].
+        batch: the loader's columns; packed images have "grid" (``ImageDataset.pack``).
+    """
+    if "grid" not in batch:
+        return (images,)
+    patches = images.transpose([0, 2, 3, 1]).flatten(2)
+    return (patches, *packed_coordinates(batch["grid"], patches.shape[1]))
 
 
 def check_values(batch: Batch, values: Any) -> None:

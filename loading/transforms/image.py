@@ -188,6 +188,7 @@ class TrainTransform:
             box, size = self.jitter.draw((width, height), base, self.size, masks, rng)
         elif self.crop.startswith("random_resized"):
             box = self._crop_box(width, height, rng)
+            size = self._size_of_crop(box)
         else:
             rows, columns = self.resize_to
             if self.crop != "squash":
@@ -236,6 +237,10 @@ class TrainTransform:
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
         top, left = geometry.corner
         return pixels[top : top + height, left : left + width]
+
+    def _size_of_crop(self, _box: Box) -> Size:
+        """Returns the (height, width) that the box of a "random_resized" crop is resized to."""
+        return self.size
 
     def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
         """Draws the box of a "random_resized" crop from an image of ``width`` x ``height``."""
@@ -374,24 +379,24 @@ def _cover(
         floats = "leaves floats, " if isinstance(image, Bands) else ""
         limit = f"DATA.MAX_PIXELS {floats}{most}"
         raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
-    return _resize(image, (width, height), resample, centre)
+    return resized_to(image, (width, height), resample, centre)
 
 
 def _squash(
     image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None
 ) -> np.ndarray:
     """Resizes both sides of an image to ``to``; returns its ``centre`` alone if that is given."""
-    return _resize(image, (to[1], to[0]), resample, centre)
+    return resized_to(image, (to[1], to[0]), resample, centre)
 
 
 def _keep(
     image: Picture, _to: Size, resample: Image.Resampling, _most: int, _centre: Size | None = None
 ) -> np.ndarray:
     """Returns an image's pixels at its own size."""
-    return _resize(image, image.size, resample, None)
+    return resized_to(image, image.size, resample, None)
 
 
-def _resize(
+def resized_to(
     image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None
 ) -> np.ndarray:
     """Returns an image at ``size`` (width, height), or the ``centre`` (height, width) of that.

@@ -49,6 +49,7 @@ _IMAGES = (
     "IMAGE_CHANNELS",
     "CROP_PCT",
     "CROP_MODE",
+    "NUM_TOKENS",
     "INTERPOLATION",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
