@@ -94,6 +94,7 @@ class NaFlexVit(ImageModel):
     resizable = True
     first_conv = "embeds.proj"
     channels_last = True
+    pos_embed_layout = "NHWC"
 
     def __init__(
         self,
@@ -204,6 +205,14 @@ class NaFlexVit(ImageModel):
         """The embedding, by the name that other architectures have for it."""
         return self.embeds
 
+    @property
+    def pos_embed(self) -> paddle.Tensor:
+        """The positions of the grid, [1, rows, columns, embed_dim]."""
+        embeds = self.embeds
+        if embeds.factorized:
+            return embeds.pos_embed_y.unsqueeze(2) + embeds.pos_embed_x.unsqueeze(1)
+        return embeds.pos_embed
+
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
 
@@ -249,8 +258,7 @@ class NaFlexVit(ImageModel):
         patches have no meaning.
         """
         x = self.pos_drop(self.embeds(patches, patch_coord))
-        # The compiled operator reads a whole mask.
-        mask = key_mask(patch_valid, self.num_prefix_tokens).expand([-1, x.shape[1], -1])
+        mask = key_mask(patch_valid, self.num_prefix_tokens)
         for block in self.blocks:
             x = self._run(block, x, None, mask)
         return self._last_norm(x)

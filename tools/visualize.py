@@ -12,11 +12,13 @@ embeddings   images of a folder in the plane, by t-SNE, with classes
 positions    the learnt position embeddings; needs no image
 predictions  a grid of images with their classes, or of -mistakes
 
-attention: ViT, DeiT, BEiT, EVA-02, DINOv3, T2T-ViT, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2,
-CSwin, HaloNet, BoTNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer, CvT, Focal, ResT,
-ResTv2, HVT, Shuffle. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3, T2T-ViT. positions: ViT, DeiT, BEiT,
-EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, VOLO, Hiera, T2T-ViT, Focal, HVT, Shuffle. The
-other pictures can be drawn for every architecture.
+attention: ViT, DeiT, NaFlexViT, BEiT, EVA-02, DINOv3, T2T-ViT, CaiT, PiT, XCiT, CrossViT, Swin,
+Swin V2, CSwin, HaloNet, BoTNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer, CvT, Focal,
+ResT, ResTv2, HVT, Shuffle.
+rollout: ViT, DeiT, NaFlexViT, BEiT, EVA-02, DINOv3, T2T-ViT.
+positions: ViT, DeiT, NaFlexViT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, VOLO,
+Hiera, T2T-ViT, Focal, HVT, Shuffle.
+The other pictures can be drawn for every architecture.
 
 IMAGES are files, folders, patterns and lists, as for tools/predict.py. An image's true class is the
 outermost folder around it that is one of the model's classes, so train/ and val/ don't count.

@@ -246,7 +246,8 @@ class Attention(Heads):
         proj_drop: dropout of the output.
         proj_bias: whether the projection of the output has a bias.
 
-    Shape: [B, N, D] -> [B, N, D]. A ``mask`` [B, N, N] is added to each item's scores.
+    Shape: [B, N, D] -> [B, N, D]. A ``mask`` [B, N, N], or [B, N] for all queries, is added to each
+    item's scores.
     """
 
     def __init__(

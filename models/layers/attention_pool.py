@@ -15,7 +15,7 @@ class AttentionPool(nn.Layer):
     The pooling is that of the Set Transformer (Lee et al. 2019, arXiv:1810.00825), and timm's
     ``AttentionPoolLatent`` with one latent.
 
-    Shape: [B, N, D] -> [B, D]. A ``mask`` [B, 1, N] is added to the scores.
+    Shape: [B, N, D] -> [B, D]. A ``mask`` [B, N] is added to the scores.
 
     Args:
         dim: channels D.

@@ -69,6 +69,7 @@ class NaFlexEmbed(nn.Layer):
         self.grid_size = tuple(side // patch_size for side in image_size)
         self.last_grid = self.grid_size
         self.any_size = True
+        self.may_cut = False
         self.factorized = positions == "factorized"
         self.resize = "bilinear" if self.factorized else resize
         self.keep_ratio = keep_ratio
@@ -96,7 +97,7 @@ class NaFlexEmbed(nn.Layer):
     def cut(self, images: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Returns the patches of images of one size, and their rows and columns.
 
-        Shape: [B, C, H, W] -> [B, N, P * P * C] and [1, N, 2].
+        Shape: [B, C, H, W] -> [B, N, P * P * C] and [N, 2].
 
         Raises:
             InputError: H or W isn't a multiple of P.
@@ -114,18 +115,23 @@ class NaFlexEmbed(nn.Layer):
         patches = images.reshape([batch, channels, rows, size, columns, size])
         patches = patches.transpose([0, 2, 4, 3, 5, 1])
         patches = patches.reshape([batch, rows * columns, size**2 * channels])
-        return patches, coordinates(rows, columns).unsqueeze(0)
+        return patches, coordinates(rows, columns)
 
     def forward(self, patches: paddle.Tensor, patch_coord: paddle.Tensor) -> paddle.Tensor:
         """Returns the tokens.
 
         Args:
-            patch_coord: [B, N, 2], or [1, N, 2] for all images.
+            patch_coord: [B, N, 2], or [N, 2] for all images.
         """
         x = self.proj(patches)
         # Autocast would round the products to half precision.
         with paddle.amp.auto_cast(enable=False):
-            positions = self._positions(patch_coord)
+            if patch_coord.ndim == 3:
+                positions = self._positions(patch_coord)
+            else:
+                # Without ``squeeze`` Paddle Inference would fuse the last product with the sum, and
+                # return one image of a batch.
+                positions = self._positions(patch_coord.unsqueeze(0)).squeeze(0)
         # In float32 under autocast, too, as the sums of the blocks after it.
         x = x.astype(positions.dtype) + positions
         names = ("cls_token", "reg_token")
@@ -267,9 +273,9 @@ def key_mask(valid: paddle.Tensor, prefix: int) -> paddle.Tensor:
         prefix: number of tokens before the patches, all of which are attended to.
 
     Returns:
-        [B, 1, prefix + N] float32.
+        [B, prefix + N] float32.
     """
     mask = (1 - valid.astype("float32")) * _MASKED
     if prefix:
         mask = concat([paddle.zeros([mask.shape[0], prefix]), mask], axis=1)
-    return mask.unsqueeze(1)
+    return mask

@@ -16,6 +16,7 @@ from paddle.utils import unique_name
 from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
+from models.eva import Eva
 from models.layers.init import init_branches
 from models.layers.linear import Linear
 from models.pretraining.network import (
@@ -25,6 +26,7 @@ from models.pretraining.network import (
     masked_patches,
     masked_places,
 )
+from models.vit import VisionTransformer
 from weights.names import beit_pretraining as names
 
 
@@ -158,7 +160,7 @@ def _mean(values: paddle.Tensor, counted: paddle.Tensor) -> paddle.Tensor:
 def _check_encoder(encoder: ImageModel, early_layers: int, head_layers: int) -> None:
     """Raises InputError if BEiT's training can't take the encoder."""
     name = type(encoder).__name__
-    if not all(hasattr(encoder, layer) for layer in ("patch_embed", "blocks", "norm", "fc_norm")):
+    if not isinstance(encoder, VisionTransformer | Eva | Beit):
         raise InputError(
             f"TASK is beit, but {name} isn't a transformer whose patches have one token each; take a"
             " BEiT, a ViT or an EVA"

@@ -47,6 +47,7 @@ def visualize(*arguments):
 NAMES = {
     "eva": "EVA-02",
     "metaformer": "CAFormer",
+    "naflexvit": "NaFlexViT",
     "swinv2": "Swin V2",
     "t2t_vit": "T2T-ViT",
     "vit": "ViT",

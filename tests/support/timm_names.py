@@ -18,6 +18,7 @@ HEAD = "| Families | timm's file | Names | Here | Not here |\n|---|---|---|---|-
 # The families that the page claims: timm's file, and which of its names are theirs.
 CLAIMED = {
     "ViT, CLIP, SigLIP, DINOv2, FlexiViT, SBB": ("vision_transformer", "*"),
+    "NaFlexViT": ("naflexvit", "*"),
     "DeiT, DeiT-III": ("deit", "*"),
     "BEiT, BEiT v2": ("beit", "*"),
     "EVA-02, DINOv3, other ViTs with rotary positions": ("eva", "*"),
