@@ -41,11 +41,7 @@ def predict_distributed(predictor: Predictor, images: Paths, **options: Any) -> 
             maps.
     """
     ranks = world_size()
-    # Maps are computed of one image at a time.
-    data = predictor.config.DATA
-    # Images that differ in size are alone in their batches.
-    alone = predictor.gives_maps or data.NUM_TOKENS is not None
-    batch_size = 1 if alone else data.BATCH_SIZE_EVAL
+    batch_size = 1 if predictor.keeps_sizes else predictor.config.DATA.BATCH_SIZE_EVAL
     predict = predictor.predict_maps if predictor.gives_maps else predictor.predict_batches
     batches = predict(images, rank=rank(), ranks=ranks, **options)
     # The first process has the most batches. Others may have one less, and gather {} at the end.

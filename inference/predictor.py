@@ -173,6 +173,11 @@ class Predictor:
         return answers_of(self.task) == "pixels"
 
     @property
+    def keeps_sizes(self) -> bool:
+        """Returns whether prepared images differ in size, so that a batch has one of them."""
+        return self.gives_maps or self.config.DATA.NUM_TOKENS is not None
+
+    @property
     def has_several(self) -> bool:
         """Returns whether an image may have several classes (TASK multilabel). Otherwise its
         probabilities sum up to 1.

@@ -47,6 +47,7 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     from datasets import get_datasets
     from inference.visualization.batches import evaluation_panels, training_panels, view_panels
     from inference.visualization.draw import sheet
+    from loading.transforms.naflex import packing
     from models.pretrained import with_preprocessing
     from settings.registry import tasks
     from settings.tasks import answers_of, view_columns
@@ -55,6 +56,8 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     if train is None:
         raise InputError("an evaluation has no training images; leave out -eval (EVAL)")
     columns = _COLUMNS
+    if config.DATA.NUM_TOKENS is not None:
+        train.pack(packing(config))
     if answers_of(config.TASK) == "pixels":
         tasks.choose(config)(config, val.classes).prepare_data(val, "val")
     if view_columns(config.TASK):

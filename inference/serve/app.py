@@ -243,8 +243,7 @@ class _Images:
         parameters = {"kind": kind, **dict.fromkeys(CHOICES), **choices}
         loop = asyncio.get_running_loop()
 
-        # Images of which maps are made differ in size.
-        is_alone = kind != "predict" or bool(self.pool.gives_maps)
+        is_alone = kind != "predict" or self.pool.keeps_sizes
         # Only images of accepted formats go to a worker.
         problems = [image_formats.problem(upload.data, self.settings.formats) for upload in uploads]
         items = [

@@ -80,6 +80,7 @@ def main() -> None:
                 "loaded": about,
                 "oriented": predictor.config.DATA.EXIF_ORIENTATION,
                 "gives_maps": predictor.gives_maps,
+                "keeps_sizes": predictor.keeps_sizes,
                 "takes_classes": named is not None,
                 "fingerprint": fingerprint(predictor, settings["path"]),
                 "warning": predictor.warning,

@@ -119,6 +119,7 @@ class Pool:
         oriented: whether the model sees photographs rotated as their EXIF says
             (DATA.EXIF_ORIENTATION).
         gives_maps: whether the model gives a class for each pixel; None: it isn't known yet.
+        keeps_sizes: whether images differ in size when the model sees them.
         takes_classes: whether requests may name their classes.
         ended: gets an exception once the server can't go on.
     """
@@ -131,6 +132,7 @@ class Pool:
         self.about: dict[str, Any] = {}
         self.oriented = False
         self.gives_maps: bool | None = None
+        self.keeps_sizes = False
         self.takes_classes = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The hash of the model that the first worker loaded.
@@ -286,6 +288,7 @@ class Pool:
             self.about = head["loaded"]
             self.oriented = head["oriented"]
             self.gives_maps = head["gives_maps"]
+            self.keeps_sizes = head["keeps_sizes"]
             self.takes_classes = head["takes_classes"]
             self._fingerprint = head["fingerprint"]
             self._reported = ""

@@ -50,7 +50,15 @@ def training_panels(
         smoothing = config.TRAIN.SMOOTHING
         least = smoothing / (2 if answers_of(config.TASK) == "sigmoid" else classes)
         shares = (targets - least) / (1 - smoothing)
-    return _panels(config, images[:count], _titles(shares, dataset.classes))
+    titles = _titles(shares, dataset.classes)
+    if "grid" not in batch:
+        return _panels(config, images[:count], titles)
+    pixels = unnormalize(config, images[:count])
+    grids = batch["grid"][:count].numpy()
+    return [
+        Panel(title, enlarge(dataset.packing.unpack(patches, grid)))
+        for title, patches, grid in zip(titles, pixels, grids, strict=True)
+    ]
 
 
 def view_panels(

@@ -52,6 +52,13 @@ class Packing(NamedTuple):
         packed[: rows * columns] = patches.reshape(rows * columns, size**2, channels)
         return packed, np.array([rows, columns], np.int32)
 
+    def unpack(self, packed: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        """Returns the pixels [H, W, C] of an image's patches, and their ``grid``, as of ``pack``."""
+        rows, columns = grid.tolist()
+        size = self.patch_size
+        patches = packed[: rows * columns].reshape(rows, columns, size, size, -1)
+        return patches.swapaxes(1, 2).reshape(rows * size, columns * size, -1)
+
 
 def packing(config: Configuration) -> Packing:
     """Returns how images become patches, with DATA.NUM_TOKENS set."""

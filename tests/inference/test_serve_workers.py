@@ -125,6 +125,7 @@ def test_a_worker_with_another_model_isnt_used(capsys):
             "loaded": about,
             "oriented": False,
             "gives_maps": False,
+            "keeps_sizes": False,
             "takes_classes": False,
             "warning": "",
         }

@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 from support.photographs import write_photographs
 from support.ranks import run_ranks
+from support.servers import form, serving
 from support.training_runs import assert_same_run, records, train
 
 from config import get_config
+from datasets import get_datasets
 from errors import InputError
 from inference.exporting import write_export
 from inference.predictor import Predictor
+from inference.visualization.batches import training_panels
+from inference.visualization.draw import enlarge
 from loading.scales import train_sampler
+from loading.transforms.naflex import packing
 from models import build_model
 
 MODEL = [
@@ -86,6 +91,39 @@ def test_an_evaluation_and_a_prediction_give_one_answer(tmp_path):
     with pytest.raises(InputError, match=r"an export takes images of one size; give -o DATA\.NUM"):
         write_export(predictor.config, predictor.model, tmp_path / "export", [])
     assert not (tmp_path / "export").exists()
+
+
+def test_a_server_answers_images_of_all_ratios_as_a_prediction_does(tmp_path):
+    root = write_photographs(tmp_path / "data")
+    train(options_of(root, 4, "TRAIN.NUM_EPOCHS", "1"), tmp_path / "run")
+    weights = tmp_path / "run" / "checkpoints" / "last"
+    files = sorted((root / "val").rglob("*.*"))[:6]
+    expected = Predictor(weights)([str(file) for file in files], top=1)
+    assert len({one.probabilities[0] for one in expected}) == 6
+    uploads = [("image", file.name, file.read_bytes()) for file in files]
+    with serving(weights, folder=tmp_path) as server:
+        status, answer, _ = server.ready().ask("POST", "/predict?top=1", *form(*uploads))
+        drawn = server.ask("POST", "/attention", uploads[0][2], {"Content-Type": "image/jpeg"})
+    assert (status, drawn[0]) == (200, 200)
+    for found, prediction in zip(answer["predictions"], expected, strict=True):
+        assert found["outputs"] == prediction.outputs
+        assert found["probabilities"] == prediction.probabilities
+
+
+def test_a_picture_of_a_batch_shows_the_images_that_were_packed(tmp_path):
+    root = write_photographs(tmp_path / "data")
+    config = get_config(None, options_of(root, 4, "MODEL.NUM_CLASSES", "auto"))
+    config, train_set, _ = get_datasets(config)
+    train_set.pack(packing(config))
+    panels = training_panels(config, train_set, epoch=1, count=4)
+    sampler = train_sampler(config, train_set, 0, 1)
+    sampler.set_epoch(1)
+    keys = next(iter(sampler))[:4]
+    for panel, (epoch, index, copy, length) in zip(panels, keys, strict=True):
+        draws = train_set.generator(epoch, index, copy)
+        pixels = train_set.transform(train_set.picture(index), draws, length)
+        assert panel.title == train_set.classes[train_set.labels[index]]
+        np.testing.assert_array_equal(panel.image, enlarge(pixels))
 
 
 def test_an_export_of_images_of_one_size_agrees(tmp_path):
