@@ -20,6 +20,7 @@ from models.layers import Attention, LayerNorm, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
 from models.layers.init import init_branches
+from models.layers.neck import Neck
 from models.layers.naflex import NaFlexEmbed, key_mask
 from models.layers.stages import drop_path_rates, feature_info
 from settings.keys import (
@@ -82,6 +83,9 @@ class NaFlexVit(ImageModel):
             MLP.
         attention_dropout: dropout of the attention weights.
         droppath: rate of stochastic depth at the last block.
+        neck_dim: channels of a projection between the pooled features and the classifier
+            (``Neck``); None: no projection.
+        neck_norm: whether the classifier reads vectors of length 1, as those of SigLIP 2.
         droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
             the last one's rate.
 
@@ -127,6 +131,8 @@ class NaFlexVit(ImageModel):
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "linear",
+        neck_dim: OfClassifier[Size | None] = None,
+        neck_norm: OfClassifier[bool] = False,
         head_init_scale: InTraining[OfClassifier[Factor]] = 1.0,
         head_init_bias: InTraining[OfClassifier[float]] = 0.0,
         head_batch_norm: OfClassifier[bool] = False,
@@ -197,6 +203,10 @@ class NaFlexVit(ImageModel):
             self.attn_pool = AttentionPool(
                 embed_dim, num_heads, mlp_ratio=mlp_ratio, epsilon=_EPSILON, act=act
             )
+        self.neck = None
+        if neck_dim or neck_norm:
+            self.neck = Neck(embed_dim, neck_dim, neck_norm)
+            self.num_features = neck_dim or embed_dim
         self._finish()
         init_branches(self.blocks)
 
@@ -271,25 +281,28 @@ class NaFlexVit(ImageModel):
         Args:
             patch_valid: which of the N are patches of the image; None: all of them.
         """
+        x = self.fc_norm(self._pool(x, patch_valid))
+        if self.neck is not None:
+            x = self.neck(x)
+        return self.head(x)
+
+    def _pool(self, x: paddle.Tensor, patch_valid: paddle.Tensor | None) -> paddle.Tensor:
         if self.global_pool == "token":
-            x = x[:, 0]
-            return self.head(self.fc_norm(x))
+            return x[:, 0]
         x = x[:, self.num_prefix_tokens :]
         if self.attn_pool is not None:
             mask = None if patch_valid is None else key_mask(patch_valid, 0)
-            x = self.attn_pool(x, mask)
-        elif patch_valid is None:
-            x = x.mean(axis=1)
-        else:
-            share = patch_valid.astype("float32")
-            share = share / share.sum(1, keepdim=True).clip(min=1)
-            x = paddle.matmul(share.unsqueeze(1).astype(x.dtype), x)[:, 0]
-        return self.head(self.fc_norm(x))
+            return self.attn_pool(x, mask)
+        if patch_valid is None:
+            return x.mean(axis=1)
+        share = patch_valid.astype("float32")
+        share = share / share.sum(1, keepdim=True).clip(min=1)
+        return paddle.matmul(share.unsqueeze(1).astype(x.dtype), x)[:, 0]
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the embedding, each block, and the classifier with its norm."""
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        return [("embeds",), *blocks, ("norm", "attn_pool", "fc_norm", "head")]
+        return [("embeds",), *blocks, ("norm", "attn_pool", "fc_norm", "neck", "head")]
 
     def no_weight_decay(self) -> set[str]:
         # As timm's, which decays factorized positions.

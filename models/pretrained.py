@@ -37,6 +37,7 @@ _KEYS: dict[str, tuple[str, Any]] = {
     "interpolation": ("DATA.INTERPOLATION", "bicubic"),
     "mean": ("DATA.IMAGENET_MEAN", _IMAGENET[0]),
     "std": ("DATA.IMAGENET_STD", _IMAGENET[1]),
+    "num_tokens": ("DATA.NUM_TOKENS", None),
 }
 # Held while ``nn.Layer.create_parameter`` is replaced.
 _patch_lock = threading.Lock()
@@ -165,7 +166,8 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
     for key, value in settings.items():
         section, _, name = key.partition(".")
         current = config[section][name]
-        same = current == value if isinstance(current, str) else _is_close(current, value)
+        is_plain = current is None or isinstance(current, str)
+        same = current == value if is_plain else _is_close(current, value)
         if not same:
             yield f"warning: {key} is {current}, the weights were made for {value}"
 
@@ -194,6 +196,7 @@ def preprocessing(stored: dict[str, Any], channels: int, task: str) -> dict[str,
     if answers_of(task) == "pixels":
         values.pop("DATA.CROP_PCT", None)
         values.pop("DATA.CROP_MODE", None)
+        values.pop("DATA.NUM_TOKENS", None)
     if channels == 1:
         # A grey image is normalised by the average of the colours.
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):

@@ -57,7 +57,7 @@ _SIGLIP = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-_DEFAULTS = {"clip": _CLIP, "siglip": _SIGLIP}
+_DEFAULTS = {"clip": _CLIP, "siglip": _SIGLIP, "siglip2": _SIGLIP}
 # transformers' value of eos_token_id in files that were written before it was read. The token with
 # the largest number ends a text then.
 _UNREAD_EOS = 2

@@ -52,6 +52,7 @@ _FORM = {
     "window_size": _NUMBER,
     "groups_width": _NUMBER,
     "patch_size": _SIDES,
+    "num_patches": _NUMBER,
     "masked_unit_attention": optional(_FLAGS),
     "depths": optional(_NUMBERS),
     "hidden_sizes": optional(_NUMBERS),
@@ -83,6 +84,7 @@ _VIT_MLP = _VIT | {"intermediate_size": 3072}
 _DINOV2 = _VIT | {"mlp_ratio": 4, "layer_norm_eps": 1e-6, "layerscale_value": 1.0}
 _CLIP = _VIT_MLP | {"patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
 _SIGLIP = _VIT_MLP | {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
+_SIGLIP2 = _SIGLIP | {"num_patches": 256}
 _SWIN = {
     "patch_size": 4,
     "embed_dim": 96,
@@ -118,6 +120,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
     "siglip_vision_model": _SIGLIP,
+    "siglip2": _SIGLIP2,
+    "siglip2_vision_model": _SIGLIP2,
     "swin": _SWIN,
     "swinv2": _SWIN,
     "hiera": {"embed_dim": 96, "depths": [2, 3, 16, 3], "num_heads": [1, 2, 4, 8]},
@@ -249,11 +253,21 @@ def _clip(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _siglip(config: dict[str, Any]) -> dict[str, Any]:
-    values = _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True}
+    return _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True} | _siglip_pooling(config)
+
+
+def _siglip2(config: dict[str, Any]) -> dict[str, Any]:
+    expect(config, "layer_norm_eps", 1e-6)
+    values = {key: value for key, value in _vit(config).items() if key != "NORM_EPS"}
+    positions = {"POS_GRID": math.isqrt(config["num_patches"]), "POS_RESIZE": "antialiased"}
+    return values | positions | _siglip_pooling(config)
+
+
+def _siglip_pooling(config: dict[str, Any]) -> dict[str, Any]:
     # A classifier reads the mean of the patches. Only an encoder's output is pooled by attention.
     if config.get("vision_use_head", True) and not _classifies(config):
-        return values | {"GLOBAL_POOL": "map"}
-    return values | {"GLOBAL_POOL": "avg", "FC_NORM": False}
+        return {"GLOBAL_POOL": "map"}
+    return {"GLOBAL_POOL": "avg", "FC_NORM": False}
 
 
 def _classifies(config: dict[str, Any]) -> bool:
@@ -517,6 +531,8 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "clip_vision_model": ("ViT", _clip),
     "siglip": ("ViT", _siglip),
     "siglip_vision_model": ("ViT", _siglip),
+    "siglip2": ("NaFlexViT", _siglip2),
+    "siglip2_vision_model": ("NaFlexViT", _siglip2),
     "swin": ("Swin", _swin),
     "swinv2": ("SwinV2", _swin_v2),
     "hiera": ("Hiera", _hiera),

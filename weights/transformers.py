@@ -40,6 +40,7 @@ _SIGLIP = {
     "SiglipModel": ENCODER,
     "SiglipVisionModel": ENCODER,
 }
+_SIGLIP2 = {name.replace("Siglip", "Siglip2"): head for name, head in _SIGLIP.items()}
 # By model_type, the classes whose outputs models here can compute. The heads of other classes may
 # compute something else.
 HEADS: dict[str, dict[str, str]] = {
@@ -72,6 +73,8 @@ HEADS: dict[str, dict[str, str]] = {
     "clip_vision_model": _CLIP,
     "siglip": _SIGLIP,
     "siglip_vision_model": _SIGLIP,
+    "siglip2": _SIGLIP2,
+    "siglip2_vision_model": _SIGLIP2,
     "swin": {
         "SwinForImageClassification": LABELS,
         "SwinForMaskedImageModeling": ENCODER,
@@ -114,7 +117,7 @@ _TASKS = {
     None: None,
 }
 # Models of images and texts. Their image tower is described by vision_config, but for these keys.
-_WITH_TEXT = ("clip", "siglip")
+_WITH_TEXT = ("clip", "siglip", "siglip2")
 _KEYS_OF_WHOLE = (
     "model_type",
     "architectures",
@@ -130,6 +133,8 @@ _DEFAULT_PROJECTION = 512
 # is that of its published models.
 _SIDES = {"mobilevit": 256, "dpt": 384, "upernet": 512, "eomt": 640}
 _DEFAULT_SIDE = 224
+# The most patches of an image where SigLIP 2's processor doesn't say it: transformers' default.
+_DEFAULT_PATCHES = 256
 
 _EDGES = ("height", "width", "shortest_edge")
 
@@ -157,6 +162,7 @@ _CHANNELS = Rule(
     "a number per channel",
     lambda value: is_list(value, lambda number: is_real(number, -1e3, 1e3), 1, 64),
 )
+_PATCHES = Rule("a number of patches", lambda value: is_whole(value, 1, 1 << 16))
 _MODEL = {
     "model_type": NAME,
     "id2label": optional(
@@ -176,6 +182,7 @@ _MODEL = {
     "num_channels": optional(
         Rule("a number of channels", lambda value: is_whole(value, 1, 1 << 16))
     ),
+    "num_patches": optional(_PATCHES),
 }
 _PREPROCESSOR = {
     "image_mean": optional(_CHANNELS),
@@ -185,6 +192,7 @@ _PREPROCESSOR = {
     "crop_size": optional(_SIZE),
     "crop_pct": optional(Rule("a share", lambda value: is_real(value, 0.01, 1))),
     "rescale_factor": Rule("a number", is_real),
+    "max_num_patches": optional(_PATCHES),
     "image_processor_type": optional(NAME),
     "feature_extractor_type": optional(NAME),
 }
@@ -345,6 +353,8 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
         side = _resized_to(preprocessor) or side
     height, width = side if isinstance(side, list) else (side, side)
     images: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
+    if config.get("model_type") in ("siglip2", "siglip2_vision_model"):
+        images["num_tokens"] = preprocessor.get("max_num_patches") or _DEFAULT_PATCHES
     if is_mobilevit and preprocessor.get("do_flip_channel_order", True) is not True:
         raise InputError(
             "do_flip_channel_order is False, expected True: the stem takes blue, green, red"

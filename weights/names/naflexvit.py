@@ -97,7 +97,7 @@ def _grid_of_positions(arrays: Arrays) -> Arrays:
 
 
 def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Returns the keys of tokens, positions, pooling, layer scale, norms and biases."""
+    """Returns the keys of tokens, positions, pooling, layer scale, norms, projection and biases."""
     # The file may be of another family.
     if "blocks.0.norm1.weight" not in arrays:
         return {}
@@ -116,6 +116,8 @@ def model_keys(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, An
     }
     if any(name.startswith("head.") for name in arrays):
         keys["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
+    projection = arrays.get("neck.proj.weight")
+    keys["NECK_DIM"] = None if projection is None else int(projection.shape[-1])
     if "blocks.0.attn.qkv.weight" in arrays:
         keys["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
     if "attn_pool.latent" in arrays:
