@@ -20,8 +20,8 @@ from models.layers import Attention, LayerNorm, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
 from models.layers.init import init_branches
-from models.layers.neck import Neck
 from models.layers.naflex import NaFlexEmbed, key_mask
+from models.layers.neck import Neck
 from models.layers.stages import drop_path_rates, feature_info
 from settings.keys import (
     Count,

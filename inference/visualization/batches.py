@@ -11,6 +11,7 @@ from datasets import ImageDataset, get_dataloader
 from inference.map_pictures import overlay
 from inference.visualization.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize, visible
+from loading.transforms.naflex import packing
 from settings.configuration import Configuration
 from settings.needs import float_pixels
 from settings.tasks import answers_of
@@ -56,7 +57,7 @@ def training_panels(
     pixels = unnormalize(config, images[:count])
     grids = batch["grid"][:count].numpy()
     return [
-        Panel(title, enlarge(dataset.packing.unpack(patches, grid)))
+        Panel(title, enlarge(packing(config).unpack(patches, grid)))
         for title, patches, grid in zip(titles, pixels, grids, strict=True)
     ]
 

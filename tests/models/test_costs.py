@@ -31,6 +31,9 @@ def assert_is_the_references(name):
     if name.startswith("focal_"):
         # It attends once to the keys that PaddleViT's code has twice.
         assert 0.97 < found.activations / theirs["activations"] < 1
+    elif name.startswith("naflexvit_"):
+        # It resizes positions by products. timm interpolates, which isn't counted.
+        assert 1 <= found.activations / theirs["activations"] < 1.01
     else:
         assert found.activations == theirs["activations"]
     assert row(name, found) in PAGE.read_text()

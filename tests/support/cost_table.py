@@ -36,6 +36,7 @@ python tools/model_info.py swin_tiny_patch4_window7_224 -layers
   adaptive pooling, one per element that it reads. This, and the place of PoolFormer's pooling, cause the differences
   below.
 - *Activations* (M) are the millions of elements that convolutions, linear layers and products return.
+- NaFlexViT resizes positions by products, which are counted. timm interpolates them, which isn't.
 - timm's attention was computed step by step (`set_fused_attn(False)`), because fvcore counts nothing in the fused
   operator.
 - By default, fvcore ignores convolutions whose padding is "same", which are ConvMixer's depthwise ones. Its own

@@ -33,6 +33,7 @@ ZOO = [
     "vit_small_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224", "eva02_small_patch14_224",
     "vit_small_patch16_dinov3", "cait_xxs36_224", "crossvit_15_224", "pit_s_224", "levit_256", "volo_d1_224",
     "xcit_small_12_p16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "hiera_tiny_224",
+    "naflexvit_base_patch16_gap",
     "tiny_vit_21m_224", "coat_lite_small", "pvtv2_b2", "caformer_s18", "convformer_s18", "poolformer_s24",
     "mobilevit_s", "halonet_50ts_256", "convnext_tiny", "convnextv2_tiny", "convmixer_1024_20", "mobileone_s4",
     "resnet50", "regnety_160", "mixer_b16_224", "resmlp_24_224", "gmlp_s16_224", "botnet50ts_256",
