@@ -12,7 +12,7 @@ times ``head_init_scale``. timm's starts at 0.
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import paddle
 from paddle import nn
@@ -21,7 +21,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from errors import InputError
 from models.base import ImageModel, register
-from models.layers import LayerNorm, Linear
+from models.layers import LayerNorm, Linear, PatchDropout
 from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_flax, init_as_mae, init_as_torch, init_branches
@@ -39,6 +39,7 @@ from models.layers.units import (
     unit_maps,
 )
 from settings.keys import Count, Depth, Factor, InTraining, OfClassifier, Positive, Rate, Size
+from settings.needs import above_zero
 from weights.names import hiera as names
 from weights.resize import bicubic_matrix
 
@@ -138,6 +139,8 @@ class Hiera(ImageModel):
             image has its own position embedding, and there is none within a unit.
         dropout: rate before the classifier.
         patch_drop: share of the mask units that training leaves out.
+        patch_drop_end: patch_drop goes to this along a cosine over all updates, as in NaViT
+            (arXiv:2307.06304). None: it stays.
         droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
             first.
         weight_init: how fresh weights are drawn: "timm", "jax" (``init_as_flax``), or "mae", as for
@@ -172,6 +175,7 @@ class Hiera(ImageModel):
         global_pos_size: Sequence[Size] | None = None,
         dropout: InTraining[OfClassifier[Rate]] = 0.0,
         patch_drop: InTraining[Rate] = 0.0,
+        patch_drop_end: Annotated[InTraining[Rate | None], above_zero("MODEL.PATCH_DROP")] = None,
         droppath: InTraining[Rate] = 0.0,
         weight_init: Literal["timm", "jax", "mae"] = "timm",
         head_init_scale: InTraining[OfClassifier[Factor]] = 0.001,
@@ -179,7 +183,7 @@ class Hiera(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         stages = len(stage_depths)
-        self.patch_drop = patch_drop
+        self.patch_drop = PatchDropout(patch_drop, 0, patch_drop_end)
         self.weight_init = weight_init
         check_counts(stages, MASK_UNIT_ATTN=mask_unit_attn)
         self.unit_side = 2 ** (stages - 1)
@@ -356,13 +360,9 @@ class Hiera(ImageModel):
     def _kept_units(self, batch: int, mask: paddle.Tensor | None) -> paddle.Tensor | None:
         """Returns the indices of the units that each image keeps, [B, kept] int64; None: all."""
         units = self.units[0] * self.units[1]
-        drops_units = self.training and self.patch_drop > 0
         if mask is None:
-            if not drops_units:
-                return None
-            kept = max(1, int(units * (1 - self.patch_drop)))
-            return paddle.rand([batch, units]).argsort(axis=1)[:, :kept]
-        if drops_units:
+            return self.patch_drop.choose(batch, units)
+        if self.training and self.patch_drop.drop_prob > 0:
             raise InputError(
                 "a mask was given, and PATCH_DROP leaves out units by itself; set it to 0"
             )

@@ -109,6 +109,9 @@ class VisionTransformer(ImageModel):
         merge_tokens: number of patches that each block merges into others that resemble them
             (``models.layers.merging``), as long as there are twice as many. 0: none.
         patch_drop: share of the patch tokens that training leaves out.
+        patch_drop_end: patch_drop goes to this along a cosine over all updates, as in NaViT
+            (arXiv:2307.06304). 0: the last ones see whole images, as FLIP's unmasked tuning
+            (arXiv:2212.00794). None: it stays.
         droppath: rate of stochastic depth at the last block.
         droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
             the last one's rate.
@@ -169,6 +172,7 @@ class VisionTransformer(ImageModel):
         prompt_deep: Annotated[bool, above_zero("MODEL.PROMPT_TOKENS")] = False,
         merge_tokens: OfClassifier[Count] = 0,
         patch_drop: InTraining[Rate] = 0.0,
+        patch_drop_end: Annotated[InTraining[Rate | None], above_zero("MODEL.PATCH_DROP")] = None,
         droppath: InTraining[Rate] = 0.0,
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
@@ -259,7 +263,7 @@ class VisionTransformer(ImageModel):
             self.patch_embed.grid_size, self.pos_embed_prefix, pos_resize
         )
         self.pos_drop = nn.Dropout(dropout)
-        self.patch_drop = PatchDropout(patch_drop, positioned_prefix)
+        self.patch_drop = PatchDropout(patch_drop, positioned_prefix, patch_drop_end)
         self.norm_pre = norm_layer() if pre_norm else nn.Identity()
 
         attention_options: dict[str, Any] = {

@@ -76,6 +76,8 @@ def _of_run(config: Configuration) -> Iterator[Conflict]:
         yield "MODEL.RESUME", "auto together with -pretrained, or only one of the two"
     if config.TO_STATIC and config.MODEL.get("RECOMPUTE"):
         yield "TO_STATIC", "False with MODEL.RECOMPUTE"
+    if config.TO_STATIC and config.MODEL.get("PATCH_DROP_END") is not None:
+        yield "TO_STATIC", "False with MODEL.PATCH_DROP_END: a graph has one share of patches"
     if config.CUDNN_BENCHMARK and config.DETERMINISTIC:
         yield (
             "CUDNN_BENCHMARK",

@@ -46,6 +46,7 @@ from training.probing.records import CURVES
 from training.requests import Checkpointing, Requests, Stopped
 from training.run import Run
 from training.setup import Training, autocast, load_pretrained, precision_text, prepare
+from training.step_settings import begin_step
 from training.task import Batch, Metrics, Task, check_values, mask_logits, numbers
 from training.window import Window
 from utils import rank, reduce_dict, seed_step, world_size
@@ -302,6 +303,7 @@ def train_one_epoch(
         update = (epoch - 1) * updates + group
 
         seed_step(config.SEED, step)
+        begin_step(training.changing_layers, _passed(training, update))
         values = _accumulate(training, batch, epoch, group_samples, updates_now)
         norm = _update(training, update, epoch) if updates_now else None
 
@@ -320,6 +322,14 @@ def train_one_epoch(
             break
     for model in training.evaluated_models.values():
         _average_statistics(model)
+
+
+def _passed(training: Training, update: int) -> float:
+    """Returns the share of the way from the run's first update to its last one, from 0 to 1."""
+    share = training.share(update)
+    # The last update begins where a step is missing to the end.
+    left = 1 - (training.share(update + 1) - share)
+    return min(1.0, share / left) if left > 0 else 0.0
 
 
 def _accumulate(

@@ -27,6 +27,7 @@ from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.predictions import Predictions
 from training.run import Run
+from training.step_settings import changing_layers
 from training.task import Task
 from utils import num_gpus, rank, world_size
 from weights import load_weights
@@ -66,6 +67,11 @@ class Training:
         They are found once: walking the model's layers takes as long as the norm of the gradients.
         """
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
+
+    @functools.cached_property
+    def changing_layers(self) -> list[nn.Layer]:
+        """Returns the model's layers that are set before each step."""
+        return changing_layers(self.model)
 
     @property
     def averaged_model(self) -> ImageModel | None:
@@ -273,6 +279,8 @@ def _log_model(config: Configuration, model: nn.Layer, run: Run) -> None:
         f" {config.TRAIN.OPTIMIZER.NAME}, weight decay{course} on {decayed} tensors,"
         f" off on {len(trained) - decayed}"
     )
+    if config.MODEL.get("PATCH_DROP_END") is not None:
+        line += f"; patch dropout {config.MODEL.PATCH_DROP:g} to {config.MODEL.PATCH_DROP_END:g}"
     if frozen:
         line += f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)"
     run.info(line)

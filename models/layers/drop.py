@@ -67,20 +67,38 @@ class PatchDropout(nn.Layer):
     scaled.
 
     Shape: [B, prefix + patches, D] -> [B, prefix + kept, D].
+
+    Args:
+        drop_end: what ``drop_prob`` goes to in the course of a training, which sets it before each
+            step (``training.step_settings``). None: it stays.
+
+    Attributes:
+        drop_prob: the share of the next step.
+        drop_start: that of the first step.
     """
 
-    def __init__(self, drop_prob: float, num_prefix_tokens: int) -> None:
+    def __init__(
+        self, drop_prob: float, num_prefix_tokens: int, drop_end: float | None = None
+    ) -> None:
         super().__init__()
         self.drop_prob = drop_prob
+        self.drop_start = drop_prob
+        self.drop_end = drop_end
         self.num_prefix_tokens = num_prefix_tokens
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def choose(self, batch: int, patches: int) -> paddle.Tensor | None:
+        """Returns the places of the patches that each sample keeps, [B, kept] int64; None: all."""
         if self.drop_prob == 0.0 or not self.training:
-            return x
-        batch, length, dim = x.shape
-        patches = length - self.num_prefix_tokens
+            return None
         kept = max(1, int(patches * (1.0 - self.drop_prob)))
-        chosen = paddle.rand([batch, patches]).argsort(axis=1)[:, :kept] + self.num_prefix_tokens
+        return paddle.rand([batch, patches]).argsort(axis=1)[:, :kept]
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        batch, length, dim = x.shape
+        chosen = self.choose(batch, length - self.num_prefix_tokens)
+        if chosen is None:
+            return x
+        chosen = chosen + self.num_prefix_tokens
         prefix = paddle.arange(self.num_prefix_tokens).expand([batch, -1])
         # Gathers whole rows of [B * N, D] for all samples at once.
         rows = paddle.concat([prefix, chosen], axis=1) + length * paddle.arange(batch).unsqueeze(1)

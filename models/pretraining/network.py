@@ -45,9 +45,7 @@ def _check_options(encoder: ImageModel) -> None:
     Raises:
         InputError: PATCH_DROP, or GLOBAL_POOL map, whose weights would stay as they are.
     """
-    # A layer, or a Hiera's rate.
-    patch_drop = getattr(encoder, "patch_drop", 0.0)
-    rate = getattr(patch_drop, "drop_prob", patch_drop)
+    rate = getattr(getattr(encoder, "patch_drop", None), "drop_prob", 0.0)
     if rate:
         raise InputError(
             f"MODEL.PATCH_DROP is {rate:g}, expected 0: the model has to see each patch that isn't"

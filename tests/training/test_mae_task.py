@@ -131,6 +131,10 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
         (["METHOD.DECODER_WIDTH", "2"], "METHOD.DECODER_WIDTH is 2, expected a multiple of 4"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),
+        (
+            ["MODEL.PATCH_DROP", "0.5", "MODEL.PATCH_DROP_END", "0"],
+            "MODEL.PATCH_DROP is 0.5, expected 0",
+        ),
         (["MODEL.TYPE", "resnet"], "MAE can't train ResNet: it takes a Hiera, or an encoder"),
         (["DATA.MULTI_SCALE", "[8,16]"], "but MaskedAutoencoder takes images of 8 x 8; set it to"),
         (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES does nothing without TASK"),

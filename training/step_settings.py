@@ -1,0 +1,31 @@
+"""What changes of a model from step to step, as a pure function of the step.
+
+So it is the same on all ranks, and after a resume, and no checkpoint holds it.
+"""
+
+from typing import Any
+
+from paddle import nn
+
+from models.layers import PatchDropout
+from training.optim.schedule import cosine_between
+
+
+def changing_layers(model: nn.Layer) -> list[Any]:
+    """Returns the layers whose settings ``begin_step`` changes."""
+    return [
+        layer
+        for layer in model.sublayers(include_self=True)
+        if isinstance(layer, PatchDropout) and layer.drop_end is not None
+    ]
+
+
+def begin_step(layers: list[Any], share: float) -> None:
+    """Sets the layers for a training step.
+
+    Args:
+        layers: those of ``changing_layers``.
+        share: of the way from the run's first update to its last one, from 0 to 1.
+    """
+    for layer in layers:
+        layer.drop_prob = cosine_between(layer.drop_start, layer.drop_end, share)
