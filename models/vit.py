@@ -400,6 +400,29 @@ class VisionTransformer(ImageModel):
         merging.record(Match(outputs[1], outputs[2], outputs[3]))
         return outputs[0]
 
+    @paddle.no_grad()
+    def merged_patches(self, x: paddle.Tensor, block: int) -> paddle.Tensor:
+        """Returns the token that stands for each patch after a block, where all blocks merge
+        tokens: [B, rows, columns] int64.
+
+        Two patches have the same number if they were merged. In ``forward`` the last block merges
+        none, if the head reads the class token.
+
+        Args:
+            x: images [B, C, H, W], normalised.
+            block: its index, from 0.
+        """
+        merging = Merging(self.num_prefix_tokens, self.merge_tokens)
+        x = self._embed(x)
+        tokens = paddle.arange(x.shape[1]).expand([x.shape[0], -1])
+        for stage in list(self._stages())[: block + 1]:
+            x = self._stage(stage, x, merging)
+        if merging.source is not None:
+            tokens = merging.source.astype("int64")
+        return tokens[:, self.num_prefix_tokens :].reshape(
+            [tokens.shape[0], *self.patch_embed.last_grid]
+        )
+
     def _whole(self, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         return x if shared is None else shared.spread(x)
 

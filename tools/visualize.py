@@ -5,6 +5,8 @@
 attention    where each head of a block (-block) attends to
 rollout      attention through all blocks
 cam          the evidence for a class (-class, -method)
+merging      the patches that become one token (MODEL.MERGE_TOKENS), in their mean colour, after
+             a block (-block)
 features     principal components of the features of all IMAGES as colours (-method pca: each
              stage's; foreground: the last one's, the first component beside the next three as
              colours; channels: those that vary most)
@@ -18,6 +20,7 @@ ResT, ResTv2, HVT, Shuffle.
 rollout: ViT, DeiT, NaFlexViT, BEiT, EVA-02, DINOv3, T2T-ViT.
 positions: ViT, DeiT, NaFlexViT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, VOLO,
 Hiera, T2T-ViT, Focal, HVT, Shuffle.
+merging: ViT, DeiT.
 The other pictures can be drawn for every architecture.
 
 IMAGES are files, folders, patterns and lists, as for tools/predict.py. An image's true class is the
@@ -42,7 +45,7 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
-ONE_BY_ONE = ("attention", "rollout", "cam", "features")
+ONE_BY_ONE = ("attention", "rollout", "cam", "merging", "features")
 TOGETHER = ("embeddings", "positions", "predictions")
 # The methods of a kind of picture. The first is the default.
 METHODS = {
@@ -52,7 +55,7 @@ METHODS = {
 }
 # The kinds of pictures that a flag is for. With others it is refused, because it would do nothing.
 FLAGS = {
-    "block": ("attention", "features", "positions"),
+    "block": ("attention", "features", "merging", "positions"),
     "output_class": ("cam",),
     "original": ("attention", "rollout", "cam"),
     "mass": ("attention",),
@@ -103,6 +106,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, ou
     """Draws the panels of each image, on one picture or into a folder. Returns a line for the user."""
     from inference.visualization import maps
     from inference.visualization.draw import sheet
+    from inference.visualization.merged import merged_panels
     from inference.visualization.predicted_image import predict_image
 
     whole = output.suffix == ".png"
@@ -117,6 +121,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, ou
         "attention": maps.attention_panels,
         "rollout": maps.rollout_panels,
         "cam": maps.cam_panels,
+        "merging": merged_panels,
     }
     if kind == "features":
         images = [predict_image(predictor, file) for file in files]

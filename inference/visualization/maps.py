@@ -40,8 +40,8 @@ class MapOptions(NamedTuple):
     """The options of a map.
 
     Attributes:
-        block: the index of the attention block, or of the stage whose features are drawn; None: the
-            last block, or several stages.
+        block: the index of the block, or of the stage whose features are drawn; None: the last
+            block, or several stages.
         method: of class activation maps, one of ``cam.METHODS``; of features "pca", "foreground" or
             "channels".
         output: the class to explain, by its name or index; None: the predicted one.
@@ -171,6 +171,11 @@ def title_of(kind: str, predictor: Predictor, options: MapOptions) -> tuple[str,
     elif kind == "rollout":
         title = f"attention rollout {describe_queries(model)}"
         label = _ATTENTION_LABEL
+    elif kind == "merging":
+        depth = len(model.blocks)
+        block = (-1 if options.block is None else options.block) % depth
+        title = f"merged patches in their mean colour, after block {block} ({depth} blocks, from 0)"
+        label = ""
     elif kind == "features":
         stages = [
             model.feature_info[stage]["module"]

@@ -144,6 +144,40 @@ def test_tokens_are_the_references(path, name, merged):
         assert len(tokens) - prefix >= 1
 
 
+def partition(numbers):
+    """The sets of places that have the same number."""
+    return {frozenset(np.flatnonzero(numbers == number).tolist()) for number in np.unique(numbers)}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("merged", [1, 3, 100])
+@pytest.mark.parametrize("name", ["avg", "odd", "registers", "map", "distilled"])
+def test_merged_patches_are_the_references_groups(path, name, merged):
+    model, images = make(name, merged)
+    prefix = MODELS[name][1]
+    side = model.patch_embed.grid_size[0]
+    found = model.merged_patches(images, 2).numpy()
+    assert found.shape == (3, side, side)
+    for image, tokens in zip(images, found, strict=True):
+        _, _, members = reference(model, image, merged, prefix)
+        expected = {frozenset(place - prefix for place in group) for group in members[prefix:]}
+        assert partition(tokens.ravel()) == expected
+
+
+def test_merged_patches_of_the_first_blocks_are_parts_of_those_of_the_last():
+    model, images = make("avg", 3)
+    counts = []
+    finer = {frozenset([place]) for place in range(16)}
+    for block in range(3):
+        groups = partition(model.merged_patches(images, block).numpy()[1].ravel())
+        assert all(any(part <= group for group in groups) for part in finer)
+        counts.append(len(groups))
+        finer = groups
+    assert counts == [13, 10, 7]
+    model.merge_tokens = 0
+    assert len(np.unique(model.merged_patches(images, 2).numpy()[0])) == 16
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_heads_over_all_places(path, name):
