@@ -46,7 +46,7 @@ from loading.transforms import Normalize
 from models import build_model
 from models.base import ImageModel, without_classifier
 from models.heads.windows import way_of
-from models.pretrained import build_described, with_preprocessing
+from models.pretrained import build_described, patch_size_warning, with_preprocessing
 from ops.device import set_device_flags
 from settings.configuration import Configuration, explicit_sources, leaves
 from settings.tasks import answers_of
@@ -224,7 +224,8 @@ class Predictor:
             adapter=settings.PRETRAINED_ADAPTER,
         )
         self.report = str(loaded)
-        self.warning = loaded.warning
+        warnings = (loaded.warning, patch_size_warning(self.config, loaded))
+        self.warning = "; ".join(filter(None, warnings))
         self.weights = loaded.file
         gives_embeddings = is_projection(loaded.file) or is_openclip(loaded.file)
         has_outputs = bool(settings.NUM_CLASSES) and not gives_embeddings

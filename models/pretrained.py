@@ -20,8 +20,9 @@ from models.base import ImageModel
 from settings.configuration import Configuration, is_given, is_users, pair, size_text
 from settings.plain import parsed_json
 from settings.tasks import answers_of
-from weights import find_weights
+from weights import LoadReport, find_weights
 from weights.adapters import find_adapter
+from weights.fit import resampled_patches
 from weights.formats import METADATA, files_of, read_metadata
 from weights.hub import read_config
 from weights.openclip import images_of, read_openclip
@@ -170,6 +171,25 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
         same = current == value if is_plain else _is_close(current, value)
         if not same:
             yield f"warning: {key} is {current}, the weights were made for {value}"
+
+
+def patch_size_warning(config: Configuration, report: LoadReport) -> str:
+    """Returns a warning if weights are evaluated with patches of another size than they were trained
+    with, else "". FlexiViT's were trained with many sizes (Beyer et al. 2022, arXiv:2212.08013).
+
+    Args:
+        report: what ``load_weights`` returned for the weights.
+    """
+    sizes = resampled_patches(report.resized)
+    names = (config.MODEL.NAME, report.config.get("architecture"))
+    if sizes is None or any(str(name).startswith("flexivit") for name in names):
+        return ""
+    trained, current = sizes
+    return (
+        f"the model has patches of {current} pixels, its weights were trained with {trained}: without"
+        " fine-tuning they lose most of what they learnt; leave MODEL.PATCH_SIZE as it was, or"
+        " fine-tune them with the new one"
+    )
 
 
 def _is_close(first: Any, second: Any) -> bool:

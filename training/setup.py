@@ -18,7 +18,7 @@ from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.layers.sync_batch_norm import SyncBatchNorm1D
-from models.pretrained import disagreements
+from models.pretrained import disagreements, patch_size_warning
 from ops.device import float32_text
 from settings.configuration import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
@@ -196,6 +196,9 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     run.info(str(report))
     if report.warning:
         run.info(f"warning: {report.warning}")
+    # A training learns the rest.
+    if strict and (warning := patch_size_warning(config, report)):
+        run.info(f"warning: {warning}")
     classes = classes_of(settings.PRETRAINED, adapter)
     keeps_classifier = not (strict or report.fresh)
     if classes and run.classes and classes != run.classes and keeps_classifier:

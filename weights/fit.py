@@ -29,6 +29,8 @@ from weights.resize import (
 STATISTICS = (".running_mean", ".running_var")
 TABLE = "relative_position_bias_table"
 BIASES = "attention_biases"
+# What is told of a kernel of patches whose size was changed.
+_RESAMPLED = "resampled from {} x {} to {} x {} pixels"
 Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
 
@@ -224,12 +226,24 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
     embeds_patches = hasattr(sublayer(model, convolution.rpartition(".")[0]), "grid_size")
     same_channels = array.shape[:2] == (out, channels)
     if embeds_patches and same_channels and array.shape[2:] != tuple(kernel):
-        lines.append(
-            "{} resampled from {} x {} to {} x {} pixels".format(name, *array.shape[2:], *kernel)
-        )
+        lines.append(f"{name} {_RESAMPLED}".format(*array.shape[2:], *kernel))
         array = resample_patch_kernel(array, tuple(kernel))
     arrays[name] = array
     return lines
+
+
+def resampled_patches(lines: Iterable[str]) -> tuple[str, str] | None:
+    """Returns the size of patches in a file and in the model, such as ("16 x 16", "8 x 8").
+
+    Args:
+        lines: what ``fit_sizes`` returned.
+
+    Returns:
+        the sizes; None: the kernel of the patches wasn't resampled.
+    """
+    pattern = _RESAMPLED.replace("{} x {}", r"(\d+ x \d+)")
+    found = next(filter(None, (re.search(pattern, line) for line in lines)), None)
+    return (found[1], found[2]) if found else None
 
 
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
