@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from paddle.nn import functional as F
 
 import ops
 from config import get_config, with_values
@@ -310,6 +311,53 @@ def test_half_precision_merges_the_same_patches():
         with paddle.amp.auto_cast(dtype="bfloat16"):
             found = model(images).astype("float32").numpy()
     np.testing.assert_allclose(found, expected, atol=0.1 * np.ptp(expected))
+
+
+def steps(merged, count, half):
+    """The losses of some training steps, and the logits after them; with ``half`` the factors of all
+    products are rounded to bfloat16, as the operators do on a CPU that has it.
+    """
+
+    def rounded(function):
+        def product(x, y, *args, **named):
+            x, y = (each.astype("bfloat16").astype("float32") for each in (x, y))
+            return function(x, y, *args, **named)
+
+        return product
+
+    with pytest.MonkeyPatch.context() as patch:
+        if half:
+            patch.setattr(paddle, "matmul", rounded(paddle.matmul))
+            patch.setattr(F, "linear", rounded(F.linear))
+        model, images = make("avg", merged)
+        model.train()
+        optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
+        labels = paddle.to_tensor([0, 3, 4])
+        losses = []
+        for _ in range(count):
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad(False)
+            losses.append(loss.item())
+        model.eval()
+        with paddle.no_grad():
+            logits = model(images).numpy()
+    return losses, logits
+
+
+def test_products_of_bfloat16_train_and_evaluate_close_to_float32():
+    ops.enable(False)
+    try:
+        losses, logits = steps(merged=3, count=20, half=False)
+        halved_losses, halved_logits = steps(merged=3, count=20, half=True)
+    finally:
+        ops.enable(True)
+    assert losses[-1] < 0.5 * losses[0]
+    assert np.isfinite(halved_losses).all()
+    assert halved_losses != losses
+    assert halved_losses == pytest.approx(losses, abs=0.05 * losses[0])
+    np.testing.assert_allclose(halved_logits, logits, atol=0.1 * np.ptp(logits))
 
 
 def test_half_of_the_patches_at_most_are_merged():
