@@ -175,14 +175,16 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
 
 def patch_size_warning(config: Configuration, report: LoadReport) -> str:
     """Returns a warning if weights are evaluated with patches of another size than they were trained
-    with, else "". FlexiViT's were trained with many sizes (Beyer et al. 2022, arXiv:2212.08013).
+    with, else "". FlexiViT's were trained with many sizes (Beyer et al. 2022, arXiv:2212.08013), and
+    so were those with MODEL.PATCH_SIZES.
 
     Args:
         report: what ``load_weights`` returned for the weights.
     """
     sizes = resampled_patches(report.resized)
     names = (config.MODEL.NAME, report.config.get("architecture"))
-    if sizes is None or any(str(name).startswith("flexivit") for name in names):
+    is_flexible = any(str(name).startswith("flexivit") for name in names)
+    if sizes is None or is_flexible or config.MODEL.get("PATCH_SIZES"):
         return ""
     trained, current = sizes
     return (

@@ -64,6 +64,9 @@ class VisionTransformer(ImageModel):
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
         patch_size: pixels along a patch's side.
+        patch_sizes: several such sizes, which divide image_size. Each training step uses one at
+            random, as FlexiViT (arXiv:2212.08013): the weights stay those of patch_size, from which
+            kernel and positions are resized. Evaluations use patch_size. None: all steps use it.
         embed_dim: channels of a token.
         depth: blocks.
         num_heads: attention heads of each block.
@@ -140,6 +143,7 @@ class VisionTransformer(ImageModel):
         self,
         image_size: int | Sequence[int] = 224,
         patch_size: Size = 16,
+        patch_sizes: OfClassifier[Sequence[Size] | None] = None,
         in_channels: int = 3,
         num_classes: int = 1000,
         embed_dim: Size = 768,
@@ -220,6 +224,7 @@ class VisionTransformer(ImageModel):
             embed_dim,
             bias=not pre_norm,
             cut=cut_images,
+            sizes=patch_sizes or (),
         )
 
         # Tokens before the patches, in this order: the class token, the distillation token,

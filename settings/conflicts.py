@@ -46,6 +46,7 @@ def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
         _of_crops,
         _of_whole_images,
         _of_patches,
+        _of_patch_sizes,
         _of_evaluation_sets,
         _of_float_pixels,
         _of_dali,
@@ -263,6 +264,26 @@ def _of_patches(config: Configuration) -> Iterator[Conflict]:
         yield f"TRAIN.{key}", f"{off} {place}: images of two shapes aren't mixed"
     if train.DISTILLATION_TYPE is not None:
         yield "TRAIN.DISTILLATION_TYPE", f"None {place}: the teacher reads images of one size"
+
+
+def _of_patch_sizes(config: Configuration) -> Iterator[Conflict]:
+    """Each training step has patches of another size (FlexiViT)."""
+    sizes = config.MODEL.get("PATCH_SIZES")
+    if sizes is None or config.EVAL:
+        return
+    key = "MODEL.PATCH_SIZES"
+    image = config.DATA.IMAGE_SIZE
+    sides = image if isinstance(image, list) else [image]
+    if len(set(sizes)) < len(sizes) or any(side % size for side in sides for size in sizes):
+        fitting = [size for size in range(1, min(sides) + 1) if not any(s % size for s in sides)]
+        known = ", ".join(map(str, fitting))
+        yield key, f"divisors of DATA.IMAGE_SIZE {image}, each once: {known}"
+    if config.DATA.MULTI_SCALE is not None:
+        yield "DATA.MULTI_SCALE", f"None with {key}: both change the number of patches"
+    if config.TO_STATIC:
+        yield "TO_STATIC", f"False with {key}: a graph has patches of one size"
+    if config.TRAIN.DISTILLATION_TYPE == "feature" or config.TRAIN.LOSS == "token_label":
+        yield key, "None where the patches are compared with a teacher's or with labels of patches"
 
 
 def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:

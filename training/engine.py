@@ -303,7 +303,7 @@ def train_one_epoch(
         update = (epoch - 1) * updates + group
 
         seed_step(config.SEED, step)
-        begin_step(training.changing_layers, _passed(training, update))
+        begin_step(training.changing_layers, _passed(training, update), (config.SEED, step))
         values = _accumulate(training, batch, epoch, group_samples, updates_now)
         norm = _update(training, update, epoch) if updates_now else None
 

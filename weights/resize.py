@@ -114,11 +114,15 @@ def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarr
     Returns:
         [out, in, H, W], float32.
     """
-    rows, columns = (
-        np.linalg.pinv(bicubic_matrix(*sides)).T
-        for sides in zip(weight.shape[2:], size, strict=True)
-    )
+    rows, columns = map(patch_matrix, weight.shape[2:], size)
     return (rows @ weight @ columns.T).astype(np.float32)
+
+
+def patch_matrix(old: int, new: int) -> np.ndarray:
+    """Returns the matrix [new, old] that resizes one side of a kernel of patches: the transposed
+    pseudo-inverse of ``bicubic_matrix``.
+    """
+    return np.linalg.pinv(bicubic_matrix(old, new)).T
 
 
 def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Uniform
 
 from errors import InputError
+from models.layers.constants import Constants
 from models.layers.conv import Conv2D
 from models.layers.graph_sizes import is_known
 from models.layers.linear import linear
 from models.layers.sizes import check_multiples
+from weights.resize import patch_matrix
 
 
 class PatchEmbed(nn.Layer):
@@ -28,8 +31,13 @@ class PatchEmbed(nn.Layer):
         bias: whether the projection has a bias.
         cut: whether H and W may be no multiples of patch_size; the pixels after the last patch are
             ignored.
+        sizes: the sizes of patches of which each training step uses one. The kernel is resized to it
+            by the pseudo-inverse of bicubic resizing (FlexiViT, Beyer et al. 2022,
+            arXiv:2212.08013). (): all steps use patch_size.
 
     Attributes:
+        step_size: the size of the next training step's patches, which the training sets
+            (``training.step_settings``). An evaluation uses patch_size.
         any_size: whether images of other sizes than ``image_size`` are taken.
         grid_size: (H / patch_size, W / patch_size) of ``image_size``.
         last_grid: that of the last images; another one only with ``any_size``.
@@ -46,6 +54,7 @@ class PatchEmbed(nn.Layer):
         embed_dim: int,
         bias: bool = True,
         cut: bool = False,
+        sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.any_size = False
@@ -54,6 +63,9 @@ class PatchEmbed(nn.Layer):
         if not cut:
             check_multiples(image_size, patch_size, f"PATCH_SIZE {patch_size}")
         self.patch_size = patch_size
+        self.sizes = tuple(sizes)
+        self.step_size = patch_size
+        self.kernels = Constants(self._matrices)
         self.grid_size = (height // patch_size, width // patch_size)
         self.last_grid = self.grid_size
         self.num_patches = self.grid_size[0] * self.grid_size[1]
@@ -70,6 +82,11 @@ class PatchEmbed(nn.Layer):
         )
 
     @property
+    def size(self) -> int:
+        """The pixels along the side of the patches that are cut now."""
+        return self.step_size if self.training else self.patch_size
+
+    @property
     def input_sizes(self) -> str:
         """The sizes of images that are taken, in words."""
         if not self.any_size:
@@ -82,22 +99,22 @@ class PatchEmbed(nn.Layer):
         return self.project(self.cut(x))
 
     def cut(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the pixels of each patch, channel by channel: [B, patches, C * patch_size^2]."""
+        """Returns the pixels of each patch, channel by channel: [B, patches, C * size^2]."""
         height, width = x.shape[2:]
-        size = self.patch_size
+        size = self.size
         if self.any_size:
             if is_known(height, width):
                 self._check_size(height, width)
-            self.last_grid = (height // size, width // size)
         elif (height, width) != self.image_size:
             raise InputError(f"the model takes {self.input_sizes}, found {height} x {width}")
+        self.last_grid = (height // size, width // size)
         rows, columns = self.last_grid
         if is_known(height, width) and (rows * size, columns * size) != (height, width):
             x = x[:, :, : rows * size, : columns * size]
         return cut_patches(x, size)
 
     def _check_size(self, height: int, width: int) -> None:
-        size = self.patch_size
+        size = self.size
         fits = self.may_cut or not (height % size or width % size)
         if min(height, width) < size or not fits:
             raise InputError(
@@ -108,7 +125,26 @@ class PatchEmbed(nn.Layer):
     def project(self, patches: paddle.Tensor) -> paddle.Tensor:
         """Returns the tokens of any number of patches that ``cut`` returned."""
         # A matrix product with the pixels of each patch equals the strided convolution.
-        return linear(patches, self.proj.weight.flatten(1).t(), self.proj.bias)
+        return linear(patches, self._kernel().flatten(1).t(), self.proj.bias)
+
+    def _kernel(self) -> paddle.Tensor:
+        """Returns the kernel [D, C, h, w] for patches of ``size`` pixels."""
+        kernel = self.proj.weight
+        if self.size == self.patch_size:
+            return kernel
+        dim, channels, old, _ = kernel.shape
+        [matrix] = self.kernels.at(self.size)
+        # Autocast would round the products to half precision.
+        with paddle.amp.auto_cast(enable=False):
+            kernel = paddle.matmul(kernel.reshape([-1, old]), matrix)
+            kernel = kernel.reshape([-1, old, self.size]).transpose([0, 2, 1])
+            kernel = paddle.matmul(kernel.reshape([-1, old]), matrix)
+        kernel = kernel.reshape([dim, channels, self.size, self.size])
+        return kernel.transpose([0, 1, 3, 2])
+
+    def _matrices(self, size: int) -> list[np.ndarray]:
+        """Returns the matrix [patch_size, size] that resizes a side of the kernel, float32."""
+        return [patch_matrix(self.patch_size, size).T.astype(np.float32)]
 
 
 def cut_patches(images: paddle.Tensor, size: int) -> paddle.Tensor:

@@ -1,8 +1,11 @@
-"""What changes of a model from step to step: the share of patches that is left out."""
+"""What changes of a model from step to step: the share of patches that is left out, and their size."""
 
 import math
+from pathlib import Path
 from unittest import mock
 
+import numpy as np
+import paddle
 import pytest
 from support.ranks import run_ranks
 from support.training_runs import (
@@ -14,8 +17,12 @@ from support.training_runs import (
 from config import get_config
 from errors import InputError
 from models import build_model
+from models.layers import PatchEmbed
+from models.pretrained import patch_size_warning
 from training import engine
+from training.checkpoint import describe
 from training.step_settings import begin_step, changing_layers
+from weights import LoadReport, load_weights, save_weights
 
 FALLING = ["MODEL.PATCH_DROP", "0.5", "MODEL.PATCH_DROP_END", "0"]
 # Six steps an epoch, with one process and with two.
@@ -24,14 +31,17 @@ LENGTH = 48
 
 
 def train_all(runs):
-    """Trains several times in the same processes; returns the shares of each run's steps."""
+    """Trains several times in the same processes; returns the shares, or sizes, of each run's steps."""
     found = []
     for run in runs:
         shares = []
 
-        def record(layers, share, shares=shares):
-            begin_step(layers, share)
-            shares += [layer.drop_prob for layer in layers]
+        def record(layers, share, seeds, shares=shares):
+            begin_step(layers, share, seeds)
+            shares += [
+                layer.step_size if isinstance(layer, PatchEmbed) else layer.drop_prob
+                for layer in layers
+            ]
 
         with mock.patch.object(engine, "begin_step", record):
             train(*run)
@@ -105,7 +115,7 @@ def test_each_architecture_with_patch_dropout_changes_it():
         config = get_config(name, options)
         model = build_model(config)
         [layer] = changing_layers(model)
-        begin_step([layer], 1.0)
+        begin_step([layer], 1.0, (0, 1))
         assert (layer.drop_start, layer.drop_prob) == (0.5, 0.0)
         assert changing_layers(build_model(get_config(name, sizes))) == []
 
@@ -128,3 +138,107 @@ def test_a_share_that_could_not_change_is_refused(name, options, message):
     with pytest.raises(InputError, match=message) as caught:
         get_config(name, options)
     assert "\n" not in str(caught.value)
+
+
+# -------------------------------------------------------------------- sizes of patches
+
+SIZES = ["MODEL.PATCH_SIZES", "[2,4,8]"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_sizes_are_the_same_on_all_ranks_and_after_a_resume(tmp_path, tiny, ranks):
+    options = [*tiny, *SHORT, *SIZES, *SAVE_EVERY_STEP]
+    runs = [(options, tmp_path / "whole", LENGTH)]
+    middles = {"epoch_0001_sample_000000016": 2, "epoch_0001": 6}
+    for name in middles:
+        path = str(tmp_path / "whole" / "checkpoints" / name)
+        runs.append(([*options, "MODEL.RESUME", path], tmp_path / name, LENGTH))
+    of_ranks = run_ranks(train_all, runs, ranks=ranks)
+    assert all(sizes == of_ranks[0] for sizes in of_ranks)
+    whole, *resumed = of_ranks[0]
+    assert set(whole) == {2, 4, 8}
+    for (name, first), sizes in zip(middles.items(), resumed, strict=True):
+        assert sizes == whole[first:]
+        assert_same_run(tmp_path / "whole", tmp_path / name)
+
+
+def test_the_sizes_depend_on_the_seed_and_are_drawn_equally_often():
+    layer = PatchEmbed((48, 48), 16, 3, 8, sizes=(8, 12, 16))
+    drawn = {}
+    for seed in (0, 1):
+        drawn[seed] = []
+        for step in range(3000):
+            begin_step([layer], 0.0, (seed, step))
+            drawn[seed].append(layer.step_size)
+    assert drawn[0] != drawn[1]
+    for size in layer.sizes:
+        assert drawn[0].count(size) == pytest.approx(1000, abs=100)
+
+
+def test_the_only_size_of_the_weights_computes_the_same_bits(tmp_path, tiny):
+    options = [*tiny, *SHORT, "TRAIN.NUM_EPOCHS", "1"]
+    sizes = train_all(
+        [
+            (options, tmp_path / "fixed", LENGTH),
+            ([*options, "MODEL.PATCH_SIZES", "[4]"], tmp_path / "drawn", LENGTH),
+        ]
+    )
+    assert sizes == [[], [4] * 6]
+    assert_same_run(tmp_path / "fixed", tmp_path / "drawn")
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_an_evaluation_at_a_size_computes_what_training_did(tmp_path, tiny, size):
+    """Without dropout a step's outputs are those of the model that loads its weights."""
+    config = get_config(None, [*tiny, *SIZES])
+    model = build_model(config)
+    save_weights(model, tmp_path / "model.safetensors")
+    model.train()
+    model.patch_embed.step_size = size
+    images = paddle.randn([2, 1, 8, 8])
+    again = build_model(get_config(None, [*tiny, "MODEL.PATCH_SIZE", str(size)]))
+    load_weights(again, tmp_path / "model.safetensors")
+    again.eval()
+    with paddle.no_grad():
+        expected = again(images).numpy()
+        found = model(images).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    model.eval()
+    with paddle.no_grad():
+        assert np.abs(model(images).numpy() - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.PATCH_SIZES", "[8,12,9]", "DATA.IMAGE_SIZE", "48"],
+         r"PATCH_SIZES is \[8, 12, 9\], expected divisors of DATA.IMAGE_SIZE 48, each once: 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"),
+        (["MODEL.PATCH_SIZES", "[16,16]"], "each once"),
+        (["MODEL.PATCH_SIZES", "[16,32]", "DATA.IMAGE_SIZE", "[64,48]"], "each once: 1, 2, 4, 8, 16"),
+        (["MODEL.PATCH_SIZES", "[0]"], "expected 1 to 1000000"),
+        (["MODEL.PATCH_SIZES", "[16,32]", "TO_STATIC", "True"], "TO_STATIC is True, expected False"),
+        (["MODEL.PATCH_SIZES", "[16,32]", "DATA.MULTI_SCALE", "[192,224]"], "expected None with MODEL.PATCH_SIZES"),
+        (["MODEL.PATCH_SIZES", "[16,32]", "TRAIN.LOSS", "token_label"], "expected None where the patches are"),
+    ],
+)  # fmt: skip
+def test_sizes_that_could_not_be_trained_with_are_refused(options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        get_config("vit_tiny_patch16_224", options)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_tasks_and_architectures_do_not_have_sizes():
+    for name in ("mae_vit_base_patch16_224", "swin_tiny_patch4_window7_224"):
+        with pytest.raises(InputError, match="MODEL.PATCH_SIZES"):
+            get_config(name, ["MODEL.PATCH_SIZES", "[8,16]"])
+
+
+def test_an_evaluation_may_have_images_that_not_every_size_divides():
+    options = ["MODEL.PATCH_SIZES", "[16,32]", "DATA.IMAGE_SIZE", "240", "MODEL.DEPTH", "1"]
+    config = get_config("vit_tiny_patch16_224", [*options, "EVAL", "True"])
+    model = build_model(config)
+    assert model.patch_embed.sizes == (16, 32)
+    assert describe(config, []).values["MODEL.PATCH_SIZES"] == [16, 32]
+    assert patch_size_warning(config, LoadReport(Path(), resized=[
+        "patch_embed.proj.weight resampled from 16 x 16 to 30 x 30 pixels"])) == ""  # fmt: skip

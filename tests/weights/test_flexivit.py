@@ -7,10 +7,12 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.formula import array
+from golden import make_flexivit_training as training
+from golden.formula import array, places
 from golden.make_flexivit import PATCH_SIZES, SMALL
 from support.parity import load_formula
 
+import ops
 from config import get_config
 from inference import Predictor
 from models import build_model
@@ -31,7 +33,8 @@ def test_logits_at_each_patch_size_are_timms(tmp_path, size):
     report = str(load_weights(model, tmp_path / "timm.safetensors"))
     model.eval()
     logits = model(paddle.to_tensor(array("images", (2, 3, 48, 48)))).numpy()
-    golden = np.load(ROOT / "tests" / "golden" / "flexivit.npz")
+    with np.load(ROOT / "tests" / "golden" / "flexivit.npz") as file:
+        golden = dict(file)
     expected = golden[str(size)]
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.ptp(expected), rtol=0)
     if size == 16:
@@ -85,3 +88,40 @@ def test_evaluations_and_predictors_warn_and_trainings_do_not():
         assert sum(line.startswith(f"warning: {warning}") for line in lines) == strict
     assert Predictor("digits", "vit_digits", options).warning.startswith(warning)
     assert Predictor("digits", "vit_digits").warning == ""
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("operators", [True, False])
+@pytest.mark.parametrize("size", training.PATCH_SIZES)
+def test_gradients_at_each_patch_size_are_timms(tmp_path, size, operators):
+    model = VisionTransformer(patch_size=16, patch_sizes=training.PATCH_SIZES, **OPTIONS)
+    load_formula(model, tmp_path)
+    model.train()
+    model.patch_embed.step_size = size
+    ops.enable(operators)
+    try:
+        images = paddle.to_tensor(array("images", (2, 3, 48, 48)))
+        logits = model(images)
+        tokens = model._embed(images)
+        factors = paddle.to_tensor(array("loss", tuple(tokens.shape)))
+        (tokens * factors).sum().backward()
+    finally:
+        ops.enable(True)
+    with np.load(ROOT / "tests" / "golden" / "flexivit_training.npz") as file:
+        golden = dict(file)
+    expected = golden[f"{size}/logits"]
+    np.testing.assert_allclose(logits.numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    parameters = dict(model.named_parameters())
+    for name in training.NAMES:
+        expected = golden[f"{size}/{name}"]
+        found = places(parameters[name].grad.numpy(), training.PLACES)
+        scale = np.abs(expected).max()
+        assert scale > 1e-4
+        np.testing.assert_allclose(found, expected, atol=1e-5 * scale, rtol=0, err_msg=name)
+    # An evaluation has the patches of the weights again, or those of a model that loads them.
+    model.eval()
+    with paddle.no_grad():
+        found = model(images).numpy()
+    expected = golden["16/logits"]
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    assert model.grid(9) == (3, 3)
