@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from errors import InputError, install, printable
+from errors import InputError, install, leads_out, printable
 from inference.text import tokenizing_process
 from models.text import TextArguments
 from weights.hub import beside
@@ -22,10 +22,12 @@ from weights.openclip import json_beside, read_openclip
 
 # In characters.
 LONGEST_TEXT = 10_000
-# Limits of the process, in seconds of CPU time and bytes.
+# Limits of the process, in seconds of CPU time and bytes of memory. Gemma's vocabulary takes 13 bytes
+# for each byte of its tokenizer.json.
 _SECONDS = 60
 _SECONDS_PER_TEXT = 0.01
-_MEMORY = 4 << 30
+_MEMORY = 512 << 20
+_MEMORY_PER_BYTE = 32
 # The files of each kind, all of which have to be there.
 _TOKENIZERS = ("tokenizer.json",)
 _MERGES = ("vocab.json", "merges.txt")
@@ -34,6 +36,18 @@ _SENTENCEPIECE = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 # SigLIP's vocabulary. That of SigLIP 2 is Gemma's, with 256,000 tokens.
 _SIGLIP_VOCABULARY = 32000
 _SIGLIP_EOS = 1
+
+
+class Tokens(NamedTuple):
+    """The tokens of texts.
+
+    Attributes:
+        numbers: [n, context_length] int64, cut and padded.
+        is_cut: whether each text has more tokens, which aren't there [n].
+    """
+
+    numbers: np.ndarray
+    is_cut: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -59,9 +73,11 @@ class TextTokenizer:
     pad: int = 0
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the tokens of texts, cut and padded: [n, context_length] int64.
+        """Returns the numbers of ``read``."""
+        return self.read(texts).numbers
 
-        A text that is cut keeps the token that ends it.
+    def read(self, texts: Sequence[str]) -> Tokens:
+        """Returns the tokens of texts. A text that is cut keeps the token that ends it.
 
         Raises:
             InputError: a text is too long, the files can't be read, or a package isn't installed.
@@ -75,15 +91,17 @@ class TextTokenizer:
         answer = self._asked(list(texts))
         pad = answer["pad"] if answer["pad"] is not None else self.pad
         tokens = np.full((len(texts), self.context_length), pad, np.int64)
+        is_cut = np.array([len(ids) > self.context_length for ids in answer["tokens"]], np.bool_)
         for row, ids in zip(tokens, answer["tokens"], strict=True):
             row[: len(ids)] = ids[: self.context_length]
-            if len(ids) > self.context_length and answer["end"] is not None:
-                row[-1] = answer["end"]
-        return tokens
+        if answer["end"] is not None:
+            tokens[is_cut, -1] = answer["end"]
+        return Tokens(tokens, is_cut)
 
     def _asked(self, texts: list[str]) -> dict[str, Any]:
         """Returns the answer of the process that reads the files."""
         seconds = int(_SECONDS + _SECONDS_PER_TEXT * len(texts))
+        size = sum(os.path.getsize(file) for file in self.files.values())
         request = {
             "kind": self.kind,
             "files": self.files,
@@ -91,8 +109,9 @@ class TextTokenizer:
             "eos": self.eos,
             "pad_token": self.pad_token,
             "texts": texts,
+            "length": self.context_length,
             "seconds": seconds,
-            "memory": _MEMORY,
+            "memory": _MEMORY + _MEMORY_PER_BYTE * size,
         }
         where = ", ".join(self.files.values())
         # -I: what stands in the current folder or in the environment isn't imported.
@@ -119,6 +138,9 @@ class TextTokenizer:
             )
         if "error" in answer:
             reason = printable(answer["error"], 200)
+            # The reason may quote the file, which may be a secret of the user.
+            if any(map(leads_out, self.files.values())):
+                reason = "one of them is a link out of its folder"
             raise InputError(f"{where}: can't be read as a tokenizer ({reason})")
         return answer
 

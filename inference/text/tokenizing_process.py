@@ -25,6 +25,8 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 # The number of CLIP's merges; OpenAI's file holds more lines, which its program doesn't read.
 _CLIP_MERGES = 49152 - 256 - 2
 _UNDERLINE = "\u2581"
+# The texts whose tokens are held uncut at a time. A tokenizer can make a million of one letter.
+_TEXTS = 64
 
 
 def _main() -> None:
@@ -60,8 +62,9 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _tokens(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``tokens``: those of each text, with those of its begin and end, unpadded and uncut;
-    ``end``: the token that ends each text, or None; ``pad``: the number of the token that pads.
+    """Returns ``tokens``: those of each text, with those of its begin and end, unpadded, and one
+    more than ``length`` of a text that has more; ``end``: the token that ends each text, or None;
+    ``pad``: the number of the token that pads.
     """
     clean = request["clean"]
     if clean == "siglip" and request["kind"] == "tokenizer.json" and _is_gemmas(request):
@@ -118,15 +121,23 @@ def _by_tokenizers(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
     tokenizer = Tokenizer.from_str(_text(request["files"]["tokenizer.json"]))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    encodings = tokenizer.encode_batch(texts)
     empty = tokenizer.encode("").ids
     # Of an empty text, the tokens are those of its begin and end.
     ends = request["eos"] if request["eos"] is not None else (empty[-1] if empty else None)
     return {
-        "tokens": [encoding.ids for encoding in encodings],
+        "tokens": _encoded(tokenizer, texts, request["length"]),
         "end": ends,
         "pad": tokenizer.token_to_id(request["pad_token"]),
     }
+
+
+def _encoded(tokenizer: Any, texts: list[str], length: int) -> list[list[int]]:
+    """Returns the tokens of each text, up to one more than ``length``."""
+    tokens = []
+    for first in range(0, len(texts), _TEXTS):
+        for encoding in tokenizer.encode_batch(texts[first : first + _TEXTS]):
+            tokens.append(encoding.ids[: length + 1])
+    return tokens
 
 
 def _by_merges(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
@@ -164,9 +175,12 @@ def _by_merges(request: dict[str, Any], texts: list[str]) -> dict[str, Any]:
         ]
     )
     tokenizer.add_special_tokens([start, end])
-    encodings = tokenizer.encode_batch(texts)
+    length = request["length"]
     return {
-        "tokens": [[vocab[start], *encoding.ids, vocab[end]] for encoding in encodings],
+        "tokens": [
+            [vocab[start], *ids, vocab[end]][: length + 1]
+            for ids in _encoded(tokenizer, texts, length)
+        ],
         "end": vocab[end],
         "pad": vocab.get(request["pad_token"]),
     }
@@ -197,7 +211,8 @@ def _by_sentencepiece(request: dict[str, Any], texts: list[str]) -> dict[str, An
     for text in texts:
         ids = encode(text)
         # A text may end in the token itself.
-        tokens.append(ids if ids[-1:] == [end] else [*ids, end])
+        ids = ids if ids[-1:] == [end] else [*ids, end]
+        tokens.append(ids[: request["length"] + 1])
     return {"tokens": tokens, "end": end, "pad": None}
 
 

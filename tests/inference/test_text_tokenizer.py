@@ -1,6 +1,7 @@
 """Tokenizers of texts against those of transformers, OpenCLIP and SentencePiece."""
 
 import json
+import resource
 import shutil
 import time
 
@@ -173,6 +174,60 @@ def test_a_tokenizer_of_a_bomb_is_refused(tmp_path, monkeypatch):
     tokenizer = TextTokenizer("merges", {"bpe": str(file)}, "none", 8)
     with pytest.raises(InputError, match="more than 134217728 bytes|too much memory"):
         tokenizer(["a"])
+
+
+def folder_with(tmp_path, **settings):
+    """A copy of CLIP whose tokenizer.json has other settings."""
+    folder = shutil.copytree(GOLDEN / "clip", tmp_path / "clip")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | settings))
+    return folder
+
+
+def test_a_text_of_many_tokens_is_cut_where_they_are_made(tmp_path, monkeypatch):
+    answers = []
+    real = module.subprocess.run
+
+    def kept(*given, **named):
+        answers.append(real(*given, **named))
+        return answers[-1]
+
+    monkeypatch.setattr(module.subprocess, "run", kept)
+    folder = folder_with(tmp_path, normalizer={
+        "type": "Replace", "pattern": {"String": "a"}, "content": "c a " * 2000,
+    })  # fmt: skip
+    tokens, is_cut = tokenizer_of(folder).read(["a", "b"] * 100)
+    assert is_cut.tolist() == [True, False] * 100
+    assert tokens.shape == (200, 24)
+    assert tokens[0, -1] == tokens[1, 2]
+    assert len(answers[0].stdout) < 50_000
+
+
+def test_a_small_file_takes_little_memory(tmp_path, monkeypatch):
+    # Seven steps each make 16 letters of one. The process may take 512 MiB.
+    step = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 16}
+    folder = folder_with(tmp_path, normalizer={"type": "Sequence", "normalizers": [step] * 7})
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert peak < 700_000
+    with pytest.raises(InputError, match="can't be read as a tokenizer"):
+        tokenizer_of(folder)(["a"])
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 700_000
+
+
+def test_a_link_out_of_the_folder_isnt_quoted(tmp_path):
+    folder = shutil.copytree(GOLDEN / "clip", tmp_path / "clip")
+    (folder / "tokenizer.json").unlink()
+    (folder / "merges.txt").unlink()
+    (tmp_path / "secret").write_text("#version\nlogin hunter2\n")
+    (folder / "merges.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match="one of them is a link out of its folder") as caught:
+        tokenizer_of(folder)(["a"])
+    assert "login" not in str(caught.value)
+    # The user's own file is quoted, as it says what to repair.
+    (folder / "merges.txt").unlink()
+    (folder / "merges.txt").write_text("#version\nlogin hunter2\n")
+    with pytest.raises(InputError, match="login"):
+        tokenizer_of(folder)(["a"])
 
 
 def test_without_the_packages_the_command_is_named(monkeypatch):
