@@ -3,6 +3,7 @@
 The features are the input of a model's classifier, or one of the model's intermediates.
 """
 
+import functools
 import io
 import json
 import math
@@ -20,6 +21,7 @@ from errors import InputError, Unreadable, open_file, printable, reading
 from inference.export_manifest import refuse_export
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
+from inference.text.encoder import TextEncoder
 from loading.files import Paths
 from loading.tables import csv_line, csv_rows
 from models.text_pretrained import has_text_tower
@@ -162,6 +164,15 @@ class FeatureExtractor(Predictor):
         if pool in ("token", "both") and not has_token:
             raise InputError(f"-pool is {pool}, {name}'s layers have no class token; choose avg")
         self.model: Any = _Layer(self.model, layer, pool, norm)
+
+    @functools.cached_property
+    def text_encoder(self) -> TextEncoder:
+        """Embeds the texts that an "embedding" is compared with.
+
+        Raises:
+            InputError: as ``TextEncoder``.
+        """
+        return TextEncoder(self.path)
 
     def rows(self, images: Sequence[Picture] | Paths, workers: int = 2) -> Iterator[Rows]:
         """Yields the features of all images, batch by batch, in their order."""

@@ -38,7 +38,7 @@ from inference.export_manifest import Export, is_export, read_export
 from inference.maps import PixelMap, WholePictures, maps_in_batches, pixel_map
 from inference.pictures import Batch, Picture, Pictures, check_several
 from inference.text.encoder import TextEncoder
-from inference.text.prompts import TEMPLATES, class_weights
+from inference.text.prompts import TEMPLATES, text_classifier
 from inference.text.zero_shot import is_zero_shot, set_classifier, with_text_classes
 from inference.tta import Views, pictures, views
 from loading.files import Paths
@@ -164,7 +164,10 @@ class Predictor:
         else:
             self._load(build_model(self.config) if cfg else build_described(self.config, path))
             if self.encoder:
-                set_classifier(self.model, *class_weights(self.encoder, self.classes, templates))
+                made = text_classifier(self.encoder, self.classes, templates)
+                set_classifier(self.model, made.weights, made.biases)
+                warnings = [self.warning, made.alike, made.cut]
+                self.warning = "; ".join(filter(None, warnings))
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
     @property

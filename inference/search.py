@@ -18,7 +18,6 @@ from inference.feature_store import FeatureExtractor, StoredFeatures, open_featu
 from inference.name_index import open_names
 from inference.pictures import Pictures
 from inference.search_index import SUFFIX, open_index
-from inference.text.encoder import TextEncoder
 from loading.files import Paths
 from training.retrieval import normalised, percentages, retrieval_sums
 from utils import writing_whole
@@ -48,8 +47,11 @@ def of_image(features: FeatureExtractor, image: str) -> np.ndarray:
     return batch.values[0]
 
 
-def of_text(features: FeatureExtractor, text: str) -> np.ndarray:
+def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = str) -> np.ndarray:
     """Returns the embedding [D] of a text, which is compared with those of images.
+
+    Args:
+        tell: called with a line if the text is too long to be read to its end.
 
     Raises:
         InputError: the features aren't compared with texts.
@@ -59,7 +61,10 @@ def of_text(features: FeatureExtractor, text: str) -> np.ndarray:
             f"{printable(text, 80)} is no file; a text is compared with the embeddings of CLIP and"
             " SigLIP alone: give -pool embedding where the features are computed"
         )
-    return TextEncoder(features.path)([text])[0]
+    tokens = features.text_encoder.tokens([text])
+    if note := features.text_encoder.cut_note([text], tokens.is_cut):
+        tell(note)
+    return features.text_encoder.embeddings(tokens.numbers)[0]
 
 
 class Query(NamedTuple):
@@ -128,7 +133,7 @@ class Collected:
         path: FILE.npy or FILE.safetensors of tools/features.py, or FILE.index.
         checkpoint: the weights; None: those at the path where the features were computed. They are
             only needed for an image that isn't stored, or if this is given.
-        tell: see ``open_names``.
+        tell: see ``open_names`` and ``of_text``.
 
     Raises:
         InputError: the features can't be read.
@@ -141,6 +146,7 @@ class Collected:
         tell: Callable[[str], Any] = str,
     ) -> None:
         self.checkpoint = checkpoint
+        self.tell = tell
         if path.suffix == SUFFIX:
             self.stored, self.names = open_index(path)
         else:
@@ -191,7 +197,7 @@ class Collected:
         Raises:
             InputError: as the function ``of_text``.
         """
-        return Query(of_text(self.extractor, text))
+        return Query(of_text(self.extractor, text, self.tell))
 
     def nearest(
         self, queries: Sequence[Query], top: int, approximate: Any = None

@@ -14,6 +14,8 @@ from weights.formats import open_weights
 from weights.layout import linear_weights
 from weights.names.text import layout_of, tower_names
 
+# Tokens of a text. Published towers read 248 at most.
+_LONGEST_CONTEXT = 1024
 # Tensors that a file may lack: CLIP has no bias of its logits.
 _OPTIONAL = {"logit_bias"}
 
@@ -79,7 +81,13 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
 
 
 def _check_shapes(arguments: TextArguments, arrays: dict[str, Any]) -> None:
-    """Raises Unreadable unless the largest tensors have the sizes that the arguments give them."""
+    """Raises Unreadable unless texts are short enough, and the largest tensors have the sizes that
+    the arguments give them.
+    """
+    if arguments.context_length > _LONGEST_CONTEXT:
+        raise Unreadable(
+            f"its texts have {arguments.context_length} tokens, expected {_LONGEST_CONTEXT} at most"
+        )
     width = arguments.embed_dim
     expected = {
         "token_embedding.weight": (arguments.vocab_size, width),

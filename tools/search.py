@@ -32,9 +32,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
@@ -147,7 +147,7 @@ def _change(arguments: argparse.Namespace) -> int:
     def extractor(made: dict | None) -> FeatureExtractor:
         if made is None:
             return _extractor(arguments)
-        _refuse_model(arguments, "an index")
+        _refuse_model(arguments, "an index", made)
         return FeatureExtractor(
             arguments.checkpoint or made["checkpoint"],
             made["cfg"],
@@ -223,8 +223,18 @@ def _extractor(arguments: argparse.Namespace) -> "FeatureExtractor":
     )
 
 
-def _refuse_model(arguments: argparse.Namespace, what: str) -> None:
-    """Raises InputError if flags choose a model where the stored features name it."""
+def _refuse_model(arguments: argparse.Namespace, what: str, made: Mapping[str, Any]) -> None:
+    """Raises InputError if flags choose a model where the stored features name it.
+
+    Args:
+        what: the kind of file that stores them.
+        made: how they were made.
+    """
+    if arguments.pool not in (None, made["pool"]):
+        raise InputError(
+            f"-pool is {arguments.pool}, the features were made with {made['pool']}; leave it out, or"
+            " make them anew"
+        )
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError(f"{what} names its model and layer; leave out -cfg, -layer and -o")
 
@@ -245,7 +255,9 @@ def _in_folder(
     features = _extractor(arguments)
     images = paths_of([where])
     found = [
-        Query(of_text(features, query)) if _is_text(query) else query_among(features, query, images)
+        Query(of_text(features, query, _tell))
+        if _is_text(query)
+        else query_among(features, query, images)
         for query in queries
     ]
     neighbours, errors = among_images(features, found, images, arguments.top, arguments.workers)
@@ -258,8 +270,8 @@ def _in_features(
     """Returns the same as ``_in_folder``, from an index or a file of features."""
     from inference.search import Collected
 
-    _refuse_model(arguments, "a file of features")
     collected = Collected(Path(where), arguments.checkpoint, _tell)
+    _refuse_model(arguments, "a file of features", collected.stored.made)
     found = [
         collected.of_text(query) if _is_text(query) else collected.of_image(query)
         for query in queries

@@ -78,6 +78,8 @@ def main() -> None:
         predictor = write_classifier(
             arguments.weights, classes, templates, arguments.output, arguments.cfg, options, names
         )
+    if predictor.warning:
+        print(f"warning: {predictor.warning}", file=sys.stderr)
     sentences = counted(len(templates), "sentence")
     print(
         f"{arguments.output}: {predictor.config.MODEL.NAME}, {counted(len(classes), 'class', 'classes')}"

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from errors import InputError
-from inference.text.tokenizer import find_tokenizer
+from errors import InputError, counted, printable
+from inference.text.tokenizer import Tokens, find_tokenizer
 from models.text_pretrained import load_text_tower
 
 # The logarithm of the factor of cosines. CLIP's ends at that of 100.
 _LARGEST_SCALE = 20
+# The attention's scores of a batch of texts, in numbers.
+_SCORES = 1 << 26
 
 
 class TextEncoder:
@@ -32,7 +34,6 @@ class TextEncoder:
 
     def __init__(self, path: str | Path, batch_size: int = 64) -> None:
         self.path = path
-        self.batch_size = batch_size
         self.tower, layout = load_text_tower(path)
         self.tokenizer = find_tokenizer(path, self.tower.arguments, layout)
         logarithm = float(self.tower.logit_scale.item())
@@ -43,6 +44,10 @@ class TextEncoder:
             )
         self.scale = float(np.exp(logarithm))
         self.bias = float(self.tower.logit_bias.item())
+        # A file says how many heads and tokens there are. CLIP's and SigLIP's fit many times.
+        arguments = self.tower.arguments
+        scores = arguments.num_heads * arguments.context_length**2
+        self.batch_size = max(1, min(batch_size, _SCORES // scores))
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the embeddings of texts, of length 1: [n, D] float32.
@@ -50,22 +55,57 @@ class TextEncoder:
         Raises:
             InputError: as ``TextTokenizer``.
         """
-        tokens = self.tokenizer(texts)
+        return self.embeddings(self.tokens(texts).numbers)
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """Returns the tokens of texts.
+
+        Raises:
+            InputError: as ``TextTokenizer``, or the text tower has no such token.
+        """
+        tokens = self.tokenizer.read(texts)
         vocabulary = self.tower.arguments.vocab_size
-        if tokens.size and tokens.max() >= vocabulary:
+        most = tokens.numbers.max(initial=0)
+        if most >= vocabulary:
             raise InputError(
-                f"{self.path}: its tokenizer has the token {tokens.max()}, its text tower"
+                f"{self.path}: its tokenizer has the token {most}, its text tower"
                 f" {vocabulary}; they aren't of one model"
             )
+        return tokens
+
+    def cut_note(self, texts: Sequence[str], is_cut: np.ndarray) -> str:
+        """Returns a line that says which texts are cut; "" if none is.
+
+        Args:
+            is_cut: of ``tokens``.
+        """
+        places = np.flatnonzero(is_cut)
+        if not len(places):
+            return ""
+        length = self.tower.arguments.context_length
+        were = "was" if len(places) == 1 else "were"
+        return (
+            f"the text tower reads {length} tokens, so {counted(len(places), 'text')} {were} cut, the"
+            f" first: {printable(texts[places[0]], 60)}"
+        )
+
+    def embeddings(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the embeddings of texts, of length 1: [n, context_length] -> [n, D] float32.
+
+        Raises:
+            InputError: they aren't finite.
+        """
         lengths = self._lengths(tokens)
         # Texts of similar lengths together: those of a causal tower are cut to the longest.
         order = np.argsort(lengths, kind="stable")
-        embeddings = np.empty((len(texts), self.tower.arguments.out_dim), np.float32)
+        embeddings = np.empty((len(tokens), self.tower.arguments.out_dim), np.float32)
         with paddle.no_grad():
-            for first in range(0, len(texts), self.batch_size):
+            for first in range(0, len(tokens), self.batch_size):
                 rows = order[first : first + self.batch_size]
                 batch = tokens[rows, : int(lengths[rows].max())]
                 embeddings[rows] = self.tower.normalised(paddle.to_tensor(batch)).numpy()
+        if not np.isfinite(embeddings).all():
+            raise InputError(f"{self.path}: its text tower's embeddings aren't finite")
         return embeddings
 
     def _lengths(self, tokens: np.ndarray) -> np.ndarray:

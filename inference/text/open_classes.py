@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
+from errors import InputError
 from inference.predictor import Predictor
 from inference.text.encoder import TextEncoder
 from inference.text.names import check_classes
-from inference.text.prompts import TEMPLATES, class_weights
+from inference.text.prompts import TEMPLATES, text_classifier
 from models.layers.linear import linear
 from models.text_pretrained import has_text_tower
 
@@ -59,7 +60,7 @@ class OpenClasses:
         """Returns the logits of classes: [B, D] -> [B, K] float32.
 
         Raises:
-            InputError: as ``check_classes``.
+            InputError: as ``check_classes``, or no image tells two of the classes apart.
         """
         weights, biases = self._of_classes(tuple(classes))
         with paddle.no_grad():
@@ -71,8 +72,10 @@ class OpenClasses:
             self._weights.move_to_end(classes)
             return self._weights[classes]
         check_classes(classes)
-        weights, biases = class_weights(self.encoder, classes, self.templates)
-        self._weights[classes] = paddle.to_tensor(weights), paddle.to_tensor(biases)
+        made = text_classifier(self.encoder, classes, self.templates)
+        if made.alike:
+            raise InputError(f"{made.alike}; leave one out")
+        self._weights[classes] = paddle.to_tensor(made.weights), paddle.to_tensor(made.biases)
         if len(self._weights) > _KEPT:
             self._weights.popitem(last=False)
         return self._weights[classes]

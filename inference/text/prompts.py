@@ -1,12 +1,16 @@
 """Sentences that stand for classes, from which a text tower makes a classifier."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from errors import InputError, Unreadable, printable, reading
+from errors import InputError, Unreadable, counted, printable, reading
 from inference.text.encoder import TextEncoder
+from loading.class_names import UNPRINTABLE
+from loading.files import utf8_text
 from settings.plain import whole_file
 
 # CLIP's own default (arXiv:2103.00020, section 3.1.4).
@@ -26,9 +30,13 @@ def read_templates(file: str | Path) -> list[str]:
         InputError: it can't be read, or a line isn't a template.
     """
     with reading(file, "a list of templates"):
-        lines = whole_file(file, _LARGEST_FILE).decode("utf-8").splitlines()
+        lines = utf8_text(whole_file(file, _LARGEST_FILE)).split("\n")
         templates = [line.strip() for line in lines if line.strip()]
         for template in templates:
+            if UNPRINTABLE.search(template):
+                raise Unreadable(
+                    f"its line {printable(template, 60)} has a character that can't be printed"
+                )
             if template.count("{}") != 1:
                 raise Unreadable(
                     f"its line {printable(template, 60)} has {template.count('{}')} places for a"
@@ -45,10 +53,27 @@ def prompts_of(name: str, templates: Sequence[str]) -> list[str]:
     return [template.replace("{}", words) for template in templates]
 
 
-def class_weights(
+class TextClassifier(NamedTuple):
+    """A classifier of embeddings of length 1.
+
+    Attributes:
+        weights: [D, K].
+        biases: [K].
+        alike: a line that names classes whose weights are the same; "" if there are none.
+        cut: a line about sentences that the text tower doesn't read to their end; "" if there are
+            none.
+    """
+
+    weights: np.ndarray
+    biases: np.ndarray
+    alike: str
+    cut: str
+
+
+def text_classifier(
     encoder: TextEncoder, classes: Sequence[str], templates: Sequence[str] = TEMPLATES
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights [D, K] and biases [K] of a classifier of embeddings of length 1.
+) -> TextClassifier:
+    """Returns the classifier that texts make.
 
     A class's vector is the mean of its sentences' embeddings, scaled to length 1 (arXiv:2103.00020,
     section 3.1.4). The logits are those of the model of images and texts for such a vector.
@@ -58,10 +83,20 @@ def class_weights(
     """
     at_once = max(1, _SENTENCES // len(templates))
     blocks = []
+    # The first class that has some tokens, and the classes that have the same.
+    known: dict[bytes, int] = {}
+    pairs = []
+    cut = ""
     for first in range(0, len(classes), at_once):
         names = classes[first : first + at_once]
         sentences = [sentence for name in names for sentence in prompts_of(name, templates)]
-        by_class = encoder(sentences).reshape(len(names), len(templates), -1)
+        tokens = encoder.tokens(sentences)
+        cut = cut or encoder.cut_note(sentences, tokens.is_cut)
+        for place, row in enumerate(tokens.numbers.reshape(len(names), -1), first):
+            other = known.setdefault(hashlib.sha256(row).digest(), place)
+            if other != place:
+                pairs.append((classes[other], classes[place]))
+        by_class = encoder.embeddings(tokens.numbers).reshape(len(names), len(templates), -1)
         blocks.append(by_class.mean(axis=1, dtype=np.float64))
     means = np.concatenate(blocks)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
@@ -69,4 +104,16 @@ def class_weights(
         name = classes[int(np.flatnonzero(lengths == 0)[0])]
         raise InputError(f"the sentences of the class {printable(name, 60)} cancel out; use fewer")
     weights = encoder.scale * (means / lengths).T
-    return weights.astype(np.float32), np.full(len(classes), encoder.bias, np.float32)
+    biases = np.full(len(classes), encoder.bias, np.float32)
+    return TextClassifier(weights.astype(np.float32), biases, _alike(pairs), cut)
+
+
+def _alike(pairs: Sequence[tuple[str, str]]) -> str:
+    """Returns a line about pairs of classes that have the same tokens."""
+    if not pairs:
+        return ""
+    one, other = (printable(name, 60) for name in pairs[0])
+    more = f", as {counted(len(pairs) - 1, 'more pair')}" if pairs[1:] else ""
+    return (
+        f"the classes '{one}' and '{other}' have the same tokens{more}: no image tells them apart"
+    )

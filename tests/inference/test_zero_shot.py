@@ -1,6 +1,7 @@
 """Classifiers that a text tower makes: their logits, the command, and every use of them."""
 
 import json
+import shutil
 import subprocess
 import urllib.parse
 
@@ -21,7 +22,7 @@ from inference.text.encoder import TextEncoder
 from inference.text.exporting import write_text_export
 from inference.text.names import check_classes
 from inference.text.open_classes import OpenClasses
-from inference.text.prompts import class_weights, prompts_of, read_templates
+from inference.text.prompts import prompts_of, read_templates, text_classifier
 from models import text_arguments
 from tools.average_checkpoints import average
 from training.checkpoint import description_of
@@ -129,7 +130,7 @@ def test_openclips_siglip_is_timms_model():
 def test_a_class_is_the_mean_of_its_sentences():
     encoder = TextEncoder(GOLDEN / "siglip")
     templates = ["a {}", "the {} here", "{}"]
-    weights, biases = class_weights(encoder, CLASSES, templates)
+    weights, biases, *_ = text_classifier(encoder, CLASSES, templates)
     assert weights.shape == (48, 3)
     assert (biases == -3.0).all()
     for column, name in enumerate(CLASSES):
@@ -141,9 +142,94 @@ def test_a_class_is_the_mean_of_its_sentences():
 
 def test_many_classes_are_embedded_part_by_part(monkeypatch):
     encoder = TextEncoder(GOLDEN / "clip")
-    whole = class_weights(encoder, CLASSES, ["a {}", "{}"])[0]
+    whole = text_classifier(encoder, CLASSES, ["a {}", "{}"]).weights
     monkeypatch.setattr(prompts, "_SENTENCES", 3)
-    np.testing.assert_allclose(class_weights(encoder, CLASSES, ["a {}", "{}"])[0], whole, atol=1e-5)
+    parts = text_classifier(encoder, CLASSES, ["a {}", "{}"]).weights
+    np.testing.assert_allclose(parts, whole, atol=1e-5)
+    # Pairs of classes are found across parts, too.
+    alike = text_classifier(encoder, ["a", "b", "c", "d", "a"], ["{}"]).alike
+    assert alike == "the classes 'a' and 'a' have the same tokens: no image tells them apart"
+
+
+# CLIP's and SigLIP's rules say what a token is. A cut sentence may lack its class.
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("name", "classes", "templates", "are_alike", "cut"),
+    [
+        ("clip", ["red_flower", "red flower"], ["a {}"], True, 0),
+        ("clip", ["caf\u00e9", "cafe\u0301"], ["a {}"], True, 0),
+        ("clip", ["A cat", "a cat"], ["a {}"], True, 0),
+        ("clip", ["a-cat", "a cat"], ["a {}"], False, 0),
+        ("siglip", ["a cat.", "a cat"], ["a {}"], True, 0),
+        ("clip", ["a cat", "a dog"], ["word " * 30 + "{}"], True, 2),
+        ("clip", ["a cat", "a dog"], ["{}" + " word" * 30, "{}"], False, 2),
+    ],
+)
+def test_classes_that_no_image_tells_apart_are_named(name, classes, templates, are_alike, cut):
+    made = text_classifier(TextEncoder(GOLDEN / name), classes, templates)
+    assert bool(made.alike) is are_alike
+    if are_alike:
+        assert f"'{classes[0]}' and '{classes[1]}'" in made.alike
+        np.testing.assert_allclose(made.weights[:, 0], made.weights[:, 1], atol=1e-5)
+    else:
+        assert np.abs(made.weights[:, 0] - made.weights[:, 1]).max() > 1e-3
+    assert made.cut.startswith(
+        f"the text tower reads 24 tokens, so {cut} texts were" if cut else ""
+    )
+    assert bool(made.cut) is bool(cut)
+
+
+def test_classes_that_no_image_tells_apart_are_a_warning_or_refused(place, tmp_path):
+    (tmp_path / "c.txt").write_text("red flower\nred_flower\n")
+    words = ["-classes", "c.txt", "-output", "made"]
+    status, _, err = command("tools/zero_shot.py", tmp_path, GOLDEN / "clip", *words)
+    assert status == 0
+    assert err.startswith("warning: the classes 'red flower' and 'red_flower' have the same tokens")
+    image = place / "data" / "val" / "a cat" / "0.png"
+    words = [GOLDEN / "clip", image, "-classes", "c.txt"]
+    status, out, err = command("tools/predict.py", tmp_path, *words)
+    assert status == 0
+    assert "have the same tokens" in err
+    assert out.count("50.00 %") == 2
+    # A request names its classes itself.
+    named = OpenClasses(Predictor(GOLDEN / "clip"))
+    with pytest.raises(InputError, match="have the same tokens.*; leave one out"):
+        named.logits(np.ones((1, 24), np.float32), ["red flower", "red_flower"])
+
+
+def test_a_text_tower_that_isnt_finite_is_refused(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(GOLDEN / "clip", tmp_path / "clip")
+    arrays = load_file(folder / "model.safetensors")
+    arrays["text_projection.weight"][:] = 3e38
+    save_file(arrays, folder / "model.safetensors")
+    with pytest.raises(InputError, match="its text tower's embeddings aren't finite"):
+        text_classifier(TextEncoder(folder), CLASSES)
+
+
+def test_a_file_doesnt_say_how_much_memory_is_taken(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    encoder = TextEncoder(GOLDEN / "clip")
+    assert encoder.batch_size == 64
+    folder = shutil.copytree(GOLDEN / "clip", tmp_path / "clip")
+    arrays = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    name = "text_model.embeddings.position_embedding.weight"
+    positions = arrays[name]
+
+    def with_tokens(count):
+        arrays[name] = np.resize(positions, (count, positions.shape[1]))
+        arrays["text_model.embeddings.position_ids"] = np.arange(count)[None]
+        save_file(arrays, folder / "model.safetensors")
+        config["text_config"]["max_position_embeddings"] = count
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    assert TextEncoder(with_tokens(1024)).batch_size == 64 // encoder.tower.arguments.num_heads
+    with pytest.raises(InputError, match="its texts have 1025 tokens, expected 1024 at most"):
+        TextEncoder(with_tokens(1025))
 
 
 def test_a_name_takes_the_place_in_a_sentence():
@@ -157,12 +243,23 @@ def test_a_name_takes_the_place_in_a_sentence():
         ("{} and {}\n", r"has 2 places"),
         ("\n \n", "it has 0 templates, expected 1 to 1000"),
         ("{}\n" * 1001, "it has 1001 templates"),
+        ("a {}\x0bb {}\n", "has a character that can't be printed"),
+        ("a {}\u2028b {}\n", "has a character that can't be printed"),
     ],
 )
 def test_templates_that_cant_be_read_are_refused(tmp_path, text, problem):
     (tmp_path / "t.txt").write_text(text)
     with pytest.raises(InputError, match=problem):
         read_templates(tmp_path / "t.txt")
+
+
+def test_templates_of_other_systems_are_the_same(tmp_path):
+    for number, data in enumerate((b"a {}.\nthe {}\n", b"\xef\xbb\xbfa {}.\r\n\r\n the {} \r\n")):
+        (tmp_path / f"{number}.txt").write_bytes(data)
+        assert read_templates(tmp_path / f"{number}.txt") == ["a {}.", "the {}"]
+    (tmp_path / "utf16.txt").write_text("a {}", encoding="utf-16")
+    with pytest.raises(InputError, match="it is in UTF-16; save it in UTF-8"):
+        read_templates(tmp_path / "utf16.txt")
 
 
 def test_a_multilabel_classifier_gives_a_sigmoid_to_each_class(answers):
@@ -414,6 +511,40 @@ def test_texts_that_cant_be_searched_for(place, words, problem):
     assert status == 2
     assert problem in err
     assert err.count("\n") == 1
+
+
+def test_a_text_that_is_cut_is_named_and_an_index_keeps_its_pool(place, tmp_path):
+    words = ["-index", "i.index", place / "data" / "val", "-checkpoint", GOLDEN / "clip"]
+    assert command("tools/search.py", tmp_path, *words, "-pool", "embedding")[0] == 0
+    text = "word " * 40
+    status, _, err = command("tools/search.py", tmp_path, text, "a cat", "i.index")
+    assert status == 0
+    assert err.startswith("the text tower reads 24 tokens, so 1 text was cut, the first: word word")
+    # The same command adds what is new. Another -pool would do nothing.
+    status, out, _ = command("tools/search.py", tmp_path, *words, "-pool", "embedding")
+    assert (status, out) == (0, "i.index: 0 images added, 16 known, 0 can't be read\n")
+    words = ["-index", "j.index", place / "data" / "val" / "a cat", "-checkpoint", GOLDEN / "clip"]
+    assert command("tools/search.py", tmp_path, *words)[0] == 0
+    words = ["-index", "j.index", place / "data" / "val", "-pool", "embedding"]
+    status, _, err = command("tools/search.py", tmp_path, *words)
+    assert status == 2
+    assert "-pool is embedding, the features were made with avg; leave it out, or make" in err
+    status, _, err = command("tools/search.py", tmp_path, "a", "j.index", "-pool", "embedding")
+    assert status == 2
+    assert "-pool is embedding, the features were made with avg" in err
+
+
+def test_the_text_tower_is_read_once_for_all_texts(place, monkeypatch):
+    from inference import feature_store
+    from inference.search import of_text
+
+    made = []
+    real = feature_store.TextEncoder
+    monkeypatch.setattr(feature_store, "TextEncoder", lambda path: made.append(path) or real(path))
+    features = feature_store.FeatureExtractor(GOLDEN / "clip", pool="embedding")
+    of_text(features, "a cat")
+    of_text(features, "a dog")
+    assert len(made) == 1
 
 
 def test_an_index_without_embeddings_takes_no_texts(place, tmp_path):
