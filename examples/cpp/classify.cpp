@@ -26,6 +26,18 @@ string text_of(const string& file) {
   return string(std::istreambuf_iterator<char>(stream), {});
 }
 
+// A field of CSV: in quotes where it has to be.
+string field(const string& text) {
+  if (text.find_first_of(",\"\r\n") == string::npos) return text;
+  return '"' + std::regex_replace(text, std::regex("\""), "\"\"") + '"';
+}
+
+int count_of(const string& word) {
+  if (word.empty() || word.size() > 6 || word.find_first_not_of("0123456789") != string::npos || std::stoi(word) < 1)
+    throw std::runtime_error("found " + word + ", expected a number from 1 to 999999");
+  return std::stoi(word);
+}
+
 string trimmed(const string& text) { return std::regex_replace(text, std::regex("^ +| +$"), ""); }
 
 // Values of preprocess.json. Each key begins a line, which no text within the file does.
@@ -96,10 +108,10 @@ struct Classifier {
   // The pixels that the model sees: resized until they cover its size, or to it, and cropped.
   Image prepared(Image image) const {
     image = with_channels(image, channels);
-    int h = resized_height, w = resized_width;
+    int64_t h = resized_height, w = resized_width;
     if (!squash && h == w) {
-      const long side = std::min(image.height, image.width);
-      h = resized_height * long(image.height) / side, w = resized_width * long(image.width) / side;
+      const int64_t side = std::min(image.height, image.width);
+      h = h * image.height / side, w = w * image.width / side;
     } else if (!squash) {
       const double ratio = std::min(image.height / double(h), image.width / double(w));
       h = std::nearbyint(image.height / ratio), w = std::nearbyint(image.width / ratio);
@@ -141,7 +153,7 @@ int main(int count, char** words) try {
     if (!is_number)
       paths.push_back(word);
     else
-      (word == "-top" ? top : threads) = std::max(1, std::atoi(words[++i]));
+      (word == "-top" ? top : threads) = count_of(words[++i]);
   }
   if (paths.size() < 2) throw std::runtime_error("expected EXPORT [-top N] [-threads N] IMAGE ...");
   Classifier classifier(paths[0], threads);
@@ -157,8 +169,8 @@ int main(int count, char** words) try {
       const size_t output = order[rank];
       const string name = output < classifier.classes.size() ? classifier.classes[output] : std::to_string(output);
       // 9 digits tell a float32 from all others, and 17 a double.
-      std::printf("%s,%zu,%zu,%s,%.17g,%.9g\n", paths[number].c_str(), rank + 1, output, name.c_str(),
-                  probabilities[output], logits[output]);
+      std::printf("%s,%zu,%zu,%s,%.17g,%.9g\n", field(paths[number]).c_str(), rank + 1, output,
+                  field(name).c_str(), probabilities[output], logits[output]);
     }
   }
 } catch (const std::exception& error) {

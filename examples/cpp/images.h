@@ -20,8 +20,10 @@ struct Image {
   int height, width, channels;
   std::vector<uint8_t> data;  // [height, width, channels]
 
-  Image(int height, int width, int channels) : height(height), width(width), channels(channels) {
-    if (height < 1 || width < 1 || int64_t(height) * width > 100'000'000)
+  // Sides come from files: a strip of an image may be resized to more rows than an int holds.
+  Image(int64_t height, int64_t width, int channels) : height(height), width(width), channels(channels) {
+    const int64_t most = 100'000'000;
+    if (height < 1 || width < 1 || height > most || width > most || height * width > most)
       throw std::runtime_error("expected an image of 1 to 100 million pixels");
     data.resize(size_t(height) * width * channels);
   }
@@ -31,7 +33,9 @@ struct Image {
 inline Image read_ppm(std::FILE* file) {
   char kind = 0;
   int width = 0, height = 0, most = 0;
-  if (std::fscanf(file, "P%c %d %d %d", &kind, &width, &height, &most) != 4 || most != 255 || std::fgetc(file) == EOF)
+  // P2 and P3 hold their pixels as text.
+  if (std::fscanf(file, "P%c %d %d %d", &kind, &width, &height, &most) != 4 || (kind != '5' && kind != '6') ||
+      most != 255 || std::fgetc(file) == EOF)
     throw std::runtime_error("expected P5 or P6 of 8 bits, without comments");
   Image image(height, width, kind == '6' ? 3 : 1);
   if (std::fread(image.data.data(), 1, image.data.size(), file) != image.data.size())
@@ -164,7 +168,7 @@ inline std::vector<uint8_t> resize_axis(const std::vector<uint8_t>& from, size_t
   return found;
 }
 
-inline Image resize(const Image& image, int height, int width, bool bicubic) {
+inline Image resize(const Image& image, int64_t height, int64_t width, bool bicubic) {
   Image found(height, width, image.channels);
   const size_t channels = image.channels;
   const auto columns = [&](const std::vector<uint8_t>& from, int rows) {

@@ -117,6 +117,34 @@ def test_the_programs_logits_are_pythons(program, precision, options, weights, t
         )
 
 
+def test_names_with_commas_and_quotes_are_fields(program, weights, tmp_path):
+    file, _ = program
+    folder = tmp_path / "export"
+    exported(weights, folder, "openvino")
+    classes = (folder / "labels.txt").read_text().splitlines()
+    classes[0] = 'a "cat", black'
+    (folder / "labels.txt").write_text("\n".join(classes) + "\n")
+    (tmp_path / "a,b.ppm").write_bytes(b"P6 1 1 255\n123")
+    status, problem, rows = run(file, folder, "-top", 99, tmp_path / "a,b.ppm")
+    assert (status, problem) == (0, "")
+    assert {row["class"] for row in rows} == set(classes)
+    assert {row["name"] for row in rows} == {f"{tmp_path}/a,b.ppm"}
+
+
+def test_a_strip_whose_resized_side_is_beyond_32_bits_is_refused(program, weights, tmp_path):
+    file, _ = program
+    folder = tmp_path / "export"
+    options = ["DATA.IMAGE_SIZE", "128", "DATA.CROP_PCT", "1"]
+    exported((weights[0], [*weights[1], *options]), folder, "openvino")
+    # 128 times its height is 128 more than 2^32.
+    rows = (1 << 25) + 1
+    with open(tmp_path / "strip.pgm", "wb") as stream:
+        stream.write(b"P5 1 %d 255\n" % rows)
+        stream.truncate(stream.tell() + rows)
+    status, problem, _ = run(file, folder, tmp_path / "strip.pgm")
+    assert (status, problem) == (2, "error: expected an image of 1 to 100 million pixels\n")
+
+
 def test_what_the_program_cant_do_is_refused_in_a_line(program, weights, tmp_path):
     file, _ = program
     folder = tmp_path / "export"
@@ -128,6 +156,14 @@ def test_what_the_program_cant_do_is_refused_in_a_line(program, weights, tmp_pat
     (tmp_path / "text.ppm").write_bytes(b"P6 9 9 255\n1234")
     expected = f"error: {tmp_path}/text.ppm: the file ends before its pixels do\n"
     assert run(file, folder, tmp_path / "text.ppm")[:2] == (2, expected)
+    # Pixels as text.
+    for kind in ("P2", "P3", "P4"):
+        (tmp_path / "other.ppm").write_text(f"{kind}\n4 4\n255\n" + "1 " * 100)
+        expected = f"error: {tmp_path}/other.ppm: expected P5 or P6 of 8 bits, without comments\n"
+        assert run(file, folder, tmp_path / "other.ppm")[:2] == (2, expected)
+    for word in ("x", "0", "-1", "99999999999"):
+        status, err, _ = run(file, folder, "-top", word, tmp_path / "other.ppm")
+        assert (status, err) == (2, f"error: found {word}, expected a number from 1 to 999999\n")
     (tmp_path / "notes.txt").write_text("words")
     assert run(file, folder, tmp_path / "notes.txt")[:2] == (
         2,
