@@ -147,6 +147,45 @@ def _model_of(metadata: dict[str, str]) -> Any:
     return replace(description, values=without_training_keys(description.values))
 
 
+def _check_classes(files: Sequence[Path], described: Sequence[dict[str, str]]) -> None:
+    """Raises InputError if files name other classes, or the same ones in another order.
+
+    Their tensors have the same shapes then, but not the same meaning.
+
+    Args:
+        described: the metadata of each file.
+    """
+    from training.checkpoint.description import METADATA, read_description
+
+    known: list[tuple[Path, list[str]]] = []
+    for file, metadata in zip(files, described, strict=True):
+        if METADATA not in metadata:
+            continue
+        classes = read_description(metadata[METADATA].encode()).classes
+        if classes:
+            known.append((file, classes))
+    for file, classes in known[1:]:
+        first, expected = known[0]
+        if classes == expected:
+            continue
+        place = next(
+            (
+                number
+                for number, pair in enumerate(zip(classes, expected, strict=False))
+                if pair[0] != pair[1]
+            ),
+            min(len(classes), len(expected)),
+        )
+        here, there = (
+            f"'{printable(names[place], 40)}'" if place < len(names) else "nothing"
+            for names in (classes, expected)
+        )
+        raise InputError(
+            f"output {place} is {here} in {file}, {there} in {first}; only checkpoints of the same"
+            " classes in one order can be averaged"
+        )
+
+
 def choose_greedily(
     files: Sequence[Path], arguments: argparse.Namespace, folder: Path
 ) -> list[Path]:
@@ -256,6 +295,7 @@ def main() -> None:
                 f"-{given[0]} is for the evaluations of --greedy; add that, or leave it out"
             )
     # After the command line is parsed: these import Paddle.
+    from inference.inputs import check_output
     from weights import SUFFIX, find_weights
     from weights.formats import write_weights
 
@@ -263,6 +303,8 @@ def main() -> None:
     if output.suffix != SUFFIX:
         raise InputError(f"-output is {output}, expected a name that ends in {SUFFIX}")
     files = [find_weights(path) for path in arguments.checkpoints]
+    check_output(output, map(str, files))
+    _check_classes(files, list(map(metadata_of, files)))
     if arguments.greedy:
         if problem := obstacle(output):
             raise InputError(f"-output {output}: {problem.strerror}; choose another")
@@ -279,6 +321,10 @@ def main() -> None:
     count = counted(len(files), "checkpoint", "checkpoints")
     kind = "weighted mean" if arguments.weights else "mean"
     print(f"{output}: the {kind} of {count}, {len(arrays)} tensors; from {sources}")
+    if not agree:
+        print(
+            "note: their descriptions differ, so the file doesn't tell its model; give -cfg with it"
+        )
 
 
 def _check_shares(shares: Sequence[float], checkpoints: int, greedy: bool) -> None:

@@ -145,6 +145,43 @@ def test_an_average_has_no_thresholds_of_its_parts(tmp_path):
     assert found == [{METADATA: of_parts[2].to_json(), "of": "two"}] * 3
 
 
+def test_outputs_of_other_classes_are_not_averaged(tmp_path):
+    def write_described(name, classes, *options):
+        told = describe(get_config(None, options), classes, "classification")
+        arrays = {"w": np.full(2, len(classes), np.float32)}
+        write_weights(tmp_path / f"{name}.safetensors", arrays, {METADATA: told.to_json()})
+
+    write_described("ab", ["a", "b"])
+    write_described("ba", ["b", "a"])
+    write_described("abc", ["a", "b", "c"])
+    write_described("unknown", [])
+    write_described("other", ["a", "b"], "DATA.IMAGE_SIZE", "32")
+    for names, message in (
+        (["ab", "ba"], "output 0 is 'b' in ba.safetensors, 'a' in ab.safetensors; only check"),
+        (["unknown", "ab", "abc"], "output 2 is 'c' in abc.safetensors, nothing in ab.safetens"),
+        (["abc", "ab"], "output 2 is nothing in ab.safetensors, 'c' in abc.safetensors"),
+    ):
+        for more in ([], ["-weights", *[str(1 / len(names))] * len(names)], ["--greedy"]):
+            status, _, errors = run(tmp_path, *more, "-output=out.safetensors", *names)
+            assert (status, message in errors) == (2, True), errors
+            assert not (tmp_path / "out.safetensors").exists()
+    # Other descriptions are left out, and a line says so.
+    status, printed, errors = run(tmp_path, "-output=out.safetensors", "ab", "other")
+    assert (status, errors) == (0, "")
+    assert printed.splitlines()[1].startswith(
+        "note: their descriptions differ, so the file doesn't"
+    )
+    assert METADATA not in read_metadata(tmp_path / "out.safetensors")
+    # What is read isn't replaced.
+    before = (tmp_path / "ab.safetensors").read_bytes()
+    status, _, errors = run(tmp_path, "-output=ab.safetensors", "other", "ab")
+    assert (status, "ab.safetensors would be read and written; choose another" in errors) == (
+        2,
+        True,
+    )
+    assert (tmp_path / "ab.safetensors").read_bytes() == before
+
+
 def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
     write(tmp_path / "a.safetensors", w=np.zeros(2))
     write(tmp_path / "b.safetensors", w=np.zeros(3))
