@@ -5,6 +5,8 @@ computes in the precision for which the export was made and checked, whatever th
 is. (OpenVINO's default is bfloat16 if the CPU has it.)
 """
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -114,11 +116,18 @@ def _as_export(export: Export) -> AbstractContextManager[None]:
 def import_extra(package: str) -> Any:
     """Imports a module of a package of the extra ``export``, and returns it.
 
+    The packages report nothing to their makers, and keep no number of this machine.
+
     Raises:
         InputError: the package isn't installed.
     """
     import importlib
 
+    # ONNX Runtime would report its use to Microsoft, from threads of its own. These look a host up
+    # by loading libraries, which may deadlock with threadpoolctl (``num_threads``).
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # NNCF would report to Google Analytics by this package. It does without, if there is none.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         with quiet():
             return importlib.import_module(package)

@@ -18,6 +18,8 @@ from PIL import Image
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
 # threads that spin as they wait take the other tests' cores
 os.environ["OMP_WAIT_POLICY"] = "passive"
+# Some tests import it themselves. Its reports deadlock with threadpoolctl (``import_extra``).
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import paddle
 import threadpoolctl
 import warm

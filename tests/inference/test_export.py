@@ -3,7 +3,9 @@ Pillow's pixels.
 """
 
 import json
+import os
 import subprocess
+import sys
 
 import numpy as np
 import paddle
@@ -221,3 +223,27 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
     )
     with pytest.raises(InputError, match="out exists; choose another -output"):
         write_export(config, model, tmp_path / "out", [])
+
+
+def test_the_libraries_report_nothing(tmp_path, weights):
+    """ONNX Runtime reports to Microsoft, and NNCF to Google, unless they are told not to. Both keep
+    a number of the machine in the home folder.
+    """
+    pytest.importorskip("nncf")
+    names = ("ORT_DISABLE_TELEMETRY", "NNCF_CI", "NNCF_DEV", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    file, options = weights
+    words = ["-pretrained", file, "-format", "onnx", "-precision", "int8_weights", "-cfg", "x.yaml"]
+    (tmp_path / "x.yaml").write_text("MODEL: {TYPE: ViT}\n")
+    (tmp_path / "home").mkdir()
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "export_model.py", *words, "-output=x", "-o", *options],
+        cwd=tmp_path,
+        env=environment | {"HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    made = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert [path for path in made if "paddle" not in path.parts] == []
