@@ -1,7 +1,7 @@
 """Shows what a model costs, in all and by layer: parameters, multiply-adds, activations, memory.
 
     python tools/model_info.py vit_base_patch16_224
-    python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
+    python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json] [-o KEY VALUE ...]
     python tools/model_info.py NAME -ranks 8 [-amp] [-recompute]
 
 NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations
@@ -321,6 +321,10 @@ def main() -> None:
     parser.add_argument(
         "-recompute", "--recompute", action="store_true", help="with -ranks: MODEL.RECOMPUTE"
     )
+    text = "any keys, such as MODEL.MERGE_TOKENS 13; KEY=VALUE as well"
+    parser.add_argument(
+        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help=text
+    )
     arguments = parser.parse_args()
     if arguments.ranks is None and (arguments.amp or arguments.recompute):
         raise InputError("-amp and -recompute need -ranks N")
@@ -330,7 +334,7 @@ def main() -> None:
         raise InputError(
             f"-batch_size is {arguments.batch_size}, expected 1 to {MOST_IMAGES} images"
         )
-    words = []
+    words = list(arguments.o)
     if arguments.amp:
         words += ["AMP", "True"]
     if arguments.recompute:

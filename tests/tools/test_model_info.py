@@ -43,6 +43,21 @@ print(most() - before)
 """
 
 
+def test_the_cost_is_that_of_the_keys():
+    name = "vit_tiny_patch16_224"
+    whole = describe(name, None, 1, ranks=1)
+    merged = describe(name, None, 1, ranks=1, words=["MODEL.MERGE_TOKENS", "13"])
+    assert merged["parameters"] == whole["parameters"]
+    # From block to block there are 13 tokens less, until half of the patches can't merge any more.
+    assert 0.55 < merged["macs"] / whole["macs"] < 0.65
+    status, out, errors = run(name, "-ranks", 1, "-json", "-o", "MODEL.MERGE_TOKENS=13")
+    assert (status, errors) == (0, "")
+    assert json.loads(out)["macs"] == merged["macs"]
+    status, _, errors = run(name, "-ranks", 1, "-o", "MODEL.MERGE_TOKEN", 13)
+    assert status == 2
+    assert "unknown key MODEL.MERGE_TOKEN; did you mean MODEL.MERGE_TOKENS?" in errors
+
+
 @pytest.mark.slow  # five processes that import Paddle
 def test_memory_is_what_a_process_takes():
     status, out, errors = run("vit_small_patch16_224", "-batch_size", 4, "-json")
