@@ -22,9 +22,9 @@ from paddle import nn
 
 from errors import InputError
 from inference import formats, paddlex
-from inference.backends import RUNNERS, STEMS, import_extra, open_export
+from inference.backends import RUNNERS, STEMS, Runner, import_extra, open_export
 from inference.conventions import write_conventions
-from inference.export_manifest import MANIFEST, PRECISIONS
+from inference.export_manifest import ADVICE, MANIFEST, PRECISIONS
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
 from inference.map_fidelity import ONE_SIZE, compare_maps, images_differ
 from inference.prediction_writers import writing
@@ -157,7 +157,7 @@ def write_export(
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         outputs = "probabilities" if for_client else "features" if features else "logits"
-        runner = open_export(temporary)
+        runner = _opened(temporary, kind, precision)
         if gives_maps:
             fidelity = compare_maps(config, eager, runner, precision, least)
         else:
@@ -167,6 +167,22 @@ def write_export(
         for file in temporary.iterdir():
             sync_directory(file)
     return fidelity
+
+
+def _opened(folder: Path, kind: str, precision: str) -> Runner:
+    """Returns the runner of an export that was just made.
+
+    Raises:
+        InputError: the format's library doesn't run it.
+    """
+    try:
+        return open_export(folder)
+    except InputError as error:
+        reason = str(error).removesuffix(ADVICE)
+        raise InputError(
+            f"-format {kind} -precision {precision} was made, but isn't run by its library; use"
+            f" another -precision or -format ({reason})"
+        ) from None
 
 
 @contextlib.contextmanager

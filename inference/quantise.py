@@ -115,23 +115,61 @@ def compress_weights(model: Any, precision: str) -> Any:
             "group_size": _GROUP,
             "advanced_parameters": adjusting,
         }
+    if type(model).__name__ != "ModelProto" and (names := _of_pooled(model)):
+        options["ignored_scope"] = nncf.IgnoredScope(names=names)
     logging.getLogger("nncf").setLevel(logging.ERROR)
     with refusing("quantised", "use another -precision"), quiet():
         model = nncf.compress_weights(model, **options)
     if type(model).__name__ == "ModelProto":
-        _flatten_scales(model)
+        _repair_scales(model)
     return model
 
 
-def _flatten_scales(model: Any) -> None:
-    """Gives the scales of an ONNX model's weights one axis.
+def _of_pooled(model: Any) -> list[str]:
+    """Returns the names of an OpenVINO model's convolutions of vectors that were reshaped to
+    [B, C, 1, 1], as those of squeeze-and-excitation are.
 
-    Of a convolution, NNCF 3.4 writes [channels, 1, 1], which ONNX Runtime refuses.
+    OpenVINO 2026.4 fails to make products of them if their weights are whole numbers.
     """
-    scales = {node.input[1] for node in model.graph.node if node.op_type == "DequantizeLinear"}
-    for tensor in model.graph.initializer:
-        if tensor.name in scales and len(tensor.dims) > 1:
-            tensor.dims[:] = [math.prod(tensor.dims)]
+    return [
+        node.get_friendly_name()
+        for node in model.get_ops()
+        if node.get_type_name() == "Convolution"
+        and node.input_value(0).get_node().get_type_name() in ("Reshape", "Unsqueeze")
+    ]
+
+
+def _repair_scales(model: Any) -> None:
+    """Makes the scales of an ONNX model's weights such as ONNX Runtime takes.
+
+    Of a convolution, NNCF 3.4 writes [channels, 1, 1] instead of [channels]. Of a stack of matrices
+    [n, inputs, channels] it writes [n, channels], for which DequantizeLinear has one axis too few.
+    There a product takes its place.
+    """
+    onnx = import_extra("onnx")
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for place, node in reversed(list(enumerate(model.graph.node))):
+        if node.op_type != "DequantizeLinear" or len(tensors[node.input[1]].dims) < 2:
+            continue
+        scale = tensors[node.input[1]]
+        sides = list(tensors[node.input[0]].dims)
+        [axis] = [
+            attribute.i % len(sides) for attribute in node.attribute if attribute.name == "axis"
+        ]
+        if math.prod(scale.dims) == sides[axis]:
+            scale.dims[:] = [sides[axis]]
+            continue
+        # The sums of a product go over the other one of the last two axes.
+        summed = {len(sides) - 1: len(sides) - 2, len(sides) - 2: len(sides) - 1}[axis]
+        scale.dims[:] = [1 if each == summed else side for each, side in enumerate(sides)]
+        real = f"{node.output[0]}_real"
+        nodes = [
+            onnx.helper.make_node("Cast", node.input[:1], [real], to=onnx.TensorProto.FLOAT),
+            onnx.helper.make_node("Mul", [real, node.input[1]], list(node.output)),
+        ]
+        del model.graph.node[place]
+        for added in reversed(nodes):
+            model.graph.node.insert(place, added)
 
 
 def check_calibration(images: np.ndarray | None) -> np.ndarray:

@@ -225,6 +225,50 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
         write_export(config, model, tmp_path / "out", [])
 
 
+# Stacks of matrices (RepMLP, MobileFormer), and convolutions of pooled vectors (RegNet, RepMLP).
+@pytest.mark.parametrize("format_", ["onnx", "openvino"])
+@pytest.mark.parametrize("kind", ["regnet", "repmlp", "mobileformer"])
+def test_weights_of_other_shapes_become_whole_numbers(kind, format_, tmp_path):
+    pytest.importorskip("nncf")
+    model = exports.small_model(kind)
+    images = images_for(model)
+    with paddle.no_grad():
+        expected = model(images).numpy()
+    options = {
+        "DATA.IMAGE_SIZE": list(model.image_size),
+        "DATA.IMAGE_CHANNELS": model.in_channels,
+        "MODEL.NUM_CLASSES": model.num_classes,
+    }
+    config = get_config(None, [str(word) for pair in options.items() for word in pair])
+    write_export(config, model, tmp_path / "x", [], format_, "int8_weights", least=0)
+    run = open_export(tmp_path / "x")
+    found = run(images.numpy())
+    difference = np.abs(found - expected).max() / np.ptp(expected)
+    assert 1e-4 < difference < 0.1
+    single = np.concatenate([run(image[None]) for image in images.numpy()])
+    np.testing.assert_allclose(single, found, atol=1e-5 * np.ptp(expected))
+
+
+def test_an_export_that_its_library_doesnt_run_is_refused_by_its_flags(tmp_path):
+    pytest.importorskip("nncf")
+    model = exports.small_model("halonet")
+    options = ["DATA.IMAGE_SIZE", str(list(model.image_size)), "MODEL.NUM_CLASSES", "5"]
+    with pytest.raises(InputError) as caught:
+        write_export(
+            get_config(None, options),
+            model,
+            tmp_path / "x",
+            [],
+            "openvino",
+            "int8_weights",
+            least=0,
+        )
+    assert str(caught.value).startswith(
+        "-format openvino -precision int8_weights was made, but isn't run by its library; use another"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_libraries_report_nothing(tmp_path, weights):
     """ONNX Runtime reports to Microsoft, and NNCF to Google, unless they are told not to. Both keep
     a number of the machine in the home folder.
