@@ -162,7 +162,7 @@ class OnnxRuntime:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = num_threads()
         options.inter_op_num_threads = 1
-        if precision == "int8_weights":
+        if precision in ("int8_weights", "int4_weights"):
             # Weights become float32 once, as the model is loaded, instead of in each call.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         # 4 silences warnings, which are about its own optimisations. Errors are raised.

@@ -47,8 +47,7 @@ JOINED = "model_with_preprocessing.onnx"
 # How float images are scaled before they are normalised, as the manifest says it.
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 _NO_FLOAT16 = "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino"
-_NO_INT8 = "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino"
-_NO_INT4 = "int4 is made for OpenVINO alone: ONNX has it from opset 21 on; use -format openvino"
+_NO_INT8 = "int8 and int4 are made for ONNX Runtime and OpenVINO; use -format onnx or openvino"
 _NO_BFLOAT16 = "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle"
 _FLOAT32_ALONE = "it is written in float32 alone; leave out -precision"
 # The precisions that a format doesn't have, with the reason for each.
@@ -56,12 +55,12 @@ _NOT_OF_PADDLE = {
     "float16": _NO_FLOAT16,
     "int8": _NO_INT8,
     "int8_weights": _NO_INT8,
-    "int4_weights": _NO_INT4,
+    "int4_weights": _NO_INT8,
 }
 _IMPOSSIBLE: dict[str, dict[str, str]] = {
     "paddle": _NOT_OF_PADDLE,
     "paddle-legacy": _NOT_OF_PADDLE,
-    "onnx": {"bfloat16": _NO_BFLOAT16, "int4_weights": _NO_INT4},
+    "onnx": {"bfloat16": _NO_BFLOAT16},
     **dict.fromkeys(paddlex.FORMATS, dict.fromkeys(PRECISIONS[1:], _FLOAT32_ALONE)),
 }
 
@@ -310,6 +309,8 @@ def _smaller_onnx(graph: Any, precision: str) -> Any:
     """Returns an ONNX model with its weights as ``precision`` stores them."""
     if precision == "float16":
         return formats.to_float16(graph)
+    if precision == "int4_weights":
+        graph = formats.with_int4(graph)
     if precision in OF_WEIGHTS:
         return compress_weights(graph, precision)
     return graph

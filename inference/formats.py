@@ -151,6 +151,20 @@ def simplify(model: Any, scratch: Path) -> Any:
     return simple
 
 
+# The first set of operators with int4, and the first form of a file that can name it.
+_INT4_OPSET = 21
+_INT4_IR = 10
+
+
+def with_int4(model: Any) -> Any:
+    """Returns an ONNX model in a set of operators that has int4."""
+    converter = import_extra("onnx.version_converter")
+    with refusing("converted to opset 21", "use -format openvino"), quiet():
+        model = converter.convert_version(model, _INT4_OPSET)
+    model.ir_version = max(model.ir_version, _INT4_IR)
+    return model
+
+
 def to_float16(model: Any) -> Any:
     """Returns an ONNX model that computes in float16. Its input and output are still float32."""
     convert = import_extra("onnxruntime.transformers.float16").convert_float_to_float16
@@ -187,6 +201,8 @@ def join_models(preparation: Any, model: Any) -> Any:
     onnx = import_extra("onnx")
     compose = import_extra("onnx.compose")
     with refusing("joined with its preprocessing", "use another -format"):
+        if any(entry.version >= _INT4_OPSET for entry in model.opset_import):
+            preparation = with_int4(preparation)
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
         joined = compose.merge_models(
             preparation, model, io_map=[("prepared", "images")], prefix1="preparation/"

@@ -98,7 +98,7 @@ def compress_weights(model: Any, precision: str) -> Any:
     In int4, embeddings and the last layer are in int8, as NNCF advises.
 
     Args:
-        precision: one of OF_WEIGHTS. For ONNX, "int8_weights" alone.
+        precision: one of OF_WEIGHTS. "int4_weights" takes an ONNX model of ``formats.with_int4``.
 
     Raises:
         InputError: NNCF isn't installed, or can't compress the model.
@@ -151,22 +151,34 @@ def _repair_scales(model: Any) -> None:
     for place, node in reversed(list(enumerate(model.graph.node))):
         if node.op_type != "DequantizeLinear" or len(tensors[node.input[1]].dims) < 2:
             continue
-        scale = tensors[node.input[1]]
+        # int4 has a scale for each block of weights, as ONNX describes it.
+        if any(attribute.name == "block_size" and attribute.i for attribute in node.attribute):
+            continue
+        # The scale and, of weights that aren't symmetric, the zero.
+        of_channels = [tensors[name] for name in node.input[1:]]
         sides = list(tensors[node.input[0]].dims)
         [axis] = [
             attribute.i % len(sides) for attribute in node.attribute if attribute.name == "axis"
         ]
-        if math.prod(scale.dims) == sides[axis]:
-            scale.dims[:] = [sides[axis]]
+        if math.prod(of_channels[0].dims) == sides[axis]:
+            for tensor in of_channels:
+                tensor.dims[:] = [sides[axis]]
             continue
         # The sums of a product go over the other one of the last two axes.
         summed = {len(sides) - 1: len(sides) - 2, len(sides) - 2: len(sides) - 1}[axis]
-        scale.dims[:] = [1 if each == summed else side for each, side in enumerate(sides)]
-        real = f"{node.output[0]}_real"
+        for tensor in of_channels:
+            tensor.dims[:] = [1 if each == summed else side for each, side in enumerate(sides)]
+        real = [f"{node.output[0]}_real_{number}" for number in range(3)]
+        casts = {name: real[number] for number, name in enumerate([node.input[0], *node.input[2:]])}
         nodes = [
-            onnx.helper.make_node("Cast", node.input[:1], [real], to=onnx.TensorProto.FLOAT),
-            onnx.helper.make_node("Mul", [real, node.input[1]], list(node.output)),
+            onnx.helper.make_node("Cast", [name], [to], to=onnx.TensorProto.FLOAT)
+            for name, to in casts.items()
         ]
+        values = real[0]
+        if len(casts) > 1:
+            nodes.append(onnx.helper.make_node("Sub", real[:2], real[2:]))
+            values = real[2]
+        nodes.append(onnx.helper.make_node("Mul", [values, node.input[1]], list(node.output)))
         del model.graph.node[place]
         for added in reversed(nodes):
             model.graph.node.insert(place, added)

@@ -135,6 +135,7 @@ def test_int8_of_the_same_images_has_the_same_weights(weights, whole, tmp_path):
         ("onnx", "int8_weights", 0.4, 1e-4, 0.03),
         ("openvino", "int8_weights", 0.4, 1e-4, 0.03),
         ("openvino", "int4_weights", 0.25, 1e-3, 0.4),
+        ("onnx", "int4_weights", 0.4, 1e-3, 0.4),
     ],
 )
 @pytest.mark.parametrize("kept", ["ViT", "ConvNeXt"])
@@ -226,10 +227,19 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
 
 
 # Stacks of matrices (RepMLP, MobileFormer), and convolutions of pooled vectors (RegNet, RepMLP).
-@pytest.mark.parametrize("format_", ["onnx", "openvino"])
+@pytest.mark.parametrize(
+    ("format_", "precision", "most"),
+    [
+        ("onnx", "int8_weights", 0.1),
+        ("openvino", "int8_weights", 0.1),
+        ("onnx", "int4_weights", 0.5),
+    ],
+)
 @pytest.mark.parametrize("kind", ["regnet", "repmlp", "mobileformer"])
-def test_weights_of_other_shapes_become_whole_numbers(kind, format_, tmp_path):
+def test_weights_of_other_shapes_become_whole_numbers(kind, format_, precision, most, tmp_path):
     pytest.importorskip("nncf")
+    if (kind, precision) == ("repmlp", "int4_weights"):
+        pytest.skip("ONNX Runtime has no blocks of int4 in stacks of matrices; the export says so")
     model = exports.small_model(kind)
     images = images_for(model)
     with paddle.no_grad():
@@ -240,11 +250,11 @@ def test_weights_of_other_shapes_become_whole_numbers(kind, format_, tmp_path):
         "MODEL.NUM_CLASSES": model.num_classes,
     }
     config = get_config(None, [str(word) for pair in options.items() for word in pair])
-    write_export(config, model, tmp_path / "x", [], format_, "int8_weights", least=0)
+    write_export(config, model, tmp_path / "x", [], format_, precision, least=0)
     run = open_export(tmp_path / "x")
     found = run(images.numpy())
     difference = np.abs(found - expected).max() / np.ptp(expected)
-    assert 1e-4 < difference < 0.1
+    assert 1e-4 < difference < most
     single = np.concatenate([run(image[None]) for image in images.numpy()])
     np.testing.assert_allclose(single, found, atol=1e-5 * np.ptp(expected))
 

@@ -43,17 +43,17 @@ weights = exports.weights
         (
             "paddle",
             "int8",
-            "-format paddle -precision int8: int8 is made for ONNX Runtime and OpenVINO; use",
+            "-format paddle -precision int8: int8 and int4 are made for ONNX Runtime and Open",
         ),
         (
             "paddle",
             "int8_weights",
-            "-format paddle -precision int8_weights: int8 is made for ONNX Runtime and OpenVINO; use",
+            "-format paddle -precision int8_weights: int8 and int4 are made for ONNX Runtime and Open",
         ),
         (
-            "onnx",
+            "paddle",
             "int4_weights",
-            "-format onnx -precision int4_weights: int4 is made for OpenVINO alone: ONNX has it",
+            "-format paddle -precision int4_weights: int8 and int4 are made for ONNX Runtime and",
         ),
         (
             "onnx",
