@@ -147,7 +147,8 @@ def _change(arguments: argparse.Namespace) -> int:
     def extractor(made: dict | None) -> FeatureExtractor:
         if made is None:
             return _extractor(arguments)
-        _refuse_model(arguments, "an index", made)
+        _refuse_model(arguments, "an index")
+        _check_pool(arguments, made)
         return FeatureExtractor(
             arguments.checkpoint or made["checkpoint"],
             made["cfg"],
@@ -223,11 +224,10 @@ def _extractor(arguments: argparse.Namespace) -> "FeatureExtractor":
     )
 
 
-def _refuse_model(arguments: argparse.Namespace, what: str, made: Mapping[str, Any]) -> None:
-    """Raises InputError if flags choose a model where the stored features name it.
+def _check_pool(arguments: argparse.Namespace, made: Mapping[str, Any]) -> None:
+    """Raises InputError if -pool isn't that of stored features.
 
     Args:
-        what: the kind of file that stores them.
         made: how they were made.
     """
     if arguments.pool not in (None, made["pool"]):
@@ -235,6 +235,10 @@ def _refuse_model(arguments: argparse.Namespace, what: str, made: Mapping[str, A
             f"-pool is {arguments.pool}, the features were made with {made['pool']}; leave it out, or"
             " make them anew"
         )
+
+
+def _refuse_model(arguments: argparse.Namespace, what: str) -> None:
+    """Raises InputError if flags choose a model where the stored features name it."""
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError(f"{what} names its model and layer; leave out -cfg, -layer and -o")
 
@@ -270,8 +274,9 @@ def _in_features(
     """Returns the same as ``_in_folder``, from an index or a file of features."""
     from inference.search import Collected
 
+    _refuse_model(arguments, "a file of features")
     collected = Collected(Path(where), arguments.checkpoint, _tell)
-    _refuse_model(arguments, "a file of features", collected.stored.made)
+    _check_pool(arguments, collected.stored.made)
     found = [
         collected.of_text(query) if _is_text(query) else collected.of_image(query)
         for query in queries

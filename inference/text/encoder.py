@@ -86,7 +86,7 @@ class TextEncoder:
         were = "was" if len(places) == 1 else "were"
         return (
             f"the text tower reads {length} tokens, so {counted(len(places), 'text')} {were} cut, the"
-            f" first: {printable(texts[places[0]], 60)}"
+            f" first: {printable(texts[int(places[0])], 60)}"
         )
 
     def embeddings(self, tokens: np.ndarray) -> np.ndarray:

@@ -93,7 +93,7 @@ def text_classifier(
         tokens = encoder.tokens(sentences)
         cut = cut or encoder.cut_note(sentences, tokens.is_cut)
         for place, row in enumerate(tokens.numbers.reshape(len(names), -1), first):
-            other = known.setdefault(hashlib.sha256(row).digest(), place)
+            other = known.setdefault(hashlib.sha256(row.tobytes()).digest(), place)
             if other != place:
                 pairs.append((classes[other], classes[place]))
         by_class = encoder.embeddings(tokens.numbers).reshape(len(names), len(templates), -1)
