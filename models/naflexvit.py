@@ -16,7 +16,7 @@ from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel, register
-from models.layers import Attention, LayerNorm, init_linear
+from models.layers import Attention, LayerNorm, PatchDropout, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
 from models.layers.init import init_branches
@@ -82,6 +82,8 @@ class NaFlexVit(ImageModel):
         dropout: rate after the position embedding, after the attention's projection and in the
             MLP.
         attention_dropout: dropout of the attention weights.
+        patch_drop: share of each image's patches that training leaves out (NaViT, section 2.2).
+        patch_drop_end: patch_drop goes to this along a cosine over all updates. None: it stays.
         droppath: rate of stochastic depth at the last block.
         neck_dim: channels of a projection between the pooled features and the classifier
             (``Neck``); None: no projection.
@@ -127,6 +129,8 @@ class NaFlexVit(ImageModel):
         pos_keep_ratio: bool = False,
         dropout: InTraining[Rate] = 0.0,
         attention_dropout: InTraining[Rate] = 0.0,
+        patch_drop: InTraining[Rate] = 0.0,
+        patch_drop_end: Annotated[InTraining[Rate | None], above_zero("MODEL.PATCH_DROP")] = None,
         droppath: InTraining[Rate] = 0.0,
         droppath_shape: Annotated[
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
@@ -168,6 +172,7 @@ class NaFlexVit(ImageModel):
             keep_ratio=pos_keep_ratio,
         )
         self.pos_drop = nn.Dropout(dropout)
+        self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens, patch_drop_end)
         [drop_paths] = drop_path_rates(droppath, [depth], droppath_shape)
         self.blocks = nn.LayerList()
         for drop_path in drop_paths:
@@ -228,7 +233,7 @@ class NaFlexVit(ImageModel):
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         patches, patch_coord = self.embeds.cut(x)
-        return self.pos_drop(self.embeds(patches, patch_coord))
+        return self.patch_drop(self.pos_drop(self.embeds(patches, patch_coord)))
 
     def forward(
         self,
@@ -258,16 +263,12 @@ class NaFlexVit(ImageModel):
             x = x["patches"]
         if patch_coord is None or patch_valid is None:
             raise InputError("patches need patch_coord and patch_valid; give all three")
-        features = self.forward_patches(x, patch_coord, patch_valid)
-        return self.forward_head(features, patch_valid)
+        x = self.pos_drop(self.embeds(x, patch_coord))
+        x, patch_valid = self.patch_drop.of_padded(x, patch_valid)
+        return self.forward_head(self._run_blocks(x, patch_valid), patch_valid)
 
-    def forward_patches(
-        self, patches: paddle.Tensor, patch_coord: paddle.Tensor, patch_valid: paddle.Tensor
-    ) -> paddle.Tensor:
-        """Returns the features of patches, [B, prefix + N, embed_dim]. Those of places that aren't
-        patches have no meaning.
-        """
-        x = self.pos_drop(self.embeds(patches, patch_coord))
+    def _run_blocks(self, x: paddle.Tensor, patch_valid: paddle.Tensor) -> paddle.Tensor:
+        """Returns the features of tokens. Those of padding have no meaning."""
         mask = key_mask(patch_valid, self.num_prefix_tokens)
         for block in self.blocks:
             x = self._run(block, x, None, mask)

@@ -94,10 +94,36 @@ class PatchDropout(nn.Layer):
         return paddle.rand([batch, patches]).argsort(axis=1)[:, :kept]
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        chosen = self.choose(x.shape[0], x.shape[1] - self.num_prefix_tokens)
+        return x if chosen is None else self._take(x, chosen)
+
+    def of_padded(
+        self, x: paddle.Tensor, valid: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Leaves out patches of samples that are padded to one length. Each sample keeps the same
+        share of its own patches, at least one.
+
+        Args:
+            x: [B, prefix + N, D].
+            valid: which of the N tokens are patches, [B, N] bool.
+
+        Returns:
+            [B, prefix + kept, D], and which of the kept tokens are patches.
+        """
+        if self.drop_prob == 0.0 or not self.training:
+            return x, valid
+        batch, length = valid.shape
+        share = 1.0 - self.drop_prob
+        kept = max(1, int(length * share))
+        # Padding comes last.
+        padding = 1.0 - valid.astype("float32")
+        order = (paddle.rand([batch, length]) + padding).argsort(axis=1)
+        own = (valid.astype("float64").sum(1, keepdim=True) * share).astype("int64").clip(min=1)
+        return self._take(x, order[:, :kept]), paddle.arange(kept).unsqueeze(0) < own
+
+    def _take(self, x: paddle.Tensor, chosen: paddle.Tensor) -> paddle.Tensor:
+        """Returns the tokens before the patches, and the chosen patches."""
         batch, length, dim = x.shape
-        chosen = self.choose(batch, length - self.num_prefix_tokens)
-        if chosen is None:
-            return x
         chosen = chosen + self.num_prefix_tokens
         prefix = paddle.arange(self.num_prefix_tokens).expand([batch, -1])
         # Gathers whole rows of [B * N, D] for all samples at once.

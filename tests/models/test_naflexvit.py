@@ -10,6 +10,7 @@ from support.parity import assert_parity, load_formula
 from support.small_models import small_naflexvit
 
 from errors import InputError
+from models.layers import PatchDropout
 from models.layers.naflex import neighbours_of, packed_coordinates, weights_of
 from weights.layout import linear_weights
 from weights.resize import bicubic_matrix, bilinear_matrix
@@ -165,6 +166,44 @@ def test_recompute_gives_the_same_gradients(tmp_path):
         model(*packed()).sum().backward()
         gradients.append(model.blocks[0].attn.qkv.weight.grad.numpy())
     assert (gradients[0] == gradients[1]).all()
+
+
+def test_training_leaves_out_the_same_share_of_each_images_patches():
+    drop = PatchDropout(0.5, num_prefix_tokens=1)
+    valid = paddle.arange(10).unsqueeze(0) < paddle.to_tensor([[10], [7], [1]])
+    # A token's value is its place. The first one is the prefix.
+    x = paddle.arange(11, dtype="float32").reshape([1, 11, 1]).expand([3, -1, -1])
+    kept, still = drop.of_padded(x, valid)
+    assert kept.shape == [3, 6, 1]
+    assert still.astype("int64").sum(1).tolist() == [5, 3, 1]
+    for row, count in enumerate((10, 7, 1)):
+        places = kept[row, 1:, 0].numpy()[still[row].numpy()]
+        assert kept[row, 0, 0] == 0
+        assert len(set(places)) == len(places)
+        assert ((places >= 1) & (places <= count)).all()
+    drop.eval()
+    same, mask = drop.of_padded(x, valid)
+    assert same is x
+    assert mask is valid
+
+
+def test_patches_that_were_left_out_get_no_gradient():
+    model = small_naflexvit(patch_drop=0.5)
+    patches, coord, valid = packed()
+    patches.stop_gradient = False
+    model.train()
+    model(patches, coord, valid).sum().backward()
+    # The compiled attention's weights of padding are below 1e-37.
+    touched = (patches.grad.abs().sum(2) > 1e-30).numpy()
+    counts = valid.numpy().sum(1)
+    assert touched.sum(1).tolist() == [max(1, count // 2) for count in counts.tolist()]
+    assert not (touched & ~valid.numpy()).any()
+    # An evaluation sees all of them.
+    model.eval()
+    whole = small_naflexvit()
+    whole.set_state_dict(model.state_dict())
+    whole.eval()
+    assert (model(patches, coord, valid) == whole(patches, coord, valid)).all()
 
 
 def test_what_does_not_fit_is_one_line():
