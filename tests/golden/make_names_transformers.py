@@ -35,6 +35,7 @@ VIT = {
     "patch_size": 4,
 }
 WIDE = VIT | {"intermediate_size": 48}
+PACKED = {key: value for key, value in WIDE.items() if key != "image_size"} | {"num_patches": 16}
 CLASSES = {"num_labels": 7}
 TEXT = {
     "hidden_size": 8,
@@ -110,6 +111,16 @@ CASES = {
         hf.SiglipConfig(vision_config=WIDE, text_config=TEXT, **CLASSES),
         hf.SiglipForImageClassification,
     ),
+    "siglip2_whole": (hf.Siglip2Config(vision_config=PACKED, text_config=TEXT), hf.Siglip2Model),
+    "siglip2_headless": (
+        hf.Siglip2VisionConfig(**PACKED, vision_use_head=False),
+        hf.Siglip2VisionModel,
+    ),
+    "siglip2_classes": (
+        hf.Siglip2Config(vision_config=PACKED, text_config=TEXT, **CLASSES),
+        hf.Siglip2ForImageClassification,
+    ),
+    "siglip2": (hf.Siglip2VisionConfig(**PACKED), hf.Siglip2VisionModel),
     "clip": (hf.CLIPVisionConfig(**WIDE, projection_dim=7), hf.CLIPVisionModelWithProjection),
     "siglip": (hf.SiglipVisionConfig(**WIDE), hf.SiglipVisionModel),
     "swin": (
@@ -225,6 +236,21 @@ for name, model in {
 CASES["levit_alone"] = (CASES["levit"][0], hf.LevitForImageClassification)
 
 
+def packed(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns square images as patches, with their mask and their rows and columns."""
+    side = VIT["patch_size"]
+    batch, channels, height, width = images.shape
+    rows = height // side
+    columns = width // side
+    patches = images.reshape(batch, channels, rows, side, columns, side)
+    patches = patches.permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, -1)
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": torch.ones(batch, rows * columns, dtype=torch.int64),
+        "spatial_shapes": torch.tensor([[rows, columns]] * batch),
+    }
+
+
 def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Returns what the model gives: logits, CLIP's projection, or what a classifier of its encoder
     would read.
@@ -232,6 +258,8 @@ def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Te
     name = type(model).__name__
     if name in ("CLIPModel", "SiglipModel"):
         return "image_embeds", model.get_image_features(pixel_values=images).pooler_output
+    if name == "Siglip2Model":
+        return "image_embeds", model.get_image_features(**packed(images)).pooler_output
     # the tokens that the two classifiers read
     if name.startswith("DeiT") and "ImageClassification" not in name:
         return "features", getattr(model, "deit", model)(images).last_hidden_state[:, :2].mean(1)
@@ -241,7 +269,7 @@ def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Te
         return "features", model.layernorm(model.beit(images).last_hidden_state[:, 1:].mean(1))
     if name in ("SwinForMaskedImageModeling", "Swinv2ForMaskedImageModeling"):
         return "features", model.base_model(images).last_hidden_state.mean(1)
-    outputs = model(images)
+    outputs = model(**packed(images)) if name.startswith("Siglip2") else model(images)
     for key in ("logits", "image_embeds", "pooler_output"):
         if outputs.get(key) is not None:
             return key if outputs[key].shape[-1] == 7 else "features", outputs[key].flatten(1)
@@ -252,6 +280,8 @@ def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Te
 def case(config: object, model: type) -> dict[str, object]:
     size = getattr(getattr(config, "vision_config", config), "image_size", 64)
     size = size[0] if isinstance(size, (list, tuple)) else size
+    if config.model_type.startswith("siglip2"):
+        size = VIT["image_size"]
     config = copy.deepcopy(config)  # LeViT's model changes it
     with tempfile.TemporaryDirectory() as folder:
         model(config).save_pretrained(folder)

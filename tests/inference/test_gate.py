@@ -229,7 +229,7 @@ def test_a_mistake_within_the_app_is_json_too(capsys):
         def put(self, items):
             raise ZeroDivisionError("secret")
 
-    pool = SimpleNamespace(gives_maps=False, about={})
+    pool = SimpleNamespace(gives_maps=False, keeps_sizes=False, about={})
     app = create_app(Settings("model"), Broken(), pool, Metrics(), lambda: False)
     client = Client(b"GIF89a", content_type="image/gif")
     client.scope |= {"query_string": b"", "http_version": "1.1", "root_path": ""}

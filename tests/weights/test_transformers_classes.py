@@ -28,7 +28,11 @@ from weights.transformers import HEADS, read_transformers
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_transformers.json").read_text())
 HEADS_GOLDEN = json.loads((ROOT / "tests" / "golden" / "heads.json").read_text())
 KINDS = json.loads((ROOT / "tests" / "golden" / "transformers_kinds.json").read_text())
-WHOLE = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+WHOLE = {
+    "clip": "clip_vision_model",
+    "siglip": "siglip_vision_model",
+    "siglip2": "siglip2_vision_model",
+}
 # Keys that change nothing that a model here computes: of training, of heads that aren't read, of
 # feature maps.
 NO_EFFECT = {
@@ -94,6 +98,7 @@ TOLD |= {
     "poolformer": {"patch_size", "stride"},
     "clip": {"vision_config"},
     "siglip": {"vision_config"},
+    "siglip2": {"vision_config"},
 }
 # SegFormer's norms have an epsilon of 1e-5, whatever its configuration says.
 TOLD |= {"segformer": {"layer_norm_eps"}}
