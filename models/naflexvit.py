@@ -258,14 +258,12 @@ class NaFlexVit(ImageModel):
         patch_valid: paddle.Tensor | None,
     ) -> paddle.Tensor:
         if isinstance(x, Mapping):
-            patch_coord = x.get("patch_coord")
-            patch_valid = x.get("patch_valid")
-            x = x["patches"]
+            return self._forward_packed(x["patches"], x.get("patch_coord"), x.get("patch_valid"))
         if patch_coord is None or patch_valid is None:
             raise InputError("patches need patch_coord and patch_valid; give all three")
-        x = self.pos_drop(self.embeds(x, patch_coord))
-        x, patch_valid = self.patch_drop.of_padded(x, patch_valid)
-        return self.forward_head(self._run_blocks(x, patch_valid), patch_valid)
+        tokens = self.pos_drop(self.embeds(x, patch_coord))
+        tokens, patch_valid = self.patch_drop.of_padded(tokens, patch_valid)
+        return self.forward_head(self._run_blocks(tokens, patch_valid), patch_valid)
 
     def _run_blocks(self, x: paddle.Tensor, patch_valid: paddle.Tensor) -> paddle.Tensor:
         """Returns the features of tokens. Those of padding have no meaning."""
