@@ -70,8 +70,8 @@ class Item:
         answer: gets the worker's answer.
         client: address of the client.
         alone: whether it is a batch by itself. An image of /attention is, and each one of a model
-            whose images differ in size (``Predictor.keeps_sizes``). So is one that was being computed when its worker
-            ended.
+            whose images differ in size (``Predictor.keeps_sizes``). So is one that was being
+            computed when its worker ended.
         tried: whether a worker ended while it computed the image.
         since: when it began to wait, by ``time.monotonic``.
     """
