@@ -25,6 +25,7 @@ FLASH = {
     "vit": 2,
     "deit": 2,
     "eva": 2,
+    "naflexvit": 2,
     "pit": 4,
     "volo": 3,
     "hiera": 2,
@@ -44,9 +45,12 @@ def test_every_model_computes_in_the_types_of_the_table():
 
 def test_what_has_to_be_exact_is_float32_in_every_row():
     for variant, row in TYPES.items():
-        # Performers multiply exponentials of squares.
-        performs = get_config(variants()[variant][0]).MODEL.get("TOKEN_TYPE") == "performer"
-        assert row["products"] == ("float32 and half" if performs else "half"), variant
+        model = get_config(variants()[variant][0]).MODEL
+        # Performers multiply exponentials of squares. NaFlexViT resizes positions by products.
+        exact = model.get("TOKEN_TYPE") == "performer" or (
+            model.TYPE == "NaFlexViT" and model.POS_RESIZE in ("bicubic", "antialiased")
+        )
+        assert row["products"] == ("float32 and half" if exact else "half"), variant
         assert {row.get(key, "float32") for key in ("softmax", "norms", "loss", "depthwise")} == {
             "float32"
         }, variant
