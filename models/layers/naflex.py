@@ -243,7 +243,10 @@ def neighbours_of(
 
 def coordinates(rows: Any, columns: Any) -> paddle.Tensor:
     """Returns (row, column) of each place of a grid, row by row: [rows * columns, 2] int64."""
-    place = places(rows * columns)
+    if is_known(rows, columns):
+        place = paddle.arange(rows * columns, dtype="int64")
+    else:
+        place = places(rows * columns)
     columns = as_tensor(columns)
     return paddle.stack([place // columns, place % columns], 1)
 
