@@ -25,6 +25,7 @@ from training.step_settings import begin_step, changing_layers
 from weights import LoadReport, load_weights, save_weights
 
 FALLING = ["MODEL.PATCH_DROP", "0.5", "MODEL.PATCH_DROP_END", "0"]
+SIZES = ["MODEL.PATCH_SIZES", "[2,4,8]"]
 # Six steps an epoch, with one process and with two.
 SHORT = ["DATA.GLOBAL_BATCH", "8", "TRAIN.NUM_EPOCHS", "2", "REPORT_FREQ", "1"]
 LENGTH = 48
@@ -92,25 +93,26 @@ def test_an_end_equal_to_the_start_computes_the_same_bits(tmp_path, tiny):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_share_is_the_same_on_all_ranks_and_after_a_resume(tmp_path, tiny, ranks):
-    options = [*tiny, *SHORT, *FALLING, *SAVE_EVERY_STEP]
+@pytest.mark.parametrize(("keys", "different"), [(FALLING, 12), (SIZES, 3)])
+def test_a_step_is_the_same_on_all_ranks_and_after_a_resume(tmp_path, tiny, ranks, keys, different):
+    options = [*tiny, *SHORT, *keys, *SAVE_EVERY_STEP]
     runs = [(options, tmp_path / "whole", LENGTH)]
     middles = {"epoch_0001_sample_000000016": 2, "epoch_0001": 6}
     for name in middles:
         path = str(tmp_path / "whole" / "checkpoints" / name)
         runs.append(([*options, "MODEL.RESUME", path], tmp_path / name, LENGTH))
     of_ranks = run_ranks(train_all, runs, ranks=ranks)
-    assert all(shares == of_ranks[0] for shares in of_ranks)
+    assert all(settings == of_ranks[0] for settings in of_ranks)
     whole, *resumed = of_ranks[0]
-    assert len(set(whole)) == 12
-    for (name, first), shares in zip(middles.items(), resumed, strict=True):
-        assert shares == whole[first:]
+    assert len(set(whole)) == different
+    for (name, first), settings in zip(middles.items(), resumed, strict=True):
+        assert settings == whole[first:]
         assert_same_run(tmp_path / "whole", tmp_path / name)
 
 
 def test_each_architecture_with_patch_dropout_changes_it():
     sizes = ["DATA.IMAGE_SIZE", "64", "MODEL.NUM_CLASSES", "3"]
-    for name in ("vit_tiny_patch16_224", "hiera_tiny_224"):
+    for name in ("vit_tiny_patch16_224", "hiera_tiny_224", "naflexvit_base_patch16_gap"):
         options = [*sizes, *FALLING]
         config = get_config(name, options)
         model = build_model(config)
@@ -141,26 +143,6 @@ def test_a_share_that_could_not_change_is_refused(name, options, message):
 
 
 # -------------------------------------------------------------------- sizes of patches
-
-SIZES = ["MODEL.PATCH_SIZES", "[2,4,8]"]
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_sizes_are_the_same_on_all_ranks_and_after_a_resume(tmp_path, tiny, ranks):
-    options = [*tiny, *SHORT, *SIZES, *SAVE_EVERY_STEP]
-    runs = [(options, tmp_path / "whole", LENGTH)]
-    middles = {"epoch_0001_sample_000000016": 2, "epoch_0001": 6}
-    for name in middles:
-        path = str(tmp_path / "whole" / "checkpoints" / name)
-        runs.append(([*options, "MODEL.RESUME", path], tmp_path / name, LENGTH))
-    of_ranks = run_ranks(train_all, runs, ranks=ranks)
-    assert all(sizes == of_ranks[0] for sizes in of_ranks)
-    whole, *resumed = of_ranks[0]
-    assert set(whole) == {2, 4, 8}
-    for (name, first), sizes in zip(middles.items(), resumed, strict=True):
-        assert sizes == whole[first:]
-        assert_same_run(tmp_path / "whole", tmp_path / name)
 
 
 def test_the_sizes_depend_on_the_seed_and_are_drawn_equally_often():
