@@ -1,13 +1,13 @@
-"""Each Chinese page (``NAME_cn.md``) says what its English page says: section by section, with the
-same facts.
+"""The Chinese pages: which there are, the facts that they share with the English ones, and terms.
 
-Alone: ``pytest tests/test_chinese.py -k weights``. What is compared:
+A Chinese page has the place of its English page below ``docs/zh`` (README_cn.md that of README.md).
+Its structure is its own. These are compared, of the whole page:
 
-- the levels of the headings, in their order; the sections between them by
-- their code blocks, where comments and what stands right of a gap may be translated;
-- their code in a line and their numbers, each as a set: where English has a word ("eight"), so has
-  Chinese;
-- their tables' rows and columns, and their links.
+- the commands, without their comments, and the outputs that are shown;
+- the keys and flags that are named in code;
+- the numbers outside code, with months as numbers.
+
+``glossary.yaml`` has the terms, and translations that aren't used.
 """
 
 import calendar
@@ -16,53 +16,45 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
+from conftest import ROOT
 from markdown_it import MarkdownIt
-from support.links import ROOT
+from support.document_commands import shown_in_markdown
 
-PAGES = sorted(
-    str(file.relative_to(ROOT)) for file in [*ROOT.glob("*_cn.md"), *ROOT.glob("docs/*_cn.md")]
-)
+GLOSSARY = yaml.safe_load((ROOT / "tests" / "glossary.yaml").read_text(encoding="utf-8"))
+CHINESE = sorted((ROOT / "docs" / "zh").rglob("*.md"))
+PAGES = [ROOT / "README_cn.md", *CHINESE]
+# These have a Chinese page each; so has docs/reference/errors.md.
+MIRRORED = ["start", "guides", "models", "migrate"]
 HAN = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and full-width punctuation
 _MONTHS = [calendar.month_name[month] for month in range(1, 13)]
 _NUMBER = r"\d+(?:[.,]\d+)*(?:e-?\d+)?"
+_KEY = r"[A-Z][A-Z_]+(?:\.\w+)+|-{1,2}[a-z][\w-]*"
 
 
-class Section(NamedTuple):
-    level: int
-    title: str
-    blocks: list[str]
-    spans: set[str]
+class Facts(NamedTuple):
+    """What a page says in every language."""
+
+    commands: set[str]
+    outputs: set[str]
+    keys: set[str]
     numbers: set[str]
-    tables: list[list[int]]  # of each row, how many cells it has
-    links: set[str]
 
 
-def sections(text: str) -> list[Section]:
-    tokens = MarkdownIt().enable("table").parse(text)
-    found = [Section(0, "", [], set(), set(), [], set())]
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
-        of = found[-1]
-        if token.type == "heading_open" and after:
-            found.append(Section(int(token.tag[1]), after.content, [], set(), set(), [], set()))
-        elif token.type == "fence":
-            of.blocks.append(f"{token.info}\n{token.content}")
-        elif token.type == "html_block":
-            of.links.update(re.findall(r'src="([^"]+)"', token.content))
-        elif token.type == "table_open":
-            of.tables.append([])
-        elif token.type == "tr_open":
-            of.tables[-1].append(0)
-        elif token.type in ("th_open", "td_open"):
-            of.tables[-1][-1] += 1
-        elif token.type == "inline":
-            of.numbers.update(re.findall(_NUMBER, dated(prose(token))))
-            for child in token.children or []:
-                if child.type == "code_inline":
-                    of.spans.add(child.content)
-                link = child.attrs.get("href", child.attrs.get("src", ""))
-                if link and not link.startswith("#"):
-                    of.links.add(re.sub(r"_cn(?=\.md$)|(?<=\.cn)/en", "", link.partition("#")[0]))
-    return found
+def facts(text: str) -> Facts:
+    shown = list(shown_in_markdown(text))
+    spans = set()
+    numbers = set()
+    for token in MarkdownIt().enable("table").parse(text):
+        if token.type == "inline":
+            numbers.update(re.findall(_NUMBER, dated(prose(token))))
+            spans.update(c.content for c in token.children or [] if c.type == "code_inline")
+    return Facts(
+        {each.command for each in shown},
+        {each.prints for each in shown},
+        {key for span in spans for key in re.findall(_KEY, span)},
+        numbers,
+    )
 
 
 def prose(inline) -> str:
@@ -78,75 +70,62 @@ def dated(text: str) -> str:
     )
 
 
-def without_comments(chinese: str, english: str) -> tuple[str, str]:
-    """Returns two blocks of code; of the lines that are Chinese, what stands before the comment or
-    gap.
-    """
-    lines = chinese.splitlines()
-    others = english.splitlines()
-    for row, line in enumerate(lines[: len(others)]):
-        if re.search(HAN, line):
-            lines[row], others[row] = (
-                re.split(r"(?:^|\s)\s*# |(?<=\S) {2,}", text)[0] for text in (line, others[row])
-            )
-    return "\n".join(lines), "\n".join(others)
+def english_of(page: Path) -> Path:
+    if page.name == "README_cn.md":
+        return page.with_name("README.md")
+    return ROOT / "docs" / page.relative_to(ROOT / "docs" / "zh")
 
 
-def read(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-def english_of(page: str) -> str:
-    return page.replace("_cn.md", ".md")
+def test_what_a_newcomer_reads_is_there_in_chinese():
+    english = {page for folder in MIRRORED for page in (ROOT / "docs" / folder).rglob("*.md")}
+    english |= {ROOT / "docs" / "reference" / "errors.md"}
+    assert {english_of(page) for page in CHINESE} == english
 
 
-def test_the_pages_that_newcomers_read_are_there():
-    names = "quick_start own_data recipes distributed weights paddlevit gpu"
-    assert {"README_cn.md", *(f"docs/{name}_cn.md" for name in names.split())} <= set(PAGES)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_chinese_page_has_what_the_english_page_has(page):
-    chinese = sections(read(page))
-    english = sections(read(english_of(page)))
-    assert [section.level for section in chinese] == [section.level for section in english]
-    for ours, theirs in zip(chinese, english, strict=True):
-        title = ours.title
-        pairs = zip(ours.blocks, theirs.blocks, strict=True)
-        for block, other in (without_comments(*pair) for pair in pairs):
-            assert block == other, title
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_chinese_page_has_the_facts_of_its_english_page(page):
+    chinese = facts(page.read_text(encoding="utf-8"))
+    english = facts(english_of(page).read_text(encoding="utf-8"))
+    for kind in Facts._fields:
+        ours, theirs = getattr(chinese, kind), getattr(english, kind)
         # (what only Chinese has, what only English has)
-        assert (ours.spans - theirs.spans, theirs.spans - ours.spans) == (set(), set()), title
-        assert (ours.numbers - theirs.numbers, theirs.numbers - ours.numbers) == (set(), set()), (
-            title
-        )
-        assert ours.tables == theirs.tables, title
-        assert (ours.links - theirs.links, theirs.links - ours.links) == (set(), set()), title
+        assert (ours - theirs, theirs - ours) == (set(), set()), kind
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_chinese_page_and_its_english_page_lead_to_each_other_and_on_in_chinese(page):
-    name = Path(page).name
-    english = Path(english_of(page)).name
-    assert f"[English]({english})" in read(page)
-    assert f"[中文]({name})" in read(english_of(page))
-    targets = re.findall(r"\]\(([\w./]+\.md)", read(page))
-    there = [
-        target
-        for target in targets
-        if (ROOT / page).parent.joinpath(target.replace(".md", "_cn.md")).exists()
-    ]
-    assert [target for target in there if target != english] == []
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_lead_to_each_other_and_on_in_chinese(page):
+    text = page.read_text(encoding="utf-8")
+    links = {
+        (page.parent / link).resolve()
+        for link in re.findall(r"\]\(([\w./]+\.md)(?:#[^)]*)?\)", text)
+    }
+    english = english_of(page)
+    assert english in links
+    back = re.findall(r"\[中文\]\(([\w./]+\.md)\)", english.read_text(encoding="utf-8"))
+    assert [(english.parent / link).resolve() for link in back] == [page]
+    in_chinese = {english_of(other) for other in PAGES}
+    assert links & in_chinese == {english}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_chinese_sentences_have_full_width_punctuation(page):
-    assert narrow(read(page)) == []
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_chinese_sentences_have_full_width_punctuation_and_no_stray_spaces(page):
+    assert narrow(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_glossarys_terms_are_used(page):
+    text = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    refused = {word: term["zh"] for term in GLOSSARY for word in term.get("not", [])}
+    assert {word: better for word, better in refused.items() if word in text} == {}
 
 
 def narrow(text: str) -> list[str]:
-    """Returns the half-width punctuation in Chinese paragraphs and cells, with what stands around
-    it.
+    """Returns the half-width punctuation and the spaces between characters in Chinese paragraphs
+    and cells, with the text around them.
 
     Also ``**`` that isn't bold: it isn't, after a full stop and before a character.
     """
@@ -166,37 +145,19 @@ def narrow(text: str) -> list[str]:
 
 
 @pytest.mark.smoke
-def test_sections_are_read_as_the_head_says():
-    first, second = sections(
-        "On 23 November 2026 `a b` took 1,797.5 s, 3e-6: [c](d_cn.md#e), ![7](f.png)\n\n"
-        "## Two `g`\n\n```sh\nh  # 8\n```\n\n| 1 | `i` |\n|---|---|\n| [2](#x) | |\n"
+def test_facts_are_read_as_the_head_says():
+    found = facts(
+        "# On 23 November 2026\n\n`a.b`, `-o DATA.FOLD 2`, `--dry-run`: 1,797.5 s, 3e-6\n\n"
+        "```sh\nsh run_train_multi.sh -ngpus=2  # two\n```\n\n```text\nacc1: 97.22\n...\n```\n\n"
+        "| 1 | `i` |\n|---|---|\n| [2](#x) | |\n"
     )
-    assert first == (
-        0,
-        "",
-        [],
-        {"a b"},
-        {"23", "11", "2026", "1,797.5", "3e-6", "7"},
-        [],
-        {"d.md", "f.png"},
+    assert found == (
+        {"sh run_train_multi.sh -ngpus=2"},
+        {"acc1: 97.22\n...\n"},
+        {"DATA.FOLD", "-o", "--dry-run"},
+        {"23", "11", "2026", "1,797.5", "3e-6", "1", "2"},
     )
-    assert second == (2, "Two `g`", ["sh\nh  # 8\n"], {"g", "i"}, {"1", "2"}, [[2, 2]], set())
-    assert sections("2026 年 11 月 23 日")[0].numbers == {"2026", "11", "23"}
-
-
-@pytest.mark.parametrize(
-    ("chinese", "english", "same"),
-    [
-        ("make x   # 训练", "make x   # trains", True),
-        ("make y   # 训练", "make x   # trains", False),
-        ("make x   # trains it", "make x   # trains", False),
-        ("a()   构建\n # 训练", "a()   builds\n # trains", True),
-        ("a\nb", "a", False),
-    ],
-)
-def test_only_what_explains_code_may_be_translated(chinese, english, same):
-    chinese, english = without_comments(chinese, english)
-    assert (chinese == english) is same
+    assert facts("2026 年 11 月 23 日").numbers == {"2026", "11", "23"}
 
 
 def test_half_width_punctuation_is_found():

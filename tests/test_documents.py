@@ -23,7 +23,9 @@ from support.document_commands import (
     Desk,
     asked_for,
     documents,
+    files_shown,
     is_like,
+    is_printed,
     options_shown,
     shown_in,
     snippets,
@@ -98,7 +100,7 @@ def test_every_key_that_is_named_exists():
     sections = {key[:dot] for key in known for dot, letter in enumerate(key) if letter == "."}
     unknown = {}
     for file in documents():
-        # docs/paddlevit*.md tell PaddleViT's own keys.
+        # The pages for users of PaddleViT name PaddleViT's own keys.
         text = file.read_text() if file.suffix == ".md" and "paddlevit" not in file.stem else ""
         for key in re.findall(r"\b(?:DATA|MODEL|TRAIN|DIST)(?:\.\w+)+", text):
             # with what an unknown key is told
@@ -171,6 +173,19 @@ def carried_out(desk, name):
     return desk.done[name]
 
 
+@pytest.mark.smoke
+def test_output_is_compared_line_by_line_with_any_numbers():
+    printed = "epoch 1: loss 2.31, acc1: 12.50\nsaved\nepoch 2: loss 1.9e-3\n"
+    assert is_printed("epoch 9: loss 0.1, acc1: 99\n...\nepoch 10: loss 7\n", printed)
+    assert is_printed("epoch 1: ..., acc1: 3\n", printed)
+    assert not is_printed("epoch 2: loss 1\nepoch 1: loss 1\nsaved\n", printed)
+    assert not is_printed("epochs 1\n", printed)
+    tree = (
+        "RUN/\n├── log.txt        what it printed\n└── checkpoints/\n    ├── best/\n    └── ...\n"
+    )
+    assert files_shown(tree) == ["RUN", "RUN/log.txt", "RUN/checkpoints", "RUN/checkpoints/best"]
+
+
 @pytest.mark.parametrize("name", parameters())
 def test_a_command_does_what_its_text_says(desk, name):
     case = CASES[name]
@@ -187,8 +202,23 @@ def test_a_command_does_what_its_text_says(desk, name):
         known = VALIDATION | {"synthetic": config["DATA.SYNTHETIC_SIZE"]}
         assert result["num_samples"] == case.get("samples", known.get(case["data"]))
         assert case["data"] in (config["DATA.DATASET"], *config["DATA.DATA_PATH"].split("/"))
+    for prints in outputs(case):
+        if "── " in prints:
+            folder = prints.partition("/")[0]
+            named = [
+                path.replace(folder, case.get("run", folder), 1) for path in files_shown(prints)
+            ]
+            assert [path for path in named if not list(desk.folder.glob(path))] == []
+        else:
+            assert is_printed(prints, done.printed), f"{prints}\n--- was printed:\n{done.printed}"
     if "check" in case:
         CHECKS[case["check"]](desk, done, result, case)
+
+
+def outputs(case):
+    """Returns what the documents show of a case's output: lines, or a tree of files."""
+    shown = {each for of_file in SHOWN.values() for each in of_file}
+    return [each.prints for each in shown if each.prints and is_like(each.command, case["shown"])]
 
 
 def read(desk, name):

@@ -1,12 +1,42 @@
-"""Sentences of the documents have at most 25 words (support/words.py counts them)."""
+"""How the documents are written: their length in all, and phrases that nobody says."""
+
+import re
 
 import pytest
-from support.words import LIMIT, files, sentences
+from conftest import ROOT
+from support.words import HAND_WRITTEN, PHRASES, files, phrases, sentences
 
 
-def test_no_sentence_is_longer_than_the_limit():
-    long = [s for file in files() for s in sentences(file) if s.words > LIMIT]
-    assert not [f"{s.file}:{s.line}: {s.words} words: {s.text}" for s in long]
+def test_the_documents_are_no_longer_than_they_may_be():
+    words = {file: sum(s.words for s in sentences(file)) for file in files()}
+    assert sum(words.values()) <= HAND_WRITTEN, sorted(words.items(), key=lambda item: -item[1])[:9]
+
+
+def test_nobody_says_so():
+    assert [
+        line
+        for file in files()
+        for line in phrases(file.read_text(encoding="utf-8"), file.relative_to(ROOT))
+    ] == []
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The run goes on.", ["goes on"]),
+        ("There is no file.", []),
+        ("It is no file.", ["is no"]),
+        ("The models that are here", ["are here"]),
+        ("The message tells it", ["tells"]),
+        ("what the patterns match hold no path of one", []),
+        ("A `goes on` in code, and in\n\n```\nit goes on\n```", []),
+        ("the run\ngoes\non", ["goes on"]),
+    ],
+)
+def test_a_phrase_is_found_wherever_its_line_breaks(text, found):
+    assert [line.split(": ")[1] for line in phrases(text, "page.md")] == found
+    assert all(re.compile(pattern) for pattern in PHRASES)
 
 
 @pytest.mark.smoke

@@ -1,5 +1,6 @@
 """The commands of the documents, and a folder with data in which tests run them."""
 
+import functools
 import pickle
 import re
 import shlex
@@ -24,7 +25,7 @@ from support.dataset_files import write_idx
 
 FILES = [
     "README*.md",
-    "docs/*.md",
+    "docs/**/*.md",
     "run_*.sh",
     "main_*.py",
     "examples/*.py",
@@ -39,7 +40,9 @@ _MAKE = re.compile(r"make (install|train|test|test-\w+|ops|lint|docs|clean)\b")
 
 
 class Shown(NamedTuple):
-    """A command on one line without its comment, and the output that the document shows."""
+    """A command on one line without its comment, and the output that the document shows: of the
+    last command of a block, what the ``text`` block right after it holds.
+    """
 
     command: str
     prints: str = ""
@@ -56,22 +59,25 @@ def shown_in(file: Path) -> list[Shown]:
     """
     text = file.read_text()
     if file.suffix == ".md":
-        found = list(_shown_in_markdown(text))
-    else:
-        found = [
-            Shown(line) for line in _joined(_head(text, file.suffix)) if re.match(_STARTS, line)
-        ]
-    return [
-        Shown(_plain(shown.command), shown.prints)
-        for shown in found
-        if _is_command(_plain(shown.command))
-    ]
+        return list(shown_in_markdown(text))
+    lines = [line for line in _joined(_head(text, file.suffix)) if re.match(_STARTS, line)]
+    return [Shown(_plain(line)) for line in lines if _is_command(_plain(line))]
 
 
-def _shown_in_markdown(text: str) -> Iterator[Shown]:
-    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+def shown_in_markdown(text: str) -> Iterator[Shown]:
+    """Yields the commands of a Markdown text."""
+    for command, prints in _blocks_and_spans(text):
+        if _is_command(_plain(command)):
+            yield Shown(_plain(command), prints)
+
+
+def _blocks_and_spans(text: str) -> Iterator[Shown]:
+    blocks = r"^```(\w*)\n(.*?)^```(?:\n\n?```text\n(.*?)^```)?"
+    for kind, block, prints in re.findall(blocks, text, re.M | re.S):
         if kind == "sh":
-            yield from map(Shown, _joined(block))
+            *before, last = _joined(block)
+            yield from map(Shown, before)
+            yield Shown(last, prints)
         elif block.startswith("$ "):
             command, _, prints = block.removeprefix("$ ").partition("\n")
             yield Shown(command, prints)
@@ -110,9 +116,42 @@ def options_shown(file: Path) -> Iterator[list[str]]:
         yield shlex.split(code)
 
 
+def is_printed(shown: str, printed: str) -> bool:
+    """Returns whether the output has all lines of ``shown``, in their order. Numbers may differ;
+    ``...`` is any text; runs of spaces are one.
+    """
+    parts = []
+    for line in shown.splitlines():
+        if line.strip() == "...":
+            continue
+        words = re.escape(re.sub(r"\s+", " ", line.strip())).replace(r"\ ", r"\s+")
+        words = words.replace(r"\.\.\.", ".*")
+        parts.append(r"[^\n]*" + re.sub(r"\d+(?:(?:\\\.|,)\d+)*(?:e-?\d+)?", r"[\\d.,e+-]+", words))
+    return re.search(r"[^\n]*\n(?:.*\n)?".join(parts), printed + "\n", re.S) is not None
+
+
+def files_shown(shown: str) -> list[str]:
+    """Returns the paths of a tree that a document shows: ``RUN/``, below it ``├── log.txt  what``."""
+    found = []
+    folders: list[str] = []
+    for line in shown.splitlines():
+        match = re.match(r"((?:[│ ]   )*)(?:[├└]── )?(\S+)", line)
+        if match is None or match[2] == "...":
+            continue
+        depth = len(match[1]) // 4 + ("── " in line)
+        folders[depth:] = [match[2].rstrip("/")]
+        found.append("/".join(folders))
+    return found
+
+
 def is_like(command: str, pattern: str) -> bool:
     """Returns whether the command matches the pattern, in which * is any text."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), command) is not None
+    return _compiled(pattern).fullmatch(command) is not None
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
 
 
 def snippets(name: str, kind: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""Counts the words of each sentence of the documents.
+"""Counts the words of the documents, and finds phrases that nobody says.
 
-    python tests/support/words.py                      # every document
-    python tests/support/words.py docs/own_data.md     # or some
+    python tests/support/words.py                             # every document
+    python tests/support/words.py docs/guides/export.md       # or some
 
-It prints a line for each file (words, sentences, words per sentence, the longest) and the ten
-longest sentences.
+It prints a line for each file (words, sentences, words per sentence), their sum, and each phrase of
+PHRASES with its place.
 
 The rules:
 
@@ -23,7 +23,24 @@ from typing import NamedTuple
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 25
+# How many English words are written by hand, at most.
+HAND_WRITTEN = 40_000
+# What isn't written by hand: docs/reference/keys.md is made of the code's declarations.
+GENERATED = {"docs/reference/keys.md"}
+# Word for word translations and telegrams: patterns, with what an engineer would write.
+PHRASES = {
+    r"\bgo(?:es|ing)? on\b": "continues, resumes",
+    r"(?<!there )\b(?:is|are|was|were) no\b(?! (?:longer|more|better|worse|less|fewer))": "isn't a, has no",
+    r"\b(?:is|are|isn't|aren't) here\b": "is included, is supported, is available",
+    r"\b(?:tells?|told)\b(?! (?:Paddle|pytest|git|you|the))": "says, shows, names, reports",
+    r"\bcomes? along\b": "is included",
+    r"\bmade anew\b|\bwritten anew\b|\bcounted anew\b": "again",
+    r"\bone's own\b": "your own",
+    r"\bheld to\b": "compared with, checked against",
+    r"\bwhat is (?:lost|there|asked|said)\b": "name the thing",
+    r"\bbeside it(?:self)?\b": "next to it",
+    r"\bby the way\b": "",
+}
 
 
 class Sentence(NamedTuple):
@@ -41,11 +58,25 @@ class Sentence(NamedTuple):
 
 
 def files() -> list[Path]:
-    """Returns the documents in English, without docs/keys.md, which is made of docstrings."""
+    """Returns the documents in English that are written by hand."""
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(
-        file for file in documents if not file.stem.endswith("_cn") and file.name != "keys.md"
+        file
+        for file in documents
+        if not file.stem.endswith("_cn")
+        and not file.is_relative_to(ROOT / "docs" / "zh")
+        and str(file.relative_to(ROOT)) not in GENERATED
     )
+
+
+def phrases(text: str, name: str | Path) -> list[str]:
+    """Returns "file:line: phrase: what to write instead" for each phrase of PHRASES outside code."""
+    found = []
+    for line, passage, _ in _passages(text):
+        for pattern, better in PHRASES.items():
+            for phrase in re.finditer(pattern, passage, re.I):
+                found.append(f"{name}:{line}: {phrase[0].lower()}: {better}")
+    return found
 
 
 def sentences(file: Path) -> Iterator[Sentence]:
@@ -79,15 +110,19 @@ def _passages(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def main(names: list[str]) -> None:
-    found = []
+    total = 0
+    said = []
     for file in [Path(name).resolve() for name in names] or files():
-        if of_file := list(sentences(file)):
-            counts = [sentence.words for sentence in of_file]
-            mean = f"{sum(counts) / len(counts):5.1f} words each, longest {max(counts):3}"
-            print(f"{sum(counts):6,} words {len(counts):6,} sentences {mean}  {of_file[0].file}")
-            found += of_file
-    for sentence in sorted(found, key=lambda sentence: -sentence.words)[:10]:
-        print(f"{sentence.words} words, {sentence.file}:{sentence.line}: {sentence.text}")
+        counts = [sentence.words for sentence in sentences(file)]
+        name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+        said += phrases(file.read_text(encoding="utf-8"), name)
+        if counts:
+            print(
+                f"{sum(counts):6,} words {len(counts):6,} sentences {sum(counts) / len(counts):5.1f} words each  {name}"
+            )
+        total += sum(counts)
+    print(f"{total:6,} words in all")
+    print("\n".join(said))
 
 
 if __name__ == "__main__":

@@ -74,12 +74,12 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     config.theme["language"] = "zh" if _is_chinese(page) else "en"
     if _is_chinese(page):
         [section] = [item for item in nav.items if item.title == "中文"]
-        context["nav"] = Navigation(
-            [*section.children, Link("English", "index.html")], section.children
-        )
-        context["nav"].homepage = section.children[0]
+        up = "../" * page.file.src_uri.count("/")
+        pages = [item for item in section.children if item.is_page]
+        context["nav"] = Navigation([*section.children, Link("English", f"{up}index.html")], pages)
+        context["nav"].homepage = pages[0]
     return context
 
 
 def _is_chinese(page: Any) -> bool:
-    return page.file.src_uri.endswith("_cn.md")
+    return page.file.src_uri.startswith(("zh/", "README_cn"))
