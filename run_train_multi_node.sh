@@ -13,7 +13,7 @@
 # PADDLE_VIT_SECRET_FILE  what all machines hold in common, of mode 600; unset: ~/.paddle_vit_secret, made at first use
 # LOG_DIR         where each process's output goes; unset: output/launch_<NODE_RANK, or the host's name>
 # Elastic runs, in which the launcher starts again what was lost, need an etcd server that all machines reach and
-# the extra "elastic" (docs/distributed.md):
+# the extra "elastic" (docs/guides/distributed.md):
 # MASTER          etcd://HOST:PORT, instead of NODE_RANK, MASTER_ADDR and MASTER_PORT; NNODES may be LOW:HIGH
 # MAX_RESTART     unset: 3 (Paddle's launcher makes one more)
 # ELASTIC_TIMEOUT seconds to wait for more machines once the lowest number is there; unset: 30

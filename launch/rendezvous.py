@@ -366,7 +366,7 @@ def listen(
         if listener.getsockname()[0] == "0.0.0.0":
             print(
                 f"note: other machines may not reach this one as {host}, so it listens on all its"
-                " addresses (docs/reliability.md, The network)",
+                " addresses (docs/evidence/guarantees.md, The network)",
                 file=sys.stderr,
                 flush=True,
             )

@@ -4,7 +4,7 @@ Matrix products and convolutions are oneDNN's. What is bound by memory is comput
 The operators are optional: ``make ops`` compiles the .cc files for the installed Paddle
 (``ops.build``), and ``load`` finds the result. Where ``usable`` returns False, layers compute the
 same with Paddle's own operators, up to rounding. On other devices than CPUs they aren't loaded.
-docs/performance.md shows what they gain.
+docs/evidence/performance.md shows what they gain.
 
 Every function of a tensor below expects that ``usable`` returned True for its operands.
 """

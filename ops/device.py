@@ -99,7 +99,7 @@ def float32_text() -> str:
 def tune_cpu(local_processes: int) -> str:
     """Sets this process up for speed on a CPU, except for what the user's environment sets.
 
-    There are four settings (measured in docs/performance.md). The machine's cores are divided among
+    There are four settings (measured in docs/evidence/performance.md). The machine's cores are divided among
     the processes as threads. Stride kernels are off, because their views are copied element by
     element on a CPU. glibc keeps large buffers instead of mapping and faulting them in anew at each
     operator. The compiled operators of ops/ are used if they were built.
@@ -149,7 +149,7 @@ def trim_buffers() -> None:
     some of the first steps. It is called once per step.
 
     The first steps leave gaps that the tensors of later steps don't fit into. Trimming lowers the
-    peak memory of a training by up to a fifth (docs/performance.md). Mapping the memory again takes
+    peak memory of a training by up to a fifth (docs/evidence/performance.md). Mapping the memory again takes
     a quarter of a second, three times in a process.
     """
     global _calls

@@ -151,7 +151,7 @@ def instead(name: str, files: Sequence[Path]) -> str:
     if family is None or plain in here:
         return nearest_model(name, [file.stem for file in files])
     if not here:
-        return f"; timm's {family} isn't here, docs/architectures.md lists what is"
+        return f"; timm's {family} isn't here, docs/models/index.md lists what is"
     near = difflib.get_close_matches(plain, here, 3, 0.0)
     count = f"{len(here)} of the {len(members)} names of timm's {family}"
     return f"; {count} are here, this one isn't; the nearest are {', '.join(near)}"

@@ -426,7 +426,9 @@ def test_a_heads_evaluation_names_the_weights_that_the_training_made():
 
 def test_what_the_documents_count_is_counted():
     [start] = [
-        block for block in snippets("docs/quick_start.md", "sh") if block.startswith("git clone")
+        block
+        for block in snippets("docs/start/quick_start.md", "sh")
+        if block.startswith("git clone")
     ]
     assert len(start.splitlines()) == 7
     assert "a served model in seven commands" in (ROOT / "README.md").read_text()
@@ -489,7 +491,7 @@ def test_the_measuring_commands_are_accepted(monkeypatch):
 
 
 def test_the_models_snippet_prints_them(desk):
-    (code,) = snippets("docs/architectures.md", "python")
+    (code,) = snippets("docs/models/index.md", "python")
     printed = desk.python(
         code + "print(list(model.head.weight.shape), model.patch_embed.grid_size)"
     )
@@ -511,12 +513,12 @@ def test_weights_snippet_prints_what_the_document_says(desk):
     save_weights(model, desk.folder / "model_of_1000.safetensors")
     desk.type("python tools/convert_weights.py model_of_1000.safetensors vit_tiny_patch16_224.npz"
               " -cfg=vit_tiny_patch16_224")  # fmt: skip
-    (code,) = snippets("docs/weights.md", "python")
-    assert desk.python(code) == snippets("docs/weights.md", "")[0]
+    (code,) = snippets("docs/models/weights.md", "python")
+    assert desk.python(code) == snippets("docs/models/weights.md", "")[0]
 
 
 def test_distributeds_strategy_is_a_configuration(tmp_path):
-    for name in ("docs/distributed.md", "docs/distributed_cn.md"):
+    for name in ("docs/guides/distributed.md", "docs/zh/guides/distributed.md"):
         (text,) = snippets(name, "yaml")
         (tmp_path / "strategy.yaml").write_text(text)
         config = get_config(tmp_path / "strategy.yaml")

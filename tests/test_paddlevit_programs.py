@@ -122,7 +122,7 @@ def test_a_models_keys_are_read_by_paddlevits_names():
     [
         (
             "MODEL.TRANS.QK_SCALE",
-            "no key MODEL.TRANS.QK_SCALE; docs/paddlevit.md says what PaddleViT's key is here",
+            "no key MODEL.TRANS.QK_SCALE; docs/migrate/paddlevit.md says what PaddleViT's key is here",
         ),
         (
             "MODEL.TRANS.IN_CHANNELS",
@@ -131,7 +131,7 @@ def test_a_models_keys_are_read_by_paddlevits_names():
         ("MODEL.TRANS.DEPHT", "no key MODEL.TRANS.DEPHT; did you mean MODEL.DEPTH?"),
         (
             "TRAIN.RAND_AUGMENT",
-            "no key TRAIN.RAND_AUGMENT; docs/paddlevit.md says what PaddleViT's key is here",
+            "no key TRAIN.RAND_AUGMENT; docs/migrate/paddlevit.md says what PaddleViT's key is here",
         ),
         ("TRAIN.BASELR", "no key TRAIN.BASELR; did you mean TRAIN.BASE_LR?"),
         ("DATA.IMAGESIZE", "no key DATA.IMAGESIZE; did you mean DATA.IMAGE_SIZE?"),
@@ -211,7 +211,7 @@ def test_paddles_own_loader_takes_a_dataset(workers):
 
 
 def test_the_pages_program_runs():
-    (code,) = snippets("docs/paddlevit.md", "python")
+    (code,) = snippets("docs/migrate/paddlevit.md", "python")
     names = {}
     exec(code, names)
     assert names["images"].shape[1:] == [1, 8, 8]
@@ -395,7 +395,7 @@ def test_a_name_says_what_to_write(module, name, instead):
     with pytest.raises(ImportError) as error:
         exec(f"from {module.__name__} import {name}")
     assert str(error.value) == (
-        f"{module.__name__} has no {name}; for PaddleViT's, write {instead}: docs/paddlevit.md"
+        f"{module.__name__} has no {name}; for PaddleViT's, write {instead}: docs/migrate/paddlevit.md"
     )
     written = instead.partition("(")[0].rpartition(".")
     assert hasattr(importlib.import_module(written[0]), written[2])

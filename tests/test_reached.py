@@ -15,7 +15,7 @@ from support.reached import ALWAYS, chosen
         ("training/optim/lion.py", "tests/training/test_optim.py"),
         ("config.py", "tests/test_config.py"),
         # no module
-        ("docs/keys.md", "tests/test_site.py"),
+        ("docs/reference/keys.md", "tests/test_site.py"),
         ("tests/training/test_window.py", "tests/training/test_window.py"),
     ],
 )

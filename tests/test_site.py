@@ -48,7 +48,7 @@ def test_every_page_is_in_the_sites_menu():
 @pytest.mark.parametrize(
     ("page", "link", "there"),
     [
-        ("index.md", "[a](docs/weights.md#what-fits)", "[a](weights.md#what-fits)"),
+        ("index.md", "[a](docs/models/weights.md#what-fits)", "[a](weights.md#what-fits)"),
         ("index.md", "[a [b]](docs/SECURITY.md), [c](LICENSE)", "[a [b]](SECURITY.md), c"),
         ("index.md", '<img src="docs/images/curves.png">', '<img src="images/curves.png">'),
         (
@@ -137,7 +137,9 @@ def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
     config = SimpleNamespace(repo_url="https://a.b/c/")
     found = docs_site.on_page_markdown("[a](../tests/support/ranks.py)", page, config, None)
     assert found == "[a](https://a.b/c/blob/main/tests/support/ranks.py)"
-    with pytest.raises(FileNotFoundError, match=r"^docs/gpu.md: ../tests/no.py leads to no file$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^docs/guides/gpu.md: ../tests/no.py leads to no file$"
+    ):
         docs_site.on_page_markdown("[a](../tests/no.py)", page, config, None)
 
 
@@ -159,7 +161,7 @@ def test_other_toolkits_options_are_theirs_and_ours_are_ours():
 def test_slurms_array_trains_a_seed_in_each_job(tmp_path):
     desk = Desk(tmp_path)
     (tmp_path / "seeds.sh").write_text(
-        snippets("docs/slurm.md", "bash")[0].replace(".venv/bin/python", "python")
+        snippets("docs/guides/slurm.md", "bash")[0].replace(".venv/bin/python", "python")
     )
     small = "-cfg=vit_digits -batch_size=128 -o REPORT=False DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=1"
     desk.type(f"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_ARRAY_TASK_ID=3 bash seeds.sh {small}")

@@ -1,4 +1,4 @@
-"""docs/own_data.md, "From pictures to a model": its commands from the first to the last, on crops
+"""docs/guides/prepare_data.md, "From pictures to a model": its commands from the first to the last, on crops
 of photographs.
 
 A small model stands for ``FILE``, and flags behind each command make the run small. What the runs

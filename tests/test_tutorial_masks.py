@@ -1,4 +1,4 @@
-"""docs/segmentation.md, "From pictures and masks to an overlay": its commands from the first to the
+"""docs/guides/segmentation.md, "From pictures and masks to an overlay": its commands from the first to the
 last, on drawn shapes. ``tools/serve.py`` answers the masks that ``tools/predict.py`` writes.
 """
 

@@ -7,7 +7,7 @@
 The first form starts N ranks here (default: one per visible GPU, or 2), and times an all-reduce
 between them. Started by a launcher on several machines, it is one of their ranks. The all-reduce is
 then over all of them, and rank 0 prints what is wrong on any machine. --gpu runs the first steps on
-this machine's GPUs, in about ten minutes (docs/gpu.md). --rehearse runs them on the CPU, in small
+this machine's GPUs, in about ten minutes (docs/guides/gpu.md). --rehearse runs them on the CPU, in small
 sizes. Exit status: 0 if all is well; 1 if there is something to do. Not run on a GPU (NCCL).
 """
 

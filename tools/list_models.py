@@ -28,7 +28,9 @@ from settings.names import TOOLKITS, instead, matches, names  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 # What the error says of models whose costs aren't counted.
-_OF_SEGMENTATION = "models of segmentation have no row here, docs/segmentation.md tells of them"
+_OF_SEGMENTATION = (
+    "models of segmentation have no row here, docs/guides/segmentation.md tells of them"
+)
 TABLE = ROOT / "settings" / "costs.json"
 
 

@@ -391,7 +391,7 @@ def main() -> None:
         "dataset",
         choices=datasets.names(returns=("Files",)),
         required=True,
-        help="see docs/datasets.md",
+        help="see docs/guides/prepare_data.md",
     )
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
     option(

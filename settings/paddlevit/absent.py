@@ -43,7 +43,7 @@ _FAMILIES = (
     _Family("PVTv2", _DETECTION, "pvtv2_det", keys=("FPN.",)),
     _Family("Swin", _DETECTION, None, keys=("MODEL.TRANS.WINDOW_SIZE",)),
 )
-_ADVICE = "; docs/paddlevit.md lists what is"
+_ADVICE = "; docs/migrate/paddlevit.md lists what is"
 
 
 def absent_type(model_type: str) -> str:

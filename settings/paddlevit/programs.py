@@ -80,7 +80,7 @@ def instead(module: str, name: str) -> NoReturn:
     for paddlevits, advice in _INSTEAD.get(module, {}).items():
         if name == paddlevits or name.startswith(f"{paddlevits}_"):
             raise ImportError(
-                f"{module} has no {name}; for PaddleViT's, write {advice}: docs/paddlevit.md",
+                f"{module} has no {name}; for PaddleViT's, write {advice}: docs/migrate/paddlevit.md",
                 name=module,
             )
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -100,7 +100,7 @@ class ModuleFinder(importlib.abc.MetaPathFinder):
                 " or create_model"
             )
         if advice:
-            line = f"No module named {fullname!r}; for PaddleViT's, {advice}: docs/paddlevit.md"
+            line = f"No module named {fullname!r}; for PaddleViT's, {advice}: docs/migrate/paddlevit.md"
             raise ModuleNotFoundError(line, name=fullname)
 
 
@@ -190,7 +190,7 @@ def _own_value(section: Section, paddlevits: str) -> Any:
     if names[0] != paddlevits and not names[0].startswith(prefix):
         advice = f"; it is {names[0]} here"
     elif reading.has_key(paddlevits):
-        advice = "; docs/paddlevit.md says what PaddleViT's key is here"
+        advice = "; docs/migrate/paddlevit.md says what PaddleViT's key is here"
     else:
         advice = nearest_key(paddlevits, [f"{prefix}{key}" for key, _ in leaves(section)])
     raise AttributeError(f"no key {paddlevits}{advice}")

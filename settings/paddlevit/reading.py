@@ -71,7 +71,7 @@ _DINO_KEYS = {
 # What an error says of a key that only PaddleViT has, in a file that isn't read as PaddleViT's.
 PLACE = (
     "it is PaddleViT's, for files with its keys alone and no BASE:"
-    " docs/paddlevit.md names the key for others"
+    " docs/migrate/paddlevit.md names the key for others"
 )
 
 
@@ -440,7 +440,7 @@ def difference_lines(name: str, config: Configuration) -> list[str]:
         )
     if not differences:
         return []
-    return [f"PaddleViT itself {'; '.join(differences)}: docs/paddlevit.md"]
+    return [f"PaddleViT itself {'; '.join(differences)}: docs/migrate/paddlevit.md"]
 
 
 def _of_training(family: Family, settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:

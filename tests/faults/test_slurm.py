@@ -129,5 +129,5 @@ def test_the_users_threads_and_a_cluster_without_gpus(environment, tmp_path):
         capture_output=True,
         text=True,
     )
-    # what docs/slurm.md says --gpus-per-node=0 for
+    # what docs/guides/slurm.md says --gpus-per-node=0 for
     assert "Invalid generic resource" in refused.stderr

@@ -1,4 +1,4 @@
-"""Stores timm's options, and the keys of PaddleClas that docs/paddleclas.md names.
+"""Stores timm's options, and the keys of PaddleClas that docs/migrate/paddleclas.md names.
 
 python tests/golden/make_other_options.py TIMM PADDLECLAS    # clones of both; it needs PyYAML alone
 """

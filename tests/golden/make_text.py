@@ -92,7 +92,12 @@ def image(size: int) -> torch.Tensor:
 
 def corpus() -> list[str]:
     lines = []
-    for name in ("README.md", "README_cn.md", "docs/quick_start.md", "docs/evaluation.md"):
+    for name in (
+        "README.md",
+        "README_cn.md",
+        "docs/start/quick_start.md",
+        "docs/guides/evaluate.md",
+    ):
         lines += (ROOT / name).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip()]
 

@@ -26,7 +26,7 @@ SPAWN = multiprocessing.get_context("spawn")
 class Targets:
     """The ports of ``pids``, two watchers, and of their ranks.
 
-    Paddle's store is left out while Paddle starts: it answers anybody then (docs/reliability.md,
+    Paddle's store is left out while Paddle starts: it answers anybody then (docs/evidence/guarantees.md,
     The network).
     """
 

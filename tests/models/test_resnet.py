@@ -40,7 +40,7 @@ def test_logits_and_features_are_timms(tmp_path, name):
 def test_variants_are_timms(tmp_path, name, options):
     # The formula's weights raise the activations, and with them the rounding, from block to block:
     # 8e-4 of the range lie between two CPUs. Another option in place of one of these changes half
-    # of it. docs/parity.md compares at full size.
+    # of it. docs/evidence/parity.md compares at full size.
     assert_parity(ResNet(SIZES[name], num_classes=5, **options), name, tmp_path, array, within=5e-3)
 
 

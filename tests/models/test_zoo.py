@@ -1,4 +1,4 @@
-"""What holds for every architecture: all that is shipped is in docs/parity.md, and trains on two
+"""What holds for every architecture: all that is shipped is in docs/evidence/parity.md, and trains on two
 ranks.
 """
 
@@ -48,14 +48,16 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
     file that has changed, the slow part of test_costs.py all of them.
     """
     missing = sorted(set(list_models()) - {name for name, *_ in PARITY})
-    assert not missing, f"docs/parity.md lacks what tools/check_parity.py prints of {missing}"
+    assert not missing, (
+        f"docs/evidence/parity.md lacks what tools/check_parity.py prints of {missing}"
+    )
     assert sorted(name for name, *_ in PARITY) == list_models()
     stored = json.loads(TABLE.read_text())
     assert {file.stem: content(file) for file in model_files()} == {
         name: row["content"] for name, row in stored.items()
     }
     for name, parameters, difference in PARITY:
-        # What timm's own float32 differs from its float64 (docs/parity.md, "Deep ResNets").
+        # What timm's own float32 differs from its float64 (docs/evidence/parity.md, "Deep ResNets").
         own = 1.6e-4 if name == "resnetrs420" else 0
         assert float(difference) <= max(1e-4, 1.1 * own), name
         assert stored[name]["parameters"] == int(parameters.replace(",", "")), name

@@ -1,4 +1,4 @@
-"""Writes docs/models.md: the costs of each shipped model beside fvcore's counts of timm's model
+"""Writes docs/models/index.md: the costs of each shipped model beside fvcore's counts of timm's model
 (golden/costs.json), and the accuracy of timm's weights (golden/published.json).
 
 This command writes the page and settings/costs.json, or the rows of some models (a second each):

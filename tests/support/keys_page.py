@@ -1,4 +1,4 @@
-"""Writes docs/keys.md: all keys with their defaults and meanings, as config.py, the components and
+"""Writes docs/reference/keys.md: all keys with their defaults and meanings, as config.py, the components and
 the models declare them.
 
 This command writes the page:
@@ -42,7 +42,7 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 
 def page() -> str:
-    """Returns the text of docs/keys.md."""
+    """Returns the text of docs/reference/keys.md."""
     texts = {key: declared.text for key, declared in component_keys().items()}
     texts |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
     readers = {

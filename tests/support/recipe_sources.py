@@ -6,7 +6,7 @@ FOLDER/<owner>+<name>:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py FOLDER
 
-This one writes docs/recipe_sources.md:
+This one writes docs/evidence/recipe_sources.md:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py
 """
@@ -118,7 +118,7 @@ def values(name: str, batch: int) -> dict[str, Any]:
 
 
 def page() -> str:
-    """Returns docs/recipe_sources.md: a table for each group of recipes."""
+    """Returns docs/evidence/recipe_sources.md: a table for each group of recipes."""
     lines = [_PREFACE]
     for file in sorted(FOLDER.glob("*.yaml")):
         content = yaml.safe_load(file.read_text())

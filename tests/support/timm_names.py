@@ -1,4 +1,4 @@
-"""Writes the table of docs/architectures.md: for each family, the number of timm's names that are
+"""Writes the table of docs/models/index.md: for each family, the number of timm's names that are
 available here, and those that aren't.
 
 tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json. This command writes

@@ -384,7 +384,10 @@ def test_resources_that_are_short(tmp_path):
         mock.patch.object(ops, "library", return_value=tmp_path / "ops.so"),
     ):
         ok, text = machine.operators()
-    assert (ok, text.endswith("(docs/performance.md); python -m ops.build")) == (False, True)
+    assert (ok, text.endswith("(docs/evidence/performance.md); python -m ops.build")) == (
+        False,
+        True,
+    )
 
 
 def test_a_loader_that_fails_or_is_slow():

@@ -291,7 +291,9 @@ def test_a_gpus_header(tmp_path):
         lines[3] == "      gpus        2 x NVIDIA A100-SXM4-80GB, compute capability 8.0, 85.1 GB"
     )
     assert (
-        "; look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES (docs/gpu.md)"
+        "; look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES (docs/guides/gpu.md)"
         in first_steps.no_gpu(A100)
     )
-    assert "; install paddlepaddle-gpu (docs/gpu.md)" in first_steps.no_gpu(A100 | {"built": False})
+    assert "; install paddlepaddle-gpu (docs/guides/gpu.md)" in first_steps.no_gpu(
+        A100 | {"built": False}
+    )

@@ -331,7 +331,7 @@ def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
 
 
 def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
-    """docs/parity.md has timm's name of each model, or says that it is PaddleViT's."""
+    """docs/evidence/parity.md has timm's name of each model, or says that it is PaddleViT's."""
     # Each question lists all files, and reads the names in them.
     for module, function in (
         (merging, merging.shipped_configs),
@@ -399,8 +399,8 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
         ("vit_base_patch16_xp_224", "this one isn't; the nearest are vit_base_patch16_"),
         ("mobilevitv2_150_in22ft1k", "this one isn't; the nearest are mobilevit_"),
         ("pvt_v2_b9", "did you mean pvtv2_b"),
-        ("efficientnet_b0", "timm's efficientnet isn't here, docs/architectures.md lists what is$"),
-        ("densenet121.ra_in1k", "timm's densenet isn't here, docs/architectures.md lists what is$"),
+        ("efficientnet_b0", "timm's efficientnet isn't here, docs/models/index.md lists what is$"),
+        ("densenet121.ra_in1k", "timm's densenet isn't here, docs/models/index.md lists what is$"),
     ],
 )
 def test_a_name_of_timms_that_is_not_here_says_so(name, message):

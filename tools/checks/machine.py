@@ -115,7 +115,7 @@ def devices() -> Finding:
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
     here = len(gpu_uuids())
     if here and not paddle.device.is_compiled_with_cuda():
-        advice = "make install PADDLE=... (docs/quick_start.md)"
+        advice = "make install PADDLE=... (docs/start/quick_start.md)"
         return False, f"{here} GPUs, but Paddle is a CPU build; {advice}"
     if not gpus:
         text = f"no GPU is visible to {build}: on the CPU, over gloo"
@@ -327,7 +327,9 @@ def operators() -> Finding:
         return True, f"a GPU needs none{missing}"
     if ops.load():
         return True, f"{ops.library().parent.name}{missing}"
-    problem = "not compiled for this Paddle, which makes training slow (docs/performance.md)"
+    problem = (
+        "not compiled for this Paddle, which makes training slow (docs/evidence/performance.md)"
+    )
     return False, f"{problem}; python -m ops.build"
 
 
@@ -361,9 +363,7 @@ def loader(cfg: str, options: Sequence[str], least: float = MIN_IMAGES) -> Findi
     images_text = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels"
     shown = f"{images_text}: {rate:.0f} images/s per worker"
     if rate < least:
-        advice = (
-            "pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
-        )
+        advice = "pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/evidence/performance.md)"
         return False, f"{shown}: few; {advice}"
     return True, shown
 

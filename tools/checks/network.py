@@ -36,7 +36,7 @@ def can_fence() -> tuple[bool, str]:
     where = ", ".join(reachable) or "no address but loopback"
     if not is_shut or open_after:
         reason = "this kernel filters no sockets: Paddle's store answers anybody for the whole run"
-        advice = "let a firewall pass the run's machines alone (docs/reliability.md, The network)"
+        advice = "let a firewall pass the run's machines alone (docs/evidence/guarantees.md, The network)"
         return False, f"{reason} (at {where}); {advice}"
     until = "until all ranks are connected, then nobody else connects"
     return True, f"Paddle's store listens at {where} {until}"

@@ -1,4 +1,4 @@
-"""The checks of ``tools/doctor.py --gpu``. They run what docs/gpu.md lists as not run on a GPU.
+"""The checks of ``tools/doctor.py --gpu``. They run what docs/guides/gpu.md lists as not run on a GPU.
 
 A check starts processes (the toolkit's programs, or ``tools/gpu/probe.py``) and returns a finding.
 On a CPU (``--rehearse``), sizes are small, and speed isn't judged.
@@ -445,7 +445,10 @@ def loader(bench: Bench) -> Finding:
         f" {speed}; {report['data_wait']:.0%} of the time waits for data"
     )
     if report["data_wait"] > INPUT_BOUND and not bench.rehearsing:
-        return False, f"{found}: raise DATA.NUM_WORKERS if there are cores (docs/performance.md)"
+        return (
+            False,
+            f"{found}: raise DATA.NUM_WORKERS if there are cores (docs/evidence/performance.md)",
+        )
     return True, found
 
 

@@ -93,7 +93,7 @@ def no_gpu(about: dict[str, Any]) -> str:
     if about["built"]:
         advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
     found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
-    return f"{found}; {advice} (docs/gpu.md), or rehearse on the CPU with --gpu --rehearse"
+    return f"{found}; {advice} (docs/guides/gpu.md), or rehearse on the CPU with --gpu --rehearse"
 
 
 def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
