@@ -147,13 +147,13 @@ def test_other_toolkits_options_are_theirs_and_ours_are_ours():
     """golden/make_other_options.py read timm's and PaddleClas's own; test_documents.py asks for the
     keys.
     """
-    page = text("timm.md")
+    page = text("migrate/timm.md")
     named = set(re.findall(r"`(--[\w-]+)`", page))
     assert len(named) > 120
     assert named <= set(KNOWN["timm"])
-    for name in ("timm.md", "paddleclas.md"):
+    for name in ("migrate/timm.md", "migrate/paddleclas.md"):
         assert {*re.findall(r"`-([a-z_]+)\b", text(name))} <= {*FLAGS, "p", "o", "cfg"}
-    keys = re.findall(r"^\| `(\w+\.[\w.]+)`", text("paddleclas.md"), re.M)
+    keys = re.findall(r"^\| `(\w+\.[\w.]+)`", text("migrate/paddleclas.md"), re.M)
     assert len(keys) > 35
     assert set(keys) <= set(KNOWN["paddleclas"])
 

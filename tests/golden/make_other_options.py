@@ -46,7 +46,7 @@ def main(timm: Path, paddleclas: Path) -> None:
         names |= set(
             re.findall(r"\w+", " ".join(re.findall(r"def __init__\(self,([^)]*)\)", text)))
         )
-    page = (FILE.parents[2] / "docs" / "paddleclas.md").read_text(encoding="utf-8")
+    page = (FILE.parents[2] / "docs" / "migrate" / "paddleclas.md").read_text(encoding="utf-8")
     found["paddleclas"] = sorted(names & set(re.findall(r"`([\w.]+)`", page)))
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
