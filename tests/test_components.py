@@ -269,6 +269,10 @@ SHOWN = {
     for block in snippets("docs/CONTRIBUTING.md", "python")
     if re.match(r"# \S+\.py\n", block)
 }
+SHOWN_FILES = {
+    block.partition("\n")[0].removeprefix("# "): block
+    for block in snippets("docs/CONTRIBUTING.md", "yaml")
+}
 CHOSEN = [
     "TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.SIGN_SHARE", "0.5", "TRAIN.LR_SCHEDULER.NAME", "cubic",
     "TRAIN.LR_SCHEDULER.CUBIC_FLOOR", "0.3", "TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "1",
@@ -287,7 +291,7 @@ def copy(tmp_path_factory):
         folder / "toolkit",
         ignore=shutil.ignore_patterns(".*", "output", "log*", "docs", "tests", "__pycache__"),
     )
-    for name, text in SHOWN.items():
+    for name, text in (SHOWN | SHOWN_FILES).items():
         assert not (folder / "toolkit" / name).exists()
         (folder / "toolkit" / name).write_text(text)
     rng = np.random.default_rng(0)
@@ -317,8 +321,8 @@ def run(copy: Path, *words: str):
 @pytest.mark.smoke
 def test_one_of_each_is_added_and_trained_with(copy, tiny):
     assert sorted(SHOWN) == [
-        "loading/flowers.py", "loading/transforms/fog.py", "training/optim/cubic.py",
-        "training/optim/sign.py", "training/poly.py", "training/rotation.py",
+        "loading/flowers.py", "loading/transforms/fog.py", "tools/count_images.py", "training/csv_tracker.py",
+        "training/optim/cubic.py", "training/optim/sign.py", "training/poly.py", "training/rotation.py",
     ]  # fmt: skip
     options = [
         *tiny,
@@ -338,6 +342,8 @@ def test_one_of_each_is_added_and_trained_with(copy, tiny):
         "1",
         "TRAIN.BASE_LR",
         "0.1",
+        "TRACKERS",
+        "csv",
         *CHOSEN,
     ]
     done = run(copy, "main_single_gpu.py", f"-output={copy / 'run'}", "-o", *options)
@@ -348,6 +354,10 @@ def test_one_of_each_is_added_and_trained_with(copy, tiny):
     rates = [line["lr"] for line in lines if line["split"] == "train"]
     expected = [0.1 * max(0.3, (1 - update / 4) ** 3) for update in range(4)]
     assert rates == pytest.approx(expected, rel=1e-9)
+    tracked = (copy / "run/csv/losses.csv").read_text().splitlines()
+    assert [row.rpartition(",")[0] for row in tracked] == [
+        f"{line['split']},{line['step']}" for line in lines
+    ]
     # The run is evaluated by its own configuration, which has the new keys.
     done = run(
         copy,
@@ -366,6 +376,16 @@ def test_one_of_each_is_added_and_trained_with(copy, tiny):
         f"-output={copy / 'shards'}",
     )
     assert "16 train images and 8 val images" in done.stdout, done.stderr
+    counted = run(copy, "tools/count_images.py", "-dataset=flowers", f"-data_path={copy / 'data'}")
+    assert (counted.stdout, counted.stderr) == ("0 8\n1 8\n", "")
+
+
+def test_the_configurations_that_are_shown_are_found_by_their_names(copy):
+    assert len(SHOWN_FILES) == 2
+    for name in SHOWN_FILES:
+        code = f"from config import get_config; c = get_config('{Path(name).stem}'); print(c.MODEL.EMBED_DIM)"
+        done = run(copy, "-c", code)
+        assert done.stdout == ("256\n" if "mini" in name else "384\n"), done.stderr
 
 
 ROTATION = [
