@@ -184,7 +184,7 @@ def read_sweep(file: Path) -> Sweep:
     for key in ("command", "keys"):
         if not content.get(key):
             raise InputError(
-                f"{file} has no {key}; docs/guides/prepare_data.md shows a sweep's file"
+                f"{file} has no {key}; docs/guides/sweep.md shows a sweep's file"
             )
     program, *words = _command_words(file, content["command"])
     method = content.get("method", "grid")
