@@ -78,7 +78,7 @@ house: $(VENV)/installed
 test-long: $(VENV)/installed-test ops
 	$(RUN) $(PYTEST) -m long
 
-# Every fault that docs/evidence/guarantees.md reports, injected anew.
+# Every fault that docs/evidence/faults.md reports, injected anew.
 test-faults: $(VENV)/installed-test ops
 	$(RUN) -m pytest -m slow -s
 
