@@ -6,7 +6,7 @@
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
 # make lint     ruff, spelling and types; make house: what can be counted of how the code reads
 # make test-paddle26 the smoke tests under Paddle 2.6; make clean: removes both environments
-# make docs     the site, in output/site; warnings are errors (tools/package/mkdocs.yml)
+# make docs     the sites of both languages, in output/site; warnings are errors (tools/package/mkdocs.yml)
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/start/quick_start.md)
 PYTHON ?= python3
 VENV := .venv
@@ -78,7 +78,7 @@ house: $(VENV)/installed
 test-long: $(VENV)/installed-test ops
 	$(RUN) $(PYTEST) -m long
 
-# Every fault that docs/evidence/guarantees.md reports, injected anew.
+# Every fault that docs/evidence/faults.md reports, injected anew.
 test-faults: $(VENV)/installed-test ops
 	$(RUN) -m pytest -m slow -s
 
@@ -105,6 +105,7 @@ $(VENV)/installed-docs: $(VENV)/installed
 
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f tools/package/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f tools/package/mkdocs_zh.yml
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 install-paddle26:

@@ -5,7 +5,7 @@ ranges of its activations. Weights have a scale for each output channel, and act
 each tensor. Both are symmetric. A range goes from the smallest to the largest value of all images.
 By default, NNCF takes the mean of the images' smallest and largest values. That cuts off values
 which transformers and ConvNeXts need: it cost a ConvNeXt 2.4 points, and the whole range none
-(docs/guides/predict.md).
+(docs/evidence/performance.md).
 
 "int8_weights" and "int4_weights" store the weights of linear layers and convolutions as whole
 numbers, and compute in float32. They need no images. (They are NNCF's INT8_SYM and INT4_ASYM.)

@@ -432,7 +432,7 @@ def test_what_the_documents_count_is_counted():
     ]
     assert len(start.splitlines()) == 7
     assert "a served model in seven commands" in (ROOT / "README.md").read_text()
-    for page in ("distributed.md", "distributed_cn.md"):
+    for page in ("guides/distributed.md", "zh/guides/distributed.md"):
         text = (ROOT / "docs" / page).read_text()
         restarts = re.search(
             r"`DIST.MAX_RESTART (\d+)`.*?restart \d of (\d+) \(DIST.MAX_RESTART\)", text, re.S

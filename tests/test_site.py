@@ -2,9 +2,14 @@
 toolkits' options.
 """
 
+import functools
+import http.server
 import json
+import os
 import re
+import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -37,79 +42,129 @@ def test_the_page_of_keys_is_what_the_code_declares():
     assert "| `SEED` | `0` |" in page
 
 
-def test_every_page_is_in_the_sites_menu():
-    menu = re.findall(
-        r": ([\w/]+\.md)$", (ROOT / "tools/package/mkdocs.yml").read_text(encoding="utf-8"), re.M
-    )
-    pages = {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")}
-    assert sorted(menu) == sorted(pages | set(docs_site.PAGES.values()))
+def site(page, folder="docs", repo_url=None):
+    """Returns MkDocs' page and configuration, as far as the hook reads them."""
+    config = SimpleNamespace(docs_dir=ROOT / folder, repo_url=repo_url)
+    return SimpleNamespace(file=SimpleNamespace(src_uri=page)), config
+
+
+@pytest.mark.parametrize(("folder", "name"), [("docs", "mkdocs"), ("docs/zh", "mkdocs_zh")])
+def test_every_page_is_in_its_sites_menu(folder, name):
+    text = (ROOT / f"tools/package/{name}.yml").read_text(encoding="utf-8")
+    menu = re.findall(r": ([\w/]+\.md)$", text, re.M)
+    pages = {str(file.relative_to(ROOT / folder)) for file in (ROOT / folder).rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("zh/")}
+    assert sorted(menu) == sorted(pages | set(docs_site.PAGES[folder].values()))
 
 
 @pytest.mark.parametrize(
     ("page", "link", "there"),
     [
-        ("index.md", "[a](docs/models/weights.md#what-fits)", "[a](weights.md#what-fits)"),
+        ("index.md", "[a](docs/models/weights.md#b)", "[a](models/weights.md#b)"),
         ("index.md", "[a [b]](docs/SECURITY.md), [c](LICENSE)", "[a [b]](SECURITY.md), c"),
         ("index.md", '<img src="docs/images/curves.png">', '<img src="images/curves.png">'),
+        ("guides/gpu.md", "![a](../images/batch.png)", "![a](../images/batch.png)"),
+        ("guides/gpu.md", "[a](../../README.md)", "[a](../index.md)"),
+        ("api/models.md", "[a](../models/weights.md)", "[a](../models/weights.md)"),
         (
-            "gpu.md",
-            "![a](images/batch.png) [b](../README_cn.md)",
-            "![a](images/batch.png) [b](README_cn.md)",
+            "guides/gpu.md",
+            "[a](https://b.c/d) `[a](b)` [a](#b)",
+            "[a](https://b.c/d) `[a](b)` [a](#b)",
         ),
+        # the other language's site
+        ("index.md", "[中文](README_cn.md)", '<a href="zh/index.html">中文</a>'),
         (
-            "api/models.md",
-            "[a](../weights.md) [b](../../README.md)",
-            "[a](../weights.md) [b](../index.md)",
+            "guides/gpu.md",
+            "[中文](../zh/guides/gpu.md)",
+            '<a href="../zh/guides/gpu.html">中文</a>',
         ),
-        ("gpu.md", "[a](https://b.c/d) `[a](b)` [a](#b)", "[a](https://b.c/d) `[a](b)` [a](#b)"),
     ],
 )
 def test_a_link_leads_where_it_leads_in_the_repository(page, link, there):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    assert docs_site.on_page_markdown(link, page, SimpleNamespace(repo_url=None), None) == there
+    assert docs_site.on_page_markdown(link, *site(page), None) == there
 
 
 @pytest.mark.parametrize(
-    ("page", "text", "shown"),
+    ("page", "link", "there"),
     [
-        ("gpu_cn.md", "第一行\n第二行", "第一行第二行"),
-        ("gpu_cn.md", "- 第一行，\n  第二行\n- 第二项", "- 第一行，第二行\n- 第二项"),
-        ("gpu_cn.md", "第一行 `code`\n第二行\nword", "第一行 `code`\n第二行\nword"),
-        ("gpu_cn.md", "# 标题\n\n段落", "# 标题\n\n段落"),
-        ("gpu_cn.md", "```\n第一行\n第二行\n```", "```\n第一行\n第二行\n```"),
-        ("gpu.md", "第一行\n第二行", "第一行\n第二行"),
+        ("index.md", "[a](docs/zh/guides/gpu.md#b)", "[a](guides/gpu.md#b)"),
+        ("index.md", "[English](README.md)", '<a href="../index.html">English</a>'),
+        ("index.md", '<img src="docs/images/curves.png">', '<img src="../images/curves.png">'),
+        (
+            "guides/gpu.md",
+            "[a](../../reference/keys.md#b)",
+            '<a href="../../reference/keys.html#b">a</a>',
+        ),
+        ("guides/gpu.md", "[a](../../../README_cn.md)", "[a](../index.md)"),
+        (
+            "guides/gpu.md",
+            "![a](../../images/batch.png)",
+            '<img alt="a" src="../../images/batch.png">',
+        ),
     ],
 )
-def test_a_line_break_between_chinese_characters_is_no_space(page, text, shown):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    assert docs_site.on_page_markdown(text, page, SimpleNamespace(repo_url=None), None) == shown
+def test_a_chinese_pages_link_leads_where_it_leads_in_the_repository(page, link, there):
+    assert docs_site.on_page_markdown(link, *site(page, "docs/zh"), None) == there
 
 
 @pytest.mark.parametrize(
-    ("page", "language", "titles"),
-    [("gpu.md", "en", ["Home", "中文"]), ("gpu_cn.md", "zh", ["首页", "GPU", "English"])],
+    ("folder", "text", "shown"),
+    [
+        ("docs/zh", "第一行\n第二行", "第一行第二行"),
+        ("docs/zh", "- 第一行，\n  第二行\n- 第二项", "- 第一行，第二行\n- 第二项"),
+        ("docs/zh", "第一行 `code`\n第二行\nword", "第一行 `code`\n第二行\nword"),
+        ("docs/zh", "# 标题\n\n段落", "# 标题\n\n段落"),
+        ("docs/zh", "```\n第一行\n第二行\n```", "```\n第一行\n第二行\n```"),
+        ("docs", "第一行\n第二行", "第一行\n第二行"),
+    ],
 )
-def test_a_chinese_pages_menu_and_words_are_chinese(page, language, titles, monkeypatch):
-    class Link(SimpleNamespace):
-        def __init__(self, title, url):
-            super().__init__(title=title, url=url)
+def test_a_line_break_between_chinese_characters_is_no_space(folder, text, shown):
+    assert docs_site.on_page_markdown(text, *site("guides/gpu.md", folder), None) == shown
 
-    class Navigation(SimpleNamespace):
-        def __init__(self, items, pages):
-            super().__init__(items=items, pages=pages, homepage=None)
 
-    monkeypatch.setitem(
-        sys.modules, "mkdocs.structure.nav", SimpleNamespace(Link=Link, Navigation=Navigation)
+# What somebody types, and the page that has to be the first.
+SEARCHES = {
+    "index.html": {"SLURM": "guides/slurm.html", "resuming": "guides/resume.html"},
+    "zh/index.html": {"多标签": "guides/multilabel.html", "断点续训": "guides/resume.html"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_both_sites_can_be_searched_from_the_disk_and_over_http(tmp_path):
+    pytest.importorskip("mkdocs")
+    for name, folder in (("mkdocs", tmp_path), ("mkdocs_zh", tmp_path / "zh")):
+        words = [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(folder)]
+        words += ["-f", str(ROOT / "tools" / "package" / f"{name}.yml")]
+        subprocess.run(words, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    handler = functools.partial(QuietHandler, directory=tmp_path)
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        browsing() as browser,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for base in (tmp_path.as_uri(), f"http://127.0.0.1:{server.server_port}"):
+            for page, searches in SEARCHES.items():
+                for query, first in searches.items():
+                    assert found_first(browser, f"{base}/{page}", query).endswith(first)
+        server.shutdown()
+        assert browser.said == []
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format, *args):
+        pass
+
+
+def found_first(browser, address, query):
+    browser.open(address)
+    browser.value(
+        "(() => { const input = document.querySelector('[data-md-component=search-query]');"
+        f"input.focus(); input.value = {json.dumps(query)};"
+        "input.dispatchEvent(new Event('keyup', {bubbles: true})); })()"
     )
-    chinese = SimpleNamespace(
-        title="中文", children=[Link("首页", "README_cn.html"), Link("GPU", "gpu_cn.html")]
-    )
-    menu = Navigation([Link("Home", "index.html"), chinese], [])
-    config = SimpleNamespace(theme={"language": "en"})
-    page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    context = docs_site.on_page_context({"nav": menu}, page, config, menu)
-    assert config.theme["language"] == language
-    assert [item.title for item in context["nav"].items] == titles
+    browser.wait("document.querySelector('.md-search-result__link')", seconds=10)
+    return browser.value("document.querySelector('.md-search-result__link').href.split('?')[0]")
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
@@ -133,14 +188,12 @@ def test_a_search_from_the_disk_finds_its_worker(tmp_path):
 
 
 def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="gpu.md"))
-    config = SimpleNamespace(repo_url="https://a.b/c/")
-    found = docs_site.on_page_markdown("[a](../tests/support/ranks.py)", page, config, None)
+    page, config = site("guides/gpu.md", repo_url="https://a.b/c/")
+    found = docs_site.on_page_markdown("[a](../../tests/support/ranks.py)", page, config, None)
     assert found == "[a](https://a.b/c/blob/main/tests/support/ranks.py)"
-    with pytest.raises(
-        FileNotFoundError, match=r"^docs/guides/gpu.md: ../tests/no.py leads to no file$"
-    ):
-        docs_site.on_page_markdown("[a](../tests/no.py)", page, config, None)
+    message = r"^docs/guides/gpu.md: ../../tests/no.py leads to no file$"
+    with pytest.raises(FileNotFoundError, match=message):
+        docs_site.on_page_markdown("[a](../../tests/no.py)", page, config, None)
 
 
 def test_other_toolkits_options_are_theirs_and_ours_are_ours():

@@ -8,7 +8,7 @@ For example, a FILE with four runs:
     keys:
       TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3, 1e-2]
 
-docs/guides/prepare_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The
+docs/guides/sweep.md lists its other keys: random draws, Optuna, seeds, runs side by side. The
 configurations of all points are checked before the first run starts. The same command resumes the
 sweep: finished runs aren't repeated, and killed or failed runs resume from their checkpoints. The
 sweep's folder gets sweep.csv, sweep.png, and for each run a folder and a file of its output. -n

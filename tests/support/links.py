@@ -47,8 +47,9 @@ def broken(page: Path) -> list[str]:
             continue
         name, _, anchor = unquote(link).partition("#")
         target = page.parent / name if name else page
-        has_no_anchor = anchor and target.suffix == ".md" and anchor not in anchors(target)
-        if not target.exists() or has_no_anchor:
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors(target)
+        ):
             found.append(link)
     return found
 

@@ -233,7 +233,7 @@ def test_the_commands_are_printed_and_nothing_is_done(tmp_path, monkeypatch, cap
     assert os.listdir(tmp_path) == ["sweep.yaml"]
 
 
-@pytest.mark.parametrize("page", ["docs/guides/prepare_data.md", "tools/sweep.py"])
+@pytest.mark.parametrize("page", ["docs/guides/sweep.md", "tools/sweep.py"])
 def test_the_files_that_are_shown_are_sweeps(page, tmp_path):
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^( *command: .*?)(?=\n\S|\n\n)", text, re.M | re.S) if page[0] == "t" else [

@@ -1,4 +1,4 @@
-"""The checks of ``tools/doctor.py --gpu``. They run what docs/guides/gpu.md lists as not run on a GPU.
+"""The checks of ``tools/doctor.py --gpu``. They run what docs/evidence/untested.md lists.
 
 A check starts processes (the toolkit's programs, or ``tools/gpu/probe.py``) and returns a finding.
 On a CPU (``--rehearse``), sizes are small, and speed isn't judged.

@@ -1,8 +1,8 @@
-"""A hook of MkDocs (``make docs``): the pages at the repository's root become pages of the site, and
-links that leave docs/ lead to them.
+"""A hook of MkDocs (``make docs``), which builds the site of each language.
 
-README.md becomes the site's first page, index.md. On GitHub the same links work as they stand in
-the files. Chinese pages get the theme's Chinese words, and a menu of the Chinese pages.
+The English site is made of ``docs``, the Chinese one of ``docs/zh``, into the folder ``zh`` of the
+English one. README.md and README_cn.md are their first pages. A link leads to the same file as on
+GitHub: to a page of this site, of the other language's site, or to a file of ``repo_url``.
 """
 
 import posixpath
@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md", "CHANGELOG.md": "CHANGELOG.md"}
+# The pages of each site that come from the repository's root, and their addresses there.
+PAGES = {
+    "docs": {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"},
+    "docs/zh": {"README_cn.md": "index.md"},
+}
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 # A character that is written without spaces: Chinese, or full-width punctuation.
 _WIDE = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"
@@ -22,64 +26,115 @@ _LINK = re.compile(
 )
 
 
+def on_config(config: Any) -> Any:
+    """Keeps the glossary's terms of three characters whole where Chinese text is cut into words.
+
+    In pieces they would be found everywhere: 多标签 (multi-label) in each page with 多 (many).
+    """
+    import jieba  # pyright: ignore[reportMissingImports]
+
+    glossary = (ROOT / "tests" / "glossary.yaml").read_text(encoding="utf-8")
+    for line in re.findall(r"zh: ([^,}]+)", glossary):
+        for term in re.findall(r"[\u3400-\u9fff]+", line):
+            if len(term) == 3:
+                jieba.add_word(term, 10**7)
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the root's pages to mkdocs' files."""
+    """Adds the root's pages to MkDocs' files."""
     from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
-    for source, page in PAGES.items():
-        files.append(
-            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
-        )
+    folder = _folder(config)
+    for source, page in PAGES[folder].items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
     return files
 
 
+def on_nav(nav: Any, config: Any, files: Any) -> Any:
+    """Adds the other language's site to the menu."""
+    from mkdocs.structure.nav import Link  # pyright: ignore[reportMissingImports]
+
+    others = {"docs": ("中文", "zh/index.html"), "docs/zh": ("English", "../index.html")}
+    nav.items.append(Link(*others[_folder(config)]))
+    return nav
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Returns a page whose links lead to pages of the site, or to files of ``repo_url``; without
-    one they are text.
+    """Returns a page whose links lead to pages, or to files of ``repo_url``; without one these are
+    text.
 
     Raises:
         FileNotFoundError: a link leads to no file.
     """
-    own = {site: source for source, site in PAGES.items()}.get(
-        page.file.src_uri, f"docs/{page.file.src_uri}"
-    )
+    folder = _folder(config)
+    own = _source(folder, page.file.src_uri)
 
     def link(found: re.Match[str]) -> str:
         target, _, anchor = (found[3] or found[4]).partition("#")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(own), target))
         if not (ROOT / path).exists():
             raise FileNotFoundError(f"{own}: {target} leads to no file")
-        if path in PAGES or path.startswith("docs/"):
-            site = PAGES.get(path, path.removeprefix("docs/"))
-            there = posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or ".") + (
-                anchor and f"#{anchor}"
-            )
-        elif config.repo_url:
+        address = _address(path)
+        if address is None:
+            if not config.repo_url:
+                return found[2]
             there = f"{config.repo_url.rstrip('/')}/blob/main/{path}"
-        else:
-            return found[2]
-        return f'src="{there}"' if found[4] else f"{found[1]}[{found[2]}]({there})"
+            return f"{found[1]}[{found[2]}]({there})"
+        there = posixpath.relpath(address, posixpath.dirname(_address(own) or "") or ".")
+        if found[4]:
+            return f'src="{there}"'
+        there += anchor and f"#{anchor}"
+        if _site_of(path) == folder:
+            return f"{found[1]}[{found[2]}]({there})"
+        # MkDocs would look for the other site's file in this one.
+        there = there.replace(".md", ".html")
+        if found[1]:
+            return f'<img alt="{found[2]}" src="{there}">'
+        return f'<a href="{there}">{found[2]}</a>'
 
-    if _is_chinese(page):
+    if folder == "docs/zh":
         markdown = _BREAK.sub(
             lambda found: found[0] if found[0].startswith("```") else "", markdown
         )
     return _LINK.sub(lambda found: link(found) if found[3] or found[4] else found[0], markdown)
 
 
-def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
-    """Gives a Chinese page the theme's Chinese words, and the menu of the Chinese pages."""
-    from mkdocs.structure.nav import Link, Navigation  # pyright: ignore[reportMissingImports]
+def on_post_build(config: Any) -> None:
+    """Lets the theme's search find Chinese words at a query's end: its loop stops a letter early.
 
-    config.theme["language"] = "zh" if _is_chinese(page) else "en"
-    if _is_chinese(page):
-        [section] = [item for item in nav.items if item.title == "中文"]
-        up = "../" * page.file.src_uri.count("/")
-        pages = [item for item in section.children if item.is_page]
-        context["nav"] = Navigation([*section.children, Link("English", f"{up}index.html")], pages)
-        context["nav"].homepage = pages[0]
-    return context
+    Raises:
+        ValueError: the theme has another loop, which may not need this any more.
+    """
+    [worker] = Path(config.site_dir).glob("assets/javascripts/workers/search.*.min.js")
+    script, loops = re.subn(
+        r"(for\(let (\w)=\w\+1;\2<)(\w\.length;\2\+\+\)\w\.slice)", r"\1=\3", worker.read_text()
+    )
+    if loops != 1:
+        raise ValueError(f"{worker}: found {loops} loops over the letters of a query, expected 1")
+    worker.write_text(script)
 
 
-def _is_chinese(page: Any) -> bool:
-    return page.file.src_uri.startswith(("zh/", "README_cn"))
+def _folder(config: Any) -> str:
+    return Path(config.docs_dir).resolve().relative_to(ROOT).as_posix()
+
+
+def _source(folder: str, page: str) -> str:
+    """Returns the file in the repository of a page of the site."""
+    return {site: source for source, site in PAGES[folder].items()}.get(page, f"{folder}/{page}")
+
+
+def _site_of(path: str) -> str:
+    """Returns the site of a page of the repository: its folder."""
+    chinese = path in PAGES["docs/zh"] or path.startswith("docs/zh/")
+    return "docs/zh" if chinese else "docs"
+
+
+def _address(path: str) -> str | None:
+    """Returns a file's place in the English site's folder; None: the sites don't have it."""
+    if path in PAGES["docs"]:
+        return PAGES["docs"][path]
+    if path in PAGES["docs/zh"]:
+        return f"zh/{PAGES['docs/zh'][path]}"
+    return path.removeprefix("docs/") if path.startswith("docs/") else None

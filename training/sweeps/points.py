@@ -183,9 +183,7 @@ def read_sweep(file: Path) -> Sweep:
             raise InputError(f"{file}: {key} is {quoted(value)}, expected {kinds[key].__name__}")
     for key in ("command", "keys"):
         if not content.get(key):
-            raise InputError(
-                f"{file} has no {key}; docs/guides/prepare_data.md shows a sweep's file"
-            )
+            raise InputError(f"{file} has no {key}; docs/guides/sweep.md shows a sweep's file")
     program, *words = _command_words(file, content["command"])
     method = content.get("method", "grid")
     refuse_other(f"{file}: method", method, METHODS)
