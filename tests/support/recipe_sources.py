@@ -6,7 +6,7 @@ FOLDER/<owner>+<name>:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py FOLDER
 
-This one writes docs/evidence/recipe_sources.md:
+This one writes docs/evidence/recipe_sources.md, except its head:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py
 """
@@ -27,7 +27,9 @@ from settings.values import parse_value
 from training.optim import build_schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "sources"
-PAGE = FOLDER.parent.parent / "docs" / "recipe_sources.md"
+PAGE = FOLDER.parent.parent / "docs" / "evidence" / "recipe_sources.md"
+# The head of the page ends here. It is written by hand, and isn't changed.
+MARK = "<!-- the rest is written by tests/support/recipe_sources.py -->"
 
 
 class Row(NamedTuple):
@@ -118,8 +120,10 @@ def values(name: str, batch: int) -> dict[str, Any]:
 
 
 def page() -> str:
-    """Returns docs/evidence/recipe_sources.md: a table for each group of recipes."""
-    lines = [_PREFACE]
+    """Returns docs/evidence/recipe_sources.md: its head as it is, then a table for each group of
+    recipes.
+    """
+    lines = [PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK]
     for file in sorted(FOLDER.glob("*.yaml")):
         content = yaml.safe_load(file.read_text())
         commit = f" at {content['commit'][:7]}" if content["commit"] else ""
@@ -148,14 +152,6 @@ def without_source() -> list[str]:
         for file in shipped_configs()
         if re.search(r"^#.*\bsource: none yet\b", file.read_text(), re.M | re.I)
     )
-
-
-_PREFACE = """# What the recipes' sources say
-
-`tests/support/recipe_sources.py` makes this page from `tests/sources/*.yaml`. `tests/test_recipe_sources.py` compares the
-configurations with it. A recipe's keys are those of all tables that name it. If two tables have the same key, the
-lower one counts. BATCH is the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning
-rates at the first update, after warm-up and at the end, at that batch."""
 
 
 def _line(key: str, row: Row) -> str:
