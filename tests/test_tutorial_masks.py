@@ -1,5 +1,5 @@
-"""docs/guides/segmentation.md, "From pictures and masks to an overlay": its commands from the first to the
-last, on drawn shapes. ``tools/serve.py`` answers the masks that ``tools/predict.py`` writes.
+"""docs/guides/segmentation.md, up to "Dataset formats": its commands from the first to the last, on
+drawn shapes. ``tools/serve.py`` answers the masks that ``tools/predict.py`` writes.
 """
 
 import re
@@ -14,6 +14,7 @@ from support.servers import serving
 pytestmark = pytest.mark.long
 # Flags behind a command, by a word of it, that make it small.
 SMALL = {
+    "make_shapes": "--count 20",
     "show_batch": "-o DATA.NUM_WORKERS 0",
     "run_train": "-ngpus=1 -o DATA.NUM_WORKERS 0 TRAIN.NUM_EPOCHS 2 VALIDATE_FREQ 1",
     "run_eval": "-ngpus=1 -output=evaluated",
@@ -23,18 +24,13 @@ SMALL = {
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
     """The desk after all commands, but the server."""
-    section = (
-        (ROOT / "docs" / "segmentation.md")
-        .read_text()
-        .split("## From pictures and masks to an overlay\n")[1]
-        .split("\n## ")[0]
-    )
+    page = (ROOT / "docs" / "guides" / "segmentation.md").read_text(encoding="utf-8")
+    section = page.split("\n## Dataset formats\n")[0]
     desk = Desk(tmp_path_factory.mktemp("masks"))
-    [drawing] = re.findall("`(python tools/make_shapes.py .*?)`", section)
-    desk.type(f"{drawing} --count 20".replace("/data/plants", "data/plants"))
     commands = "".join(re.findall(r"^```sh\n(.*?)^```", section, re.M | re.S)).splitlines()
-    assert len(commands) == 10
-    for command in commands:
+    assert len(commands) == 11
+    for line in commands:
+        command = line.partition("  #")[0]
         if "serve.py" in command:
             continue
         flags = next((own for word, own in SMALL.items() if word in command), "")
