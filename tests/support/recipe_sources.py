@@ -6,9 +6,7 @@ FOLDER/<owner>+<name>:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py FOLDER
 
-This one writes docs/evidence/recipe_sources.md:
-
-    PYTHONPATH=.:tests python tests/support/recipe_sources.py
+The site shows them in docs/evidence/recipe_sources.md (tools/package/docs_tables.py).
 """
 
 import re
@@ -27,7 +25,6 @@ from settings.values import parse_value
 from training.optim import build_schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "sources"
-PAGE = FOLDER.parent.parent / "docs" / "recipe_sources.md"
 
 
 class Row(NamedTuple):
@@ -117,9 +114,9 @@ def values(name: str, batch: int) -> dict[str, Any]:
     return dict(leaves(config)) | rates | {"BATCH": batch}
 
 
-def page() -> str:
-    """Returns docs/evidence/recipe_sources.md: a table for each group of recipes."""
-    lines = [_PREFACE]
+def tables() -> str:
+    """Returns a table for each group of recipes."""
+    lines = []
     for file in sorted(FOLDER.glob("*.yaml")):
         content = yaml.safe_load(file.read_text())
         commit = f" at {content['commit'][:7]}" if content["commit"] else ""
@@ -138,7 +135,7 @@ def page() -> str:
             ]
     if names := without_source():
         lines += ["\n## No source yet\n", ", ".join(f"`{name}`" for name in names)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).lstrip() + "\n"
 
 
 def without_source() -> list[str]:
@@ -148,14 +145,6 @@ def without_source() -> list[str]:
         for file in shipped_configs()
         if re.search(r"^#.*\bsource: none yet\b", file.read_text(), re.M | re.I)
     )
-
-
-_PREFACE = """# What the recipes' sources say
-
-`tests/support/recipe_sources.py` makes this page from `tests/sources/*.yaml`. `tests/test_recipe_sources.py` compares the
-configurations with it. A recipe's keys are those of all tables that name it. If two tables have the same key, the
-lower one counts. BATCH is the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning
-rates at the first update, after warm-up and at the end, at that batch."""
 
 
 def _line(key: str, row: Row) -> str:
@@ -221,9 +210,6 @@ def differences(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        PAGE.write_text(page())
-    else:
-        wrong = differences(Path(sys.argv[1]))
-        print(*wrong, f"{len(list(quotations()))} quotations, {len(wrong)} wrong", sep="\n")
-        sys.exit(bool(wrong))
+    wrong = differences(Path(sys.argv[1]))
+    print(*wrong, f"{len(list(quotations()))} quotations, {len(wrong)} wrong", sep="\n")
+    sys.exit(bool(wrong))

@@ -1,5 +1,5 @@
 """A hook of MkDocs (``make docs``): the pages at the repository's root become pages of the site, and
-links that leave docs/ lead to them.
+links that leave docs/ lead to them. Comments become tables (docs_tables.py).
 
 README.md becomes the site's first page, index.md. On GitHub the same links work as they stand in
 the files. Chinese pages get the theme's Chinese words, and a menu of the Chinese pages.
@@ -7,10 +7,15 @@ the files. Chinese pages get the theme's Chinese words, and a menu of the Chines
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # mkdocs would look in this folder alone
+
+from tools.package import docs_tables  # noqa: E402
+
 PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md", "CHANGELOG.md": "CHANGELOG.md"}
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 # A character that is written without spaces: Chinese, or full-width punctuation.
@@ -60,6 +65,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return found[2]
         return f'src="{there}"' if found[4] else f"{found[1]}[{found[2]}]({there})"
 
+    markdown = docs_tables.filled(markdown, own, bool(config.repo_url))
     if _is_chinese(page):
         markdown = _BREAK.sub(
             lambda found: found[0] if found[0].startswith("```") else "", markdown
