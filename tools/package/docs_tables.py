@@ -20,7 +20,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support import cost_table, recipe_sources, timm_names
+from support import (  # pyright: ignore[reportMissingImports]
+    cost_table,
+    recipe_sources,
+    timm_names,
+)
 
 from config import model_files
 from errors import InputError
