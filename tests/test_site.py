@@ -14,8 +14,9 @@ from support.browser import CHROMIUM, browsing
 from support.document_commands import Desk, snippets
 
 from config import default_values
+from models import list_models
 from settings.architectures import architectures
-from tools.package import docs_site
+from tools.package import docs_site, docs_tables
 from training.command_line import FLAGS
 
 KNOWN = json.loads((ROOT / "tests" / "golden" / "other_options.json").read_text())
@@ -28,21 +29,70 @@ def text(name):
 @pytest.mark.smoke
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
-    assert text("keys.md") == page, (
+    assert text("reference/keys.md") == page, (
         "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
     )
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())
     assert len(re.findall("^### ", page, re.M)) == len(architectures())
-    assert "| `SEED` | `0` |" in page
+    assert "| `SEED` | int, 0 to 2147483647 | `0` |  | Seed of" in page
+    assert "| `AMP_EVAL` | bool | `False` | `AMP` True |" in page
 
 
 def test_every_page_is_in_the_sites_menu():
-    menu = re.findall(
-        r": ([\w/]+\.md)$", (ROOT / "tools/package/mkdocs.yml").read_text(encoding="utf-8"), re.M
+    """Once, with a Chinese page below 中文."""
+    english, _, chinese = (
+        (ROOT / "tools/package/mkdocs.yml").read_text(encoding="utf-8").partition("  - 中文:\n")
     )
     pages = {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")}
-    assert sorted(menu) == sorted(pages | set(docs_site.PAGES.values()))
+    pages |= set(docs_site.PAGES.values())
+    in_chinese = {page for page in pages if page.startswith("zh/")} | {"README_cn.md"}
+    for menu, its in ((english, pages - in_chinese), (chinese, in_chinese)):
+        assert sorted(re.findall(r": ([\w/]+\.md)$", menu, re.M)) == sorted(its)
+
+
+def test_a_comment_becomes_a_table():
+    """A model is in the zoo and on one family's page, in both languages."""
+    made = {}
+    for page in ("docs/models/index.md", "docs/zh/models/index.md", "docs/models/swin.md"):
+        markdown = (ROOT / page).read_text(encoding="utf-8")
+        made[page] = docs_tables.filled(markdown, page, False)
+        assert "generated" not in made[page]
+    zoo = re.findall(r"^\| \[(\S+)\]\((\w+)\.md\) \|", made["docs/models/index.md"], re.M)
+    assert [name for name, _ in zoo] == list_models()
+    assert {page for _, page in zoo} <= {file.stem for file in docs_tables.MODELS.glob("*.md")}
+    row = (
+        "86.4 | 384 | 87.9 | 47.19 | `hf-hub:timm/swin_base_patch4_window12_384.ms_in22k_ft_in1k` |"
+    )
+    for page, name in zip(made, ("[{}](swin.md)", "[{}](swin.md)", "{}"), strict=True):
+        assert f"| {name.format('swin_base_patch4_window12_384')} | {row}" in made[page]
+    assert "| 模型 | acc1（%） | 图像尺寸 |" in made["docs/zh/models/index.md"]
+    assert (
+        "timm 1.0.31 has 21 names of this family; 21 are available." in made["docs/models/swin.md"]
+    )
+    linked = docs_tables.filled("<!-- generated: zoo -->", "docs/models/index.md", True)
+    assert "[lenet](../../configs/lenet/lenet.yaml)" in linked
+
+
+def test_the_evidences_tables_are_those_of_the_data():
+    page = "docs/evidence/parity.md"
+    made = docs_tables.filled((ROOT / page).read_text(encoding="utf-8"), page, False)
+    assert "generated" not in made
+    assert "| coat_lite_medium_384 | coat_lite_medium_384 | 44,571,048 | 5.4e-07 | 0.316 |" in made
+    assert "| vit_base_patch16_224 | 16.867 | 16.867 | +0.00 % |" in made
+    with pytest.raises(KeyError, match="nothing"):
+        docs_tables.filled("<!-- generated: nothing -->", page, False)
+
+
+@pytest.mark.parametrize("folder", ["models", "zh/models"])
+def test_each_family_has_a_page(folder):
+    """A page is about the same folders of configs/ in both languages."""
+    found = {}
+    for page in (ROOT / "docs" / folder).glob("*.md"):
+        for marker in docs_tables.MARKER.findall(page.read_text(encoding="utf-8")):
+            if marker.startswith("family "):
+                found |= dict.fromkeys(marker.split()[1:], page.stem)
+    assert found == docs_tables.pages()
 
 
 @pytest.mark.parametrize(
@@ -72,11 +122,11 @@ def test_a_link_leads_where_it_leads_in_the_repository(page, link, there):
 @pytest.mark.parametrize(
     ("page", "text", "shown"),
     [
-        ("gpu_cn.md", "第一行\n第二行", "第一行第二行"),
-        ("gpu_cn.md", "- 第一行，\n  第二行\n- 第二项", "- 第一行，第二行\n- 第二项"),
-        ("gpu_cn.md", "第一行 `code`\n第二行\nword", "第一行 `code`\n第二行\nword"),
-        ("gpu_cn.md", "# 标题\n\n段落", "# 标题\n\n段落"),
-        ("gpu_cn.md", "```\n第一行\n第二行\n```", "```\n第一行\n第二行\n```"),
+        ("zh/gpu.md", "第一行\n第二行", "第一行第二行"),
+        ("zh/gpu.md", "- 第一行，\n  第二行\n- 第二项", "- 第一行，第二行\n- 第二项"),
+        ("zh/gpu.md", "第一行 `code`\n第二行\nword", "第一行 `code`\n第二行\nword"),
+        ("zh/gpu.md", "# 标题\n\n段落", "# 标题\n\n段落"),
+        ("zh/gpu.md", "```\n第一行\n第二行\n```", "```\n第一行\n第二行\n```"),
         ("gpu.md", "第一行\n第二行", "第一行\n第二行"),
     ],
 )
@@ -87,7 +137,7 @@ def test_a_line_break_between_chinese_characters_is_no_space(page, text, shown):
 
 @pytest.mark.parametrize(
     ("page", "language", "titles"),
-    [("gpu.md", "en", ["Home", "中文"]), ("gpu_cn.md", "zh", ["首页", "GPU", "English"])],
+    [("gpu.md", "en", ["Home", "中文"]), ("zh/gpu.md", "zh", ["首页", "GPU", "English"])],
 )
 def test_a_chinese_pages_menu_and_words_are_chinese(page, language, titles, monkeypatch):
     class Link(SimpleNamespace):
