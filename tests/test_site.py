@@ -195,7 +195,7 @@ def test_the_zoo_is_filtered_and_sorted(language, tmp_path):
     cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     script = (ROOT / "docs" / "zoo.js").as_uri()
     (tmp_path / "page.html").write_text(
-        f"<!doctype html><html lang={language}><body><div class=zoo><table><thead><tr>{heads}</tr></thead>"
+        f"<!doctype html><html lang={language}><meta charset=utf-8><body><div class=zoo><table><thead><tr>{heads}</tr></thead>"
         f"<tbody>{cells}</tbody></table></div><script src='{script}'></script>"
     )
     shown = "[...document.querySelectorAll('tbody tr:not([hidden]) td:first-child')].map(c => c.textContent).join()"
