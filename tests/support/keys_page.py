@@ -52,7 +52,10 @@ def type_of(key: Key) -> str:
     """Returns what a key takes, for its cell; long lists of choices stand in the meaning."""
     if key.choices and len(key.takes) > LONGEST_TYPE:
         return "a name or None" if key.optional else "a name"
-    return cell(key.takes)
+    takes = re.sub(r"(\d) to 2147483647\b", r"\1 or more", key.takes)
+    if ", a path of" in takes:
+        takes = takes.partition(",")[0].replace("str", "path")
+    return cell(takes)
 
 
 def need_of(need: Need, key: str) -> str:
