@@ -514,7 +514,7 @@ def test_weights_snippet_prints_what_the_document_says(desk):
     desk.type("python tools/convert_weights.py model_of_1000.safetensors vit_tiny_patch16_224.npz"
               " -cfg=vit_tiny_patch16_224")  # fmt: skip
     (code,) = snippets("docs/models/weights.md", "python")
-    assert desk.python(code) == snippets("docs/models/weights.md", "")[0]
+    assert desk.python(code) == snippets("docs/models/weights.md", "text")[1]
 
 
 def test_distributeds_strategy_is_a_configuration(tmp_path):

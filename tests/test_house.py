@@ -183,6 +183,7 @@ def parsed_outside(node, within=False, function=""):
 JSON_OF_OUR_OWN = {
     "settings/names.py": "a file that ships",
     "tools/list_models.py": "the same",
+    "tools/package/docs_tables.py": "the same",
     "inference/serve/messages.py": "what the server's own processes send each other",
     "inference/text/tokenizer.py": "what a process that it started sends",
     "inference/text/tokenizing_process.py": "a process with limits, which tells what is raised",

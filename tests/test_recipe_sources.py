@@ -6,12 +6,13 @@ import subprocess
 import pytest
 import yaml
 from support import recipe_sources
-from support.recipe_sources import MARK, PAGE, page, quotations, sources, values, without_source
+from support.recipe_sources import quotations, sources, tables, values, without_source
 
 from config import get_config, shipped_configs
 from models import architecture
 from settings.tasks import answers_of, columns_of, view_columns
 
+PAGE = ROOT / "docs" / "evidence" / "recipe_sources.md"
 SOURCES = sources()
 NAMES = {file.stem: file for file in shipped_configs()}
 SHARED = {"RATE.START", "RATE.PEAK", "RATE.END", "BATCH"} | {
@@ -146,9 +147,8 @@ def test_a_recipe_may_say_that_it_has_no_source_yet(tmp_path, monkeypatch):
     file.write_text("# A new recipe.\n# Batch 1,024. Source: none yet.\nTRAIN: {NUM_EPOCHS: 9}\n")
     monkeypatch.setattr(recipe_sources, "shipped_configs", lambda: [*shipped_configs(), file])
     assert without_source() == sorted([*known, "new"])
-    head = PAGE.read_text().partition("\n## No source yet\n")[0]
     names = ", ".join(f"`{name}`" for name in without_source())
-    assert page() == f"{head}\n## No source yet\n\n{names}\n"
+    assert tables().endswith(f"\n## No source yet\n\n{names}\n")
 
 
 def _own_keys(file):
@@ -162,8 +162,21 @@ def _base_of(file):
     return "\n".join(re.findall(r"^BASE:.*", file.read_text(), re.MULTILINE))
 
 
-def test_the_page_shows_the_sources():
-    assert PAGE.read_text() == page(), "make it anew: tests/support/recipe_sources.py tells how"
+def test_the_site_shows_the_sources():
+    """tools/package/docs_tables.py puts the tables where the page has a comment."""
+    assert "\n<!-- generated: recipe_sources -->\n" in PAGE.read_text(encoding="utf-8")
+    shown = tables()
+    assert shown.startswith("## ")
+    for name, recipe in SOURCES.items():
+        assert f"`{name}`" in shown
+        assert f"\n## {recipe.repository}" in f"\n{shown}"
+    groups = [
+        group
+        for file in recipe_sources.FOLDER.glob("*.yaml")
+        for group in yaml.safe_load(file.read_text())["recipes"]
+    ]
+    rows = sum(len(group.get("rows", {})) for group in groups)
+    assert shown.count(" | equal") + shown.count(" | **differs**") == rows
 
 
 def test_the_documents_count_what_there_is():
@@ -171,7 +184,7 @@ def test_the_documents_count_what_there_is():
     equal = sum(row.source == row.ours for row in rows)
     asked = len(list(quotations()))
     told = f"{len(SOURCES)} recipes have {len(rows):,} rows; {equal:,} are equal. {asked:,} quotations were compared"
-    text = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
+    text = PAGE.read_text(encoding="utf-8")
     assert told in text
     assert sum(map(int, re.findall(r"^\| (\d+) \|.*\|$", text, re.MULTILINE))) == len(rows) - equal
 

@@ -19,8 +19,9 @@ from support.browser import CHROMIUM, browsing
 from support.document_commands import Desk, snippets
 
 from config import default_values
+from models import list_models
 from settings.architectures import architectures
-from tools.package import docs_site
+from tools.package import docs_site, docs_tables
 from training.command_line import FLAGS
 
 KNOWN = json.loads((ROOT / "tests" / "golden" / "other_options.json").read_text())
@@ -33,13 +34,14 @@ def text(name):
 @pytest.mark.smoke
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
-    assert text("keys.md") == page, (
+    assert text("reference/keys.md") == page, (
         "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
     )
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())
     assert len(re.findall("^### ", page, re.M)) == len(architectures())
-    assert "| `SEED` | `0` |" in page
+    assert "| `SEED` | int, 0 or more | `0` |  | Seed of" in page
+    assert "| `AMP_EVAL` | bool | `False` | `AMP` True |" in page
 
 
 def site(page, folder="docs", repo_url=None):
@@ -55,6 +57,50 @@ def test_every_page_is_in_its_sites_menu(folder, name):
     pages = {str(file.relative_to(ROOT / folder)) for file in (ROOT / folder).rglob("*.md")}
     pages = {page for page in pages if not page.startswith("zh/")}
     assert sorted(menu) == sorted(pages | set(docs_site.PAGES[folder].values()))
+
+
+def test_a_comment_becomes_a_table():
+    """A model is in the zoo and on one family's page, in both languages."""
+    made = {}
+    for page in ("docs/models/index.md", "docs/zh/models/index.md", "docs/models/swin.md"):
+        markdown = (ROOT / page).read_text(encoding="utf-8")
+        made[page] = docs_tables.filled(markdown, page, False)
+        assert "generated" not in made[page]
+    zoo = re.findall(r"^\| \[(\S+)\]\((\w+)\.md\) \|", made["docs/models/index.md"], re.M)
+    assert [name for name, _ in zoo] == list_models()
+    assert {page for _, page in zoo} <= {file.stem for file in docs_tables.MODELS.glob("*.md")}
+    row = (
+        "86.4 | 384 | 87.9 | 47.19 | `hf-hub:timm/swin_base_patch4_window12_384.ms_in22k_ft_in1k` |"
+    )
+    for page, name in zip(made, ("[{}](swin.md)", "[{}](swin.md)", "{}"), strict=True):
+        assert f"| {name.format('swin_base_patch4_window12_384')} | {row}" in made[page]
+    assert "| 模型 | acc1（%） | 图像尺寸 |" in made["docs/zh/models/index.md"]
+    assert (
+        "timm 1.0.31 has 21 names of this family; 21 are available." in made["docs/models/swin.md"]
+    )
+    linked = docs_tables.filled("<!-- generated: zoo -->", "docs/models/index.md", True)
+    assert "[lenet](../../configs/lenet/lenet.yaml)" in linked
+
+
+def test_the_evidences_tables_are_those_of_the_data():
+    page = "docs/evidence/parity.md"
+    made = docs_tables.filled((ROOT / page).read_text(encoding="utf-8"), page, False)
+    assert "generated" not in made
+    assert "| coat_lite_medium_384 | coat_lite_medium_384 | 44,571,048 | 5.4e-07 | 0.316 |" in made
+    assert "| coat_mini | 6.805 | 6.815 | -0.16 % |" in made
+    with pytest.raises(KeyError, match="nothing"):
+        docs_tables.filled("<!-- generated: nothing -->", page, False)
+
+
+@pytest.mark.parametrize("folder", ["models", "zh/models"])
+def test_each_family_has_a_page(folder):
+    """A page is about the same folders of configs/ in both languages."""
+    found = {}
+    for page in (ROOT / "docs" / folder).glob("*.md"):
+        for marker in docs_tables.MARKER.findall(page.read_text(encoding="utf-8")):
+            if marker.startswith("family "):
+                found |= dict.fromkeys(marker.split()[1:], page.stem)
+    assert found == docs_tables.pages()
 
 
 @pytest.mark.parametrize(
@@ -185,6 +231,59 @@ def test_a_search_from_the_disk_finds_its_worker(tmp_path):
         browser.open((tmp_path / "page.html").as_uri())
         browser.wait("window.answer", seconds=10)
         assert browser.value("window.answer") == 21
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_zoo_is_filtered_and_sorted(language, tmp_path):
+    """By the script's own inputs; an empty cell comes last, however the column is sorted."""
+    heads = "".join(f"<th>{head}</th>" for head in docs_tables.HEADS)
+    rows = [
+        ("swin_tiny", "81.4", "224", "28.3", "4.51", "hf-hub:timm/swin_tiny.ms_in1k", "="),
+        ("vit_7b", "", "256", "6,716.0", "1,775.10", "", "vit_7b"),
+        ("levit_128", "78.5 @240", "224", "9.2", "0.41", "hf-hub:timm/levit_128.fb_dist_in1k", "="),
+    ]
+    cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    script = (ROOT / "docs" / "zoo.js").as_uri()
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html><html lang={language}><meta charset=utf-8><body><div class=zoo><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{cells}</tbody></table></div><script src='{script}'></script>"
+    )
+    shown = "[...document.querySelectorAll('tbody tr:not([hidden]) td:first-child')].map(c => c.textContent).join()"
+
+    with browsing() as browser:
+
+        def typed(index, value):
+            browser.value(
+                f"(() => {{ const input = document.querySelectorAll('input')[{index}]; input.value = '{value}';"
+                " input.dispatchEvent(new Event('input')); return 1; })()"
+            )
+            return browser.value(shown)
+
+        def clicked(column):
+            browser.value(f"document.querySelectorAll('th button')[{column}].click(), 1")
+            return browser.value(shown)
+
+        browser.open((tmp_path / "page.html").as_uri())
+        browser.wait("!!document.querySelector('output')", seconds=10)
+        assert (
+            browser.value("document.querySelector('output').value")
+            == {
+                "en": "3 models",
+                "zh": "3 个模型",
+            }[language]
+        )
+        assert typed(0, "TIMM levit") == "levit_128"
+        assert typed(0, "") == "swin_tiny,vit_7b,levit_128"
+        assert typed(1, "100") == "swin_tiny,levit_128"
+        assert typed(2, "80") == "swin_tiny"
+        typed(1, "")
+        assert typed(2, "") == "swin_tiny,vit_7b,levit_128"
+        assert clicked(1) == "swin_tiny,levit_128,vit_7b"
+        assert clicked(1) == "levit_128,swin_tiny,vit_7b"
+        assert clicked(3) == "levit_128,swin_tiny,vit_7b"
+        assert clicked(3) == "vit_7b,swin_tiny,levit_128"
+        assert clicked(0) == "levit_128,swin_tiny,vit_7b"
 
 
 def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():

@@ -2,12 +2,13 @@
 
 import paddle
 import pytest
-from support.timm_names import CLAIMED, PAGE, table
+from support.timm_names import CLAIMED, claimed, count, of_page
 
 from config import get_config, model_files
 from errors import InputError
 from models import create_model, list_models
 from settings.names import families, names
+from tools.package import docs_tables
 
 
 def test_every_model_of_paddlevit_is_shipped_under_its_name():
@@ -42,14 +43,25 @@ def test_every_model_of_paddlevit_is_shipped_under_its_name():
         assert name == get_config(name).MODEL.NAME
 
 
-def test_the_page_says_how_many_of_timms_names_are_here():
-    """``python tests/support/timm_names.py`` writes the table anew."""
-    assert table() in PAGE.read_text(encoding="utf-8")
-    claimed = {name for module, _ in CLAIMED.values() for name in families()[module]}
+def test_the_pages_say_how_many_of_timms_names_are_available():
+    """tools/package/docs_tables.py shows what ``of_page`` finds."""
+    of_timm = {name for claim in CLAIMED for name in families()[claim.module]}
     theirs = {
         names(file)["timm"].partition(".")[0] for file in model_files() if "timm" in names(file)
     }
-    assert theirs <= claimed
+    assert theirs <= of_timm
+    shown = docs_tables.pages()
+    assert {file.parent.name for file in model_files()} == shown.keys()
+    available, missing = set(), []
+    for page in set(shown.values()):
+        found = of_page([folder for folder, its in shown.items() if its == page], page)
+        available |= {*found[0]}
+        missing += found[1]
+    assert available == theirs
+    assert len(missing) == len(set(missing))
+    assert not theirs & {*missing}
+    assert claimed().keys() <= theirs | {*missing}
+    assert count() == (len(claimed()) - len(missing), len(claimed()))
 
 
 def test_recipes_are_configurations_but_no_models(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What holds for every architecture: all that is shipped is in docs/evidence/parity.md, and trains on two
+"""What holds for every architecture: all that is shipped was compared (golden/parity), and trains on two
 ranks.
 """
 
@@ -14,6 +14,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.formula import array
+from support.parity import compared
 from support.ranks import run_ranks
 from support.small_models import SMALL_MODELS
 
@@ -31,11 +32,7 @@ from weights.layout import file_name, sublayer
 
 # with a decay of 0.5
 TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())
-PARITY = re.findall(
-    r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|",
-    (ROOT / "docs" / "parity.md").read_text(),
-    re.MULTILINE,
-)
+PARITY = [(row["model"], row["parameters"], row["difference"]) for row in compared()]
 
 
 def test_every_architecture_is_tested_here():
@@ -49,7 +46,7 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
     """
     missing = sorted(set(list_models()) - {name for name, *_ in PARITY})
     assert not missing, (
-        f"docs/evidence/parity.md lacks what tools/check_parity.py prints of {missing}"
+        f"tests/golden/parity/full.tsv lacks what tools/check_parity.py prints of {missing}"
     )
     assert sorted(name for name, *_ in PARITY) == list_models()
     stored = json.loads(TABLE.read_text())
@@ -57,7 +54,7 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
         name: row["content"] for name, row in stored.items()
     }
     for name, parameters, difference in PARITY:
-        # What timm's own float32 differs from its float64 (docs/evidence/parity.md, "Deep ResNets").
+        # What timm's own float32 differs from its float64 (golden/parity/deep_resnets.tsv).
         own = 1.6e-4 if name == "resnetrs420" else 0
         assert float(difference) <= max(1e-4, 1.1 * own), name
         assert stored[name]["parameters"] == int(parameters.replace(",", "")), name

@@ -1,5 +1,5 @@
-"""Writes docs/reference/keys.md: all keys with their defaults and meanings, as config.py, the components and
-the models declare them.
+"""Writes docs/reference/keys.md: all keys with their types, defaults, needs and meanings, as
+config.py, the components and the models declare them.
 
 This command writes the page:
 
@@ -12,23 +12,30 @@ from pathlib import Path
 
 import config
 from settings.architectures import all_keys, architectures
-from settings.keys import meanings
-from settings.registry import KINDS, choices_of, component_keys
+from settings.idle import with_tasks
+from settings.keys import Key, meanings
+from settings.needs import TRAINING, Need
+from settings.registry import component_keys
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "keys.md"
+PAGE = ROOT / "docs" / "reference" / "keys.md"
 HEAD = """# All keys
 
-Every key with its default and its meaning. [Configuration](configuration.md) says how to set them. This page is written
-by `PYTHONPATH=.:tests python tests/support/keys_page.py`. Its sources are `config.py`, the components that a key chooses, and
-the constructors of the models.
+Every key that a YAML file or `-o` can set. [Configuration](configuration.md) describes how to set them. The column
+*Needs* names what has to be set for a key to have an effect: setting a key that would do nothing is an error. Keys of
+TRAIN and METHOD have an effect in training alone, which isn't repeated.
+
+This page is generated from the declarations in the code
+(`PYTHONPATH=.:tests python tests/support/keys_page.py`).
 """
 MODELS = """
 ## Keys of the architectures
 
-Each architecture takes these keys of MODEL besides those above. `MODEL.TYPE` names the architecture.
-`python tools/list_models.py --keys NAME` prints the values of a model beside the defaults.
+Besides the keys above, each architecture takes these keys of MODEL. `MODEL.TYPE` names the architecture.
+`python tools/list_models.py --keys NAME` prints the values of a model.
 """
+COLUMNS = "| Key | Type | Default | Needs | Meaning |"
+LONGEST_TYPE = 60  # of more letters, the choices stand at the end of the meaning
 
 
 def cell(text: object) -> str:
@@ -41,39 +48,60 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def type_of(key: Key) -> str:
+    """Returns what a key takes, for its cell; long lists of choices stand in the meaning."""
+    if key.choices and len(key.takes) > LONGEST_TYPE:
+        return "a name or None" if key.optional else "a name"
+    takes = re.sub(r"(\d) to 2147483647\b", r"\1 or more", key.takes)
+    if ", a path of" in takes:
+        takes = takes.partition(",")[0].replace("str", "path")
+    return cell(takes)
+
+
+def need_of(need: Need, key: str) -> str:
+    """Returns what a need asks for, or "" where the page's head says it of the key."""
+    if need == TRAINING:
+        return "" if key.startswith(("TRAIN.", "METHOD.")) else "training"
+    kind, _, rest = need.text.partition(" ")
+    if kind == "with":
+        rest = re.sub(r", (of )?which .*", "", rest)
+    asked = re.sub(r"\b[A-Z]{2,}(?:[._]\w+)*", lambda found: f"`{found[0]}`", cell(rest))
+    if asked == "`EVAL` True":
+        return "evaluation"
+    return {"without": asked, "with": f"not {asked}"}[kind]
+
+
+def row(key: Key, default: object, needs: Iterable[Need], text: str) -> tuple[str, ...]:
+    asked = "; ".join(filter(None, (need_of(need, key.name) for need in needs)))
+    return (f"`{key.name}`", type_of(key), f"`{default}`", asked, text)
+
+
 def page() -> str:
     """Returns the text of docs/reference/keys.md."""
+    keys = config._KEYS
     texts = {key: declared.text for key, declared in component_keys().items()}
     texts |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
-    readers = {
-        key: names
-        for kind in KINDS
-        for key, names in kind.readers().items()
-        if key in component_keys()
-    }
-    sections: dict[str, list[tuple[str, str, str]]] = {}
-    for key, default in config.default_values().items():
-        if key not in all_keys():
-            text = cell(texts.get(key, ""))
-            if key in readers:
-                text += f" (`{'`, `'.join(readers[key])}`)"
-            if choices := choices_of(key):
-                text += f" One of `{'`, `'.join(choices)}`."
-            sections.setdefault(key.rpartition(".")[0], []).append(
-                (f"`{key}`", f"`{default}`", text)
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    for name, default in config.default_values().items():
+        if name not in all_keys():
+            key = keys.shared[name]
+            text = cell(texts.get(name, ""))
+            if type_of(key).startswith("a name"):
+                text += f" One of `{'`, `'.join(map(str, key.choices))}`."
+            sections.setdefault(name.rpartition(".")[0], []).append(
+                row(key, default, keys.needs.get(name, ()), text)
             )
     parts = [HEAD]
     for section, rows in sections.items():
-        parts.append(
-            f"\n## {section or 'Keys without a section'}\n\n{table('| Key | Default | Meaning |', rows)}"
-        )
+        parts.append(f"\n## {section or 'Keys without a section'}\n\n{table(COLUMNS, rows)}")
     parts.append(MODELS)
     for name, architecture in sorted(architectures().items()):
+        needs = with_tasks({key: found.needs for key, found in architecture.arguments.items()})
         rows = [
-            (f"`{key}`", cell(argument.takes), f"`{argument.default}`", cell(argument.text))
+            row(argument, argument.default, needs[key], cell(argument.text))
             for key, argument in sorted(architecture.arguments.items())
         ]
-        parts.append(f"\n### {name}\n\n{table('| Key | Takes | Default | Meaning |', rows)}")
+        parts.append(f"\n### {name}\n\n{table(COLUMNS, rows)}")
     return "".join(parts)
 
 

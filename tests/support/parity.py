@@ -1,5 +1,8 @@
-"""Compares our models with the golden files that golden/record.py writes."""
+"""Compares our models with the golden files that golden/record.py writes, and reads what
+tools/check_parity.py printed of the models at full size (golden/parity).
+"""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +139,14 @@ def assert_intermediates(model, name, images, within=1e-5):
             np.testing.assert_allclose(
                 places(values), expected, atol=within * np.ptp(values), rtol=0, err_msg=key
             )
+
+
+def compared():
+    """Returns the rows of the models that were compared at full size or in part, by their heads:
+    model, reference (timm's name, or "PaddleViT"), parameters, difference, change.
+    """
+    rows = []
+    for name in ("full", "part"):
+        file = ROOT / "tests" / "golden" / "parity" / f"{name}.tsv"
+        rows += csv.DictReader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t")
+    return rows

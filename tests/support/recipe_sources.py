@@ -6,9 +6,7 @@ FOLDER/<owner>+<name>:
 
     PYTHONPATH=.:tests python tests/support/recipe_sources.py FOLDER
 
-This one writes docs/evidence/recipe_sources.md, except its head:
-
-    PYTHONPATH=.:tests python tests/support/recipe_sources.py
+The site shows them in docs/evidence/recipe_sources.md (tools/package/docs_tables.py).
 """
 
 import re
@@ -27,9 +25,6 @@ from settings.values import parse_value
 from training.optim import build_schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "sources"
-PAGE = FOLDER.parent.parent / "docs" / "evidence" / "recipe_sources.md"
-# The head of the page ends here. It is written by hand, and isn't changed.
-MARK = "<!-- the rest is written by tests/support/recipe_sources.py -->"
 
 
 class Row(NamedTuple):
@@ -119,11 +114,9 @@ def values(name: str, batch: int) -> dict[str, Any]:
     return dict(leaves(config)) | rates | {"BATCH": batch}
 
 
-def page() -> str:
-    """Returns docs/evidence/recipe_sources.md: its head as it is, then a table for each group of
-    recipes.
-    """
-    lines = [PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK]
+def tables() -> str:
+    """Returns a table for each group of recipes."""
+    lines = []
     for file in sorted(FOLDER.glob("*.yaml")):
         content = yaml.safe_load(file.read_text())
         commit = f" at {content['commit'][:7]}" if content["commit"] else ""
@@ -142,7 +135,7 @@ def page() -> str:
             ]
     if names := without_source():
         lines += ["\n## No source yet\n", ", ".join(f"`{name}`" for name in names)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).lstrip() + "\n"
 
 
 def without_source() -> list[str]:
@@ -217,9 +210,6 @@ def differences(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        PAGE.write_text(page())
-    else:
-        wrong = differences(Path(sys.argv[1]))
-        print(*wrong, f"{len(list(quotations()))} quotations, {len(wrong)} wrong", sep="\n")
-        sys.exit(bool(wrong))
+    wrong = differences(Path(sys.argv[1]))
+    print(*wrong, f"{len(list(quotations()))} quotations, {len(wrong)} wrong", sep="\n")
+    sys.exit(bool(wrong))

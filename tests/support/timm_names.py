@@ -1,69 +1,94 @@
-"""Writes the table of docs/models/index.md: for each family, the number of timm's names that are
-available here, and those that aren't.
+"""Which of timm's names are available, for the pages of the families (docs/models).
 
-tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json. This command writes
-the table:
-
-    PYTHONPATH=.:tests python tests/support/timm_names.py
+tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json.
 """
 
 import fnmatch
-from pathlib import Path
+import functools
+from collections.abc import Collection
+from typing import NamedTuple
 
 from config import model_files
 from settings.names import families, names
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
-HEAD = "| Families | timm's file | Names | Here | Not here |\n|---|---|---|---|---|\n"
-# The families that the page claims: timm's file, and which of its names are theirs.
-CLAIMED = {
-    "ViT, CLIP, SigLIP, DINOv2, FlexiViT, SBB": ("vision_transformer", "*"),
-    "NaFlexViT": ("naflexvit", "*"),
-    "DeiT, DeiT-III": ("deit", "*"),
-    "BEiT, BEiT v2": ("beit", "*"),
-    "EVA-02, DINOv3, other ViTs with rotary positions": ("eva", "*"),
-    "CaiT": ("cait", "*"),
-    "XCiT": ("xcit", "*"),
-    "CrossViT": ("crossvit", "*"),
-    "Swin": ("swin_transformer", "*"),
-    "Swin V2": ("swin_transformer_v2", "*"),
-    "PVTv2": ("pvt_v2", "*"),
-    "PiT": ("pit", "*"),
-    "VOLO": ("volo", "*"),
-    "CoaT": ("coat", "*"),
-    "LeViT": ("levit", "*"),
-    "TinyViT": ("tiny_vit", "*"),
-    "Hiera": ("hiera", "*"),
-    "ConvNeXt, ConvNeXt V2": ("convnext", "*"),
-    "PoolFormer, CAFormer, ConvFormer": ("metaformer", "*"),
-    "MobileOne": ("byobnet", "mobileone*"),
-    "MobileViT": ("mobilevit", "*"),
-    "HaloNet": ("byoanet", "*halo*"),
-    "BoTNet": ("byoanet", "botnet*"),
-    "MLP-Mixer, gMLP, ResMLP": ("mlp_mixer", "*"),
-    "ConvMixer": ("convmixer", "*"),
-    "RegNet": ("regnet", "*"),
-    "ResNet": ("resnet", "*"),
-}
+
+class Claim(NamedTuple):
+    """Names of timm that belong to families that are shipped.
+
+    Attributes:
+        module: timm's file.
+        pattern: of the names in it.
+        page: the page of docs/models that lists those that aren't available.
+    """
+
+    module: str
+    pattern: str
+    page: str
 
 
-def table() -> str:
-    """Returns the rows, and a row of their sums."""
-    here = {names(file).get("timm", "").partition(".")[0] for file in model_files()}
-    rows = []
-    total = 0
-    total_available = 0
-    for family, (module, pattern) in CLAIMED.items():
-        timm_names = [name for name in families()[module] if fnmatch.fnmatchcase(name, pattern)]
-        missing = [name for name in timm_names if name not in here]
-        available = len(timm_names) - len(missing)
-        total += len(timm_names)
-        total_available += available
-        listed = ", ".join(f"`{name}`" for name in missing)
-        rows.append(f"| {family} | `{module}` | {len(timm_names)} | {available} | {listed} |\n")
-    return f"{HEAD}{''.join(rows)}| **all** | | {total} | {total_available} | |\n"
+CLAIMED = [
+    Claim("vision_transformer", "*", "vit"),
+    Claim("naflexvit", "*", "naflexvit"),
+    Claim("deit", "*", "deit"),
+    Claim("beit", "*", "beit"),
+    Claim("eva", "*", "eva02"),
+    Claim("cait", "*", "cait"),
+    Claim("xcit", "*", "xcit"),
+    Claim("crossvit", "*", "crossvit"),
+    Claim("swin_transformer", "*", "swin"),
+    Claim("swin_transformer_v2", "*", "swin"),
+    Claim("pvt_v2", "*", "pvtv2"),
+    Claim("pit", "*", "pit"),
+    Claim("volo", "*", "volo"),
+    Claim("coat", "*", "coat"),
+    Claim("levit", "*", "levit"),
+    Claim("tiny_vit", "*", "tinyvit"),
+    Claim("hiera", "*", "hiera"),
+    Claim("convnext", "*", "convnext"),
+    Claim("metaformer", "*", "poolformer"),
+    Claim("byobnet", "mobileone*", "mobileone"),
+    Claim("mobilevit", "*", "mobilevit"),
+    Claim("byoanet", "*halo*", "halonet"),
+    Claim("byoanet", "botnet*", "halonet"),
+    Claim("mlp_mixer", "*", "mixer"),
+    Claim("convmixer", "*", "convmixer"),
+    Claim("regnet", "*", "regnet"),
+    Claim("resnet", "*", "resnet"),
+]
 
 
-if __name__ == "__main__":
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(HEAD)
-    PAGE.write_text(f"{before}{table()}\n{rest.partition(chr(10) * 2)[2]}", encoding="utf-8")
+@functools.cache
+def folders() -> dict[str, set[str]]:
+    """Returns the folders of configs/ that have a model of timm's, by timm's name."""
+    found: dict[str, set[str]] = {}
+    for file in model_files():
+        if name := names(file).get("timm", "").partition(".")[0]:
+            found.setdefault(name, set()).add(file.parent.name)
+    return found
+
+
+def claimed() -> dict[str, str]:
+    """Returns the page of each claimed name, where it isn't available."""
+    return {
+        name: claim.page
+        for claim in CLAIMED
+        for name in families()[claim.module]
+        if fnmatch.fnmatchcase(name, claim.pattern)
+    }
+
+
+def of_page(of: Collection[str], page: str) -> tuple[list[str], list[str]]:
+    """Returns timm's names that are available, and those that aren't.
+
+    Args:
+        of: the folders of configs/ that the page is about.
+        page: its name.
+    """
+    available = sorted(name for name, where in folders().items() if where & set(of))
+    missing = [name for name, at in claimed().items() if at == page and name not in folders()]
+    return available, missing
+
+
+def count() -> tuple[int, int]:
+    """Returns how many of the claimed names are available, and how many there are."""
+    return len(claimed().keys() & folders().keys()), len(claimed())

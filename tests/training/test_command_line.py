@@ -6,6 +6,7 @@ import re
 import shlex
 
 import pytest
+from support.parity import compared
 
 import models
 from config import CONFIG_DIR, get_config, model_files
@@ -331,7 +332,7 @@ def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
 
 
 def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
-    """docs/evidence/parity.md has timm's name of each model, or says that it is PaddleViT's."""
+    """golden/parity has timm's name of each model, or says that it is PaddleViT's."""
     # Each question lists all files, and reads the names in them.
     for module, function in (
         (merging, merging.shipped_configs),
@@ -339,12 +340,7 @@ def test_timms_names_of_the_shipped_models_are_taken(monkeypatch):
         (names_module, names),
     ):
         monkeypatch.setattr(module, function.__name__, functools.cache(function))
-    rows = re.findall(
-        r"^\| ([\w-]+) \| (\w+) \|",
-        (CONFIG_DIR.parent / "docs" / "parity.md").read_text(),
-        re.MULTILINE,
-    )
-    rows = [(own, theirs) for own, theirs in rows if own != "model"]
+    rows = [(row["model"], row["reference"]) for row in compared()]
     shipped = set(list_models())
     assert {own for own, _ in rows} == shipped
     for own, theirs in rows:

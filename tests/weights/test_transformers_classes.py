@@ -166,7 +166,7 @@ def test_each_class_that_is_read_has_its_answers_in_the_golden_file():
         assert {(kind, name) for name in classes} <= tested
 
 
-@pytest.mark.parametrize("page", ["weights.md", "weights_cn.md"])
+@pytest.mark.parametrize("page", ["models/weights.md", "zh/models/weights.md"])
 def test_the_document_tells_the_classes(page):
     rows = re.findall(
         r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \| (.*?) \|$",

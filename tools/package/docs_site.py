@@ -3,14 +3,20 @@
 The English site is made of ``docs``, the Chinese one of ``docs/zh``, into the folder ``zh`` of the
 English one. README.md and README_cn.md are their first pages. A link leads to the same file as on
 GitHub: to a page of this site, of the other language's site, or to a file of ``repo_url``.
+Comments become tables (docs_tables.py).
 """
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # MkDocs would look in this folder alone
+
+from tools.package import docs_tables  # noqa: E402
+
 # The pages of each site that come from the repository's root, and their addresses there.
 PAGES = {
     "docs": {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"},
@@ -94,6 +100,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return f'<img alt="{found[2]}" src="{there}">'
         return f'<a href="{there}">{found[2]}</a>'
 
+    markdown = docs_tables.filled(markdown, own, bool(config.repo_url))
     if folder == "docs/zh":
         markdown = _BREAK.sub(
             lambda found: found[0] if found[0].startswith("```") else "", markdown
