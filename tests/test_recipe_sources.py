@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import yaml
+from conftest import ROOT
 from support import recipe_sources
 from support.recipe_sources import quotations, sources, tables, values, without_source
 
