@@ -148,11 +148,13 @@ def filled(markdown: str, page: str, repository: bool) -> str:
             return f'<div class="models" markdown>\n\n{table}\n</div>\n\n{_of_timm(words, chinese)}'
         if kind == "timm_names":
             return _all_of_timm(chinese)
-        if kind == "parity":
-            return _table(*_read(words[0]))
-        if kind == "costs":
-            return _costs()
-        return {"recipe_sources": recipe_sources.tables}[kind]()
+        evidence = {
+            "parity": lambda: _table(*_read(words[0])),
+            "costs": _costs,
+            "recipe_sources": recipe_sources.tables,
+        }[kind]()
+        # Searches would find each key and model there first.
+        return f"<div data-search-exclude markdown>\n\n{evidence}\n</div>"
 
     return MARKER.sub(made, markdown)
 
