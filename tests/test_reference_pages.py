@@ -20,7 +20,9 @@ def table(page, heading):
 
 
 def test_each_flag_stands_there_with_its_key():
-    listed = {flag.strip("`-"): key.strip("`") for flag, key, _ in table("command_line.md", "Flags")}
+    listed = {
+        flag.strip("`-"): key.strip("`") for flag, key, _ in table("command_line.md", "Flags")
+    }
     assert {name: listed.get(name) for name in FLAGS} == {
         name: flag.key for name, flag in FLAGS.items()
     }
