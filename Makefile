@@ -7,7 +7,7 @@
 # make lint     ruff, spelling and types; make house: what can be counted of how the code reads
 # make test-paddle26 the smoke tests under Paddle 2.6; make clean: removes both environments
 # make docs     the sites of both languages, in output/site; warnings are errors (tools/package/mkdocs.yml)
-# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/start/quick_start.md)
+# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/start/install.md)
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python

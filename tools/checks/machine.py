@@ -115,7 +115,7 @@ def devices() -> Finding:
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
     here = len(gpu_uuids())
     if here and not paddle.device.is_compiled_with_cuda():
-        advice = "make install PADDLE=... (docs/start/quick_start.md)"
+        advice = "make install PADDLE=... (docs/start/install.md)"
         return False, f"{here} GPUs, but Paddle is a CPU build; {advice}"
     if not gpus:
         text = f"no GPU is visible to {build}: on the CPU, over gloo"
