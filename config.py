@@ -776,7 +776,7 @@ def asked_config(
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
         name = current_name(os.path.basename(cfg_file or ""))
-        add_note(config, f"give -pretrained=hf-hub:timm/{name} to load the weights {name}")
+        add_note(config, f"pass -pretrained=hf-hub:timm/{name} to load the weights {name}")
     _finish(config)
     config.freeze()
     return config

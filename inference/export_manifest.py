@@ -30,7 +30,7 @@ MANIFEST = "preprocess.json"
 EARLIER = "preprocessing.json"
 FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int8_weights", "int4_weights")
-ADVICE = "; export the model anew (tools/export_model.py)"
+ADVICE = "; export the model again (tools/export_model.py)"
 # In bytes. The names of 21,841 classes take 1.5 million.
 _LONGEST = 16 << 20
 
@@ -136,7 +136,7 @@ def read_export(folder: str | Path) -> Export:
     folder = Path(folder)
     if not is_export(folder):
         raise InputError(
-            f"{folder}: no export: it holds no {MANIFEST}; tools/export_model.py writes such folders"
+            f"{folder}: no export: it contains no {MANIFEST}; tools/export_model.py writes such folders"
         )
     name = MANIFEST if (folder / MANIFEST).is_file() else EARLIER
     with reading(folder / name, "the description of an export", ADVICE):

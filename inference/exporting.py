@@ -121,7 +121,7 @@ def write_export(
     if config.DATA.NUM_TOKENS is not None:
         raise InputError(
             f"DATA.NUM_TOKENS is {config.DATA.NUM_TOKENS}, but an export takes images of one size;"
-            " give -o DATA.NUM_TOKENS None, and DATA.IMAGE_SIZE"
+            " pass -o DATA.NUM_TOKENS None, and DATA.IMAGE_SIZE"
         )
     check_target(target)
     gives_maps = answers_of(task) == "pixels"

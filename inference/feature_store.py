@@ -46,7 +46,7 @@ Pool = Literal["avg", "token", "both", "map", "embedding"]
 POOLS = ("avg", "token", "both", "map", "embedding")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
-_ADVICE = "restore it, or make the features anew (tools/features.py)"
+_ADVICE = "restore it, or make the features again (tools/features.py)"
 # In bytes: the size of FILE.json, and of a row of the index, at most.
 _LARGEST_RECORD = 1 << 20
 LARGEST_ROW = 20_000

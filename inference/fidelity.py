@@ -101,7 +101,7 @@ def compare_with_eager(
     with refusing("run as it was exported", "use another -format or -precision"), quiet():
         logits = in_batches(runner, images)
     if not np.isfinite(expected).all():
-        raise RunError("the weights give no finite logits", shared=True)
+        raise RunError("the weights yield non-finite logits", shared=True)
     if not np.isfinite(logits).all():
         raise RunError(
             f"the exported model's logits aren't finite in {precision}; use another -precision"

@@ -188,7 +188,7 @@ def _check_counts(parts: Sequence[Images]) -> None:
         if state and state["images"] != others:
             raise InputError(
                 f"{images.path}: its run was trained on {state['images']} images, and the other"
-                f" folds have {others} now; take the data as it was, or train the folds anew"
+                f" folds have {others} now; use the data as it was, or train the folds again"
             )
 
 
@@ -303,7 +303,7 @@ def probabilities_of(
                 values = np.memmap(place / "probabilities", np.float64, "w+", shape=shape)
             for logits in _outputs(predictor, images, after_batch):
                 if not np.isfinite(logits).all():
-                    raise RunError(f"{predictor.path}: the weights give no finite answers")
+                    raise RunError(f"{predictor.path}: the weights yield non-finite answers")
                 values[done : done + len(logits)] = predictor.probabilities(logits)
                 done += len(logits)
         yield values
@@ -320,7 +320,7 @@ def _check_classes(predictor: Predictor, images: Images) -> None:
     if len(classes) > outputs or int(labels.max(initial=-1)) >= outputs:
         count = len(classes) or int(labels.max(initial=-1)) + 1
         raise InputError(
-            f"{predictor.path}: it has {outputs} outputs, and the data {count} classes; take the"
+            f"{predictor.path}: it has {outputs} outputs, and the data {count} classes; use the"
             " data that it was trained on"
         )
     named = zip(predictor.classes, classes, strict=False)
@@ -328,7 +328,7 @@ def _check_classes(predictor: Predictor, images: Images) -> None:
         if output != name:
             raise InputError(
                 f"{predictor.path}: its output {place} is the class '{printable(output, 40)}', and"
-                f" that of the data is '{printable(name, 40)}'; take the data that it was trained on"
+                f" that of the data is '{printable(name, 40)}'; use the data that it was trained on"
             )
 
 
@@ -360,7 +360,7 @@ def features_of(images: Images, after_batch: Callable[[int], Any] = int) -> np.n
         values[done : done + len(rows)] = rows
         done += len(rows)
     if not np.isfinite(values).all():
-        raise RunError(f"{extractor.path}: the weights give no finite features")
+        raise RunError(f"{extractor.path}: the weights yield non-finite features")
     return values
 
 

@@ -19,7 +19,7 @@ from settings.configuration import Configuration, pair
 LEAST_PIXELS = 0.9999
 # What to do where a graph can be of one size alone.
 ONE_SIZE = (
-    "the model's images differ in size: give -o HEAD.STRIDE for windows of IMAGE_SIZE, or"
+    "the model's images differ in size: pass -o HEAD.STRIDE for windows of IMAGE_SIZE, or"
     " DATA.CROP_MODE squash and DATA.CROP_PCT 1.0"
 )
 
@@ -53,7 +53,7 @@ def compare_maps(
         with refusing("run as it was exported", f"{_advice(config)}"), quiet():
             logits = runner(images)
         if not np.isfinite(expected).all():
-            raise RunError("the weights give no finite logits", shared=True)
+            raise RunError("the weights yield non-finite logits", shared=True)
         if not np.isfinite(logits).all():
             raise RunError(
                 f"the exported model's logits aren't finite in {precision}; use another -precision"

@@ -98,7 +98,7 @@ def pixel_map(
         for logits in pixel_logits(forward, normalize(pixels), size, way):
             best = logits.argmax(-1)
             if not np.isfinite(logits.sum().item()):
-                raise RunError(f"{printable(name)}: the weights give no finite logits for it")
+                raise RunError(f"{printable(name)}: the weights yield non-finite logits for it")
             answers.append(
                 best[0].numpy().astype(np.uint8 if logits.shape[-1] <= 256 else np.int32)
             )

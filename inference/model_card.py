@@ -396,5 +396,5 @@ def _files(card: Card) -> Iterator[str]:
     ]
     if card.training is not None:
         rows.append((TRAINING, "the training's settings"))
-    yield markdown.table(["file", "what it holds"], rows, numbers=False)
+    yield markdown.table(["file", "what it contains"], rows, numbers=False)
     yield f"The SHA-256 of {markdown.text(WEIGHTS)} is `{card.sha256}`."

@@ -29,7 +29,7 @@ _KIND = "names of stored features, 1"
 _COMPARED = 1 << 16
 # The bytes of FILE.names' first line.
 _LONGEST_HEAD = 1 << 16
-_ADVICE = "; remove it, and it is made anew"
+_ADVICE = "; remove it, and it is made again"
 # The bytes of a row without its name: where the name ends, and the path's checksum.
 _WIDTH = 8 + 4
 _FORM: Form = {
@@ -115,7 +115,7 @@ def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Name
             for values in (names.ends, names.sums, names.letters):
                 stream.write(values.data)
     except OSError as error:
-        tell(f"{file} isn't written ({error.strerror}); the next search reads all names again")
+        tell(f"{file} can't be written ({error.strerror}); the next search reads all names again")
     return names
 
 

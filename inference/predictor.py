@@ -194,7 +194,7 @@ class Predictor:
         if self.reads_classifier and is_given and self.task != self.config.TASK:
             raise InputError(
                 f"{path}: weights of TASK {self.task}, found TASK {self.config.TASK};"
-                f" give -o TASK {self.task}"
+                f" pass -o TASK {self.task}"
             )
         outputs = self.config.MODEL.NUM_CLASSES
         if self.reads_classifier and self.classes and len(self.classes) != outputs:
@@ -348,7 +348,7 @@ class Predictor:
         if coverage is not None and top is not None:
             raise InputError("top and coverage both say how many classes to give; leave one out")
         if score is not None and reject is None:
-            raise InputError("score does nothing without reject; give the share of false alarms")
+            raise InputError("score has no effect without reject; give the share of false alarms")
         if coverage is not None and self.has_several:
             raise InputError(
                 "coverage is for models of one class per image; -threshold chooses those of several"
@@ -448,7 +448,7 @@ class Predictor:
         self.check_maps()
         if tta not in ("", "flip"):
             raise InputError(
-                f"-tta {tta} crops images, but each pixel needs a class; take -tta flip"
+                f"-tta {tta} crops images, but each pixel needs a class; use -tta flip"
             )
         predict = functools.partial(self.map_of, flip=tta == "flip")
         dataset = WholePictures(self.config, images)
@@ -489,7 +489,7 @@ class Predictor:
         """Raises InputError unless the classifier was made of texts."""
         if self.encoder is None:
             raise InputError(
-                f"{printable(str(self.path))} holds no text tower; take weights of CLIP or SigLIP with"
+                f"{printable(str(self.path))} holds no text tower; use weights of CLIP or SigLIP with"
                 " both towers"
             )
 
@@ -522,7 +522,7 @@ class Predictor:
         if problem:
             return Failure(name, problem)
         if not np.isfinite(probabilities).all():
-            return Failure(name, f"{printable(name)}: the weights give no finite logits for it")
+            return Failure(name, f"{printable(name)}: the weights yield non-finite logits for it")
         return self.prediction_of(name, probabilities, choice, score)
 
     def batches(
@@ -725,6 +725,6 @@ def _config_of_export(
     for key, value in leaves(config):
         if (key == "AMP" or key in export.description.values) and value != made_for[key]:
             raise InputError(
-                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out, or export anew"
+                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out, or export again"
             )
     return config, export.description

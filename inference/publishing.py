@@ -195,7 +195,7 @@ def _naming_problems(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{target} isn't written ({error.strerror or error}); {remedy(error)}"
+            f"{target} can't be written ({error.strerror or error}); {remedy(error)}"
         ) from None
 
 

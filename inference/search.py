@@ -59,7 +59,7 @@ def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = 
     if features.made["pool"] != "embedding":
         raise InputError(
             f"{printable(text, 80)} is no file; a text is compared with the embeddings of CLIP and"
-            " SigLIP alone: give -pool embedding where the features are computed"
+            " SigLIP alone: pass -pool embedding where the features are computed"
         )
     tokens = features.text_encoder.tokens([text])
     if note := features.text_encoder.cut_note([text], tokens.is_cut):
@@ -174,7 +174,7 @@ class Collected:
             weights = printable(str(features.weights))
             raise InputError(
                 f"{weights} isn't what the stored features were made by (another SHA-256);"
-                " give those weights by -checkpoint, or make the features anew"
+                " give those weights by -checkpoint, or make the features again"
             )
         return features
 

@@ -239,7 +239,7 @@ def _logits(predictor: Predictor, images: Paths, workers: int) -> Iterator[np.nd
             raise RunError(problem)
         logits = predictor.logits(batch.pixels)
         if not np.isfinite(logits).all():
-            raise RunError(f"{predictor.path}: the weights give no finite answers")
+            raise RunError(f"{predictor.path}: the weights yield non-finite answers")
         yield logits
 
 

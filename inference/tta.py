@@ -40,11 +40,11 @@ class FiveCrops(EvalTransform):
         if config.DATA.CROP_PCT > 1:
             raise InputError(
                 f"-tta: with DATA.CROP_PCT {config.DATA.CROP_PCT} an image is smaller than the crop,"
-                " which then has one place; take -tta flip, or -o DATA.CROP_PCT 0.9"
+                " which then has one place; use -tta flip, or -o DATA.CROP_PCT 0.9"
             )
         if config.DATA.CROP_MODE == "squash" and self.resize_to == self.size:
             raise InputError(
-                "-tta: an image that is squashed to the crop's size has one crop; take -tta flip,"
+                "-tta: an image that is squashed to the crop's size has one crop; use -tta flip,"
                 " or -o DATA.CROP_PCT 0.9"
             )
 

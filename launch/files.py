@@ -98,7 +98,7 @@ def _obstacle(mode: int, path: Path) -> OSError | None:
     if stat.S_ISDIR(mode):
         return OSError(errno.EISDIR, "it is a folder, expected a file", str(path))
     if not stat.S_ISREG(mode):
-        return OSError(errno.ENXIO, "it is no regular file", str(path))
+        return OSError(errno.ENXIO, "it isn't a regular file", str(path))
     return None
 
 
@@ -107,11 +107,11 @@ def check_new_folder(output: Path) -> None:
     folder, or the folder around it can't be written to.
     """
     if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
+        raise InputError(f"-output {output} exists and isn't an empty folder; choose another")
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise InputError(
-            f"-output {output}: {parent} is no folder that can be written to; choose another"
+            f"-output {output}: {parent} isn't a writable folder; choose another"
         )
 
 

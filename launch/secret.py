@@ -177,7 +177,7 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
     is_mounted = is_named and state.st_uid == 0 and user != 0
     problem = ""
     if not stat.S_ISREG(state.st_mode):
-        problem = "is no regular file"
+        problem = "isn't a regular file"
     elif state.st_uid != user and not is_mounted:
         problem = f"belongs to user {state.st_uid}"
     if problem:

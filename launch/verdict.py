@@ -177,7 +177,7 @@ def how_it_ended(code: int) -> str:
     if number in STOP_SIGNALS:
         return f"was stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL and code < 0:
-        return "was killed by SIGKILL (is memory short?)"
+        return "was killed by SIGKILL (out of memory?)"
     if code < 0:
         return f"was killed by {signal.Signals(number).name}"
     return f"ended with status {code}"

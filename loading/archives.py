@@ -122,7 +122,7 @@ def _cifar(dataset: str, layout: _CifarLayout, root: Path, mode: str) -> Arrays:
         ):
             for name, data in _members(root, layout, members):
                 if name in contents_of:
-                    raise Unreadable(f"it holds {name} twice")
+                    raise Unreadable(f"it contains {name} twice")
                 content = DataUnpickler(io.BytesIO(data), len(data)).load()
                 if name == layout.meta:
                     contents_of[name] = _list_of(str, content[layout.names_key], layout.names_key)
@@ -139,7 +139,7 @@ def _cifar(dataset: str, layout: _CifarLayout, root: Path, mode: str) -> Arrays:
             pixels = pixels.reshape(-1, 3, 32, 32)
             if pixels.dtype != np.uint8 or len(pixels) != len(labels):
                 raise Unreadable(
-                    f"it holds {len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
+                    f"it contains {len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
                 )
             images = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
             return images, labels, contents_of[layout.meta]

@@ -86,7 +86,7 @@ def check_blocks(
     where = f"of {rows} x {columns} patches"
     if patches == 1:
         raise InputError(
-            "an image has 1 patch, but some of several are masked; take smaller patches or larger images"
+            "an image has 1 patch, but some of several are masked; use smaller patches or larger images"
         )
     if not 0 < count < patches:
         raise InputError(

@@ -53,7 +53,7 @@ class MappedImages:
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
             raise Unreadable(
-                f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images"
+                f"it contains {pixels.dtype} of the shape {list(pixels.shape)}, which are no images"
             )
 
     def __getitem__(self, index: int) -> np.ndarray:

@@ -244,5 +244,5 @@ def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
     below = sorted({path.split("/")[depth] for path in paths if path.count("/") > depth})
     if not below:
         return f"; {folder} holds {describe_folder(folder)}"
-    advice = f"give -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
+    advice = f"pass -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
     return f"; one level below, {folder} has {_listed('folder', below)}: {advice}"

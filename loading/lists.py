@@ -140,7 +140,7 @@ def _missing_list(file: Path, needs: str, folders: str) -> str:
     """
     advice = ""
     if (file.parent / "train").is_dir():
-        advice = f"; for folders of images give -dataset={folders}"
+        advice = f"; for folders of images pass -dataset={folders}"
     elif file.name.startswith("val"):
         advice = "; without one, DATA.VAL_SPLIT splits the training images"
     contents = describe_folder(file.parent)

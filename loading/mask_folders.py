@@ -111,7 +111,7 @@ def _by_stem(split: Split, root: Path, folder: str, ending: str, what: str) -> d
         named = f" *{ending}" if ending else ""
         raise InputError(
             f"{root / folder}: no {what}{named} in it or below it; they end in"
-            f" {' '.join(IMAGE_SUFFIXES)}; it holds {describe_folder(root / folder)}"
+            f" {' '.join(IMAGE_SUFFIXES)}; it contains {describe_folder(root / folder)}"
         )
     return paths
 
@@ -229,7 +229,7 @@ def read_colors(file: Path) -> tuple[list[str], Masks]:
             if name:
                 check_name(name, f"line {number}")
             if colours.setdefault(tuple(values), name) != name:
-                raise Unreadable(f"line {number}: the colour is there already, with another name")
+                raise Unreadable(f"line {number}: the colour already exists, with another name")
         names = list(dict.fromkeys(name for name in colours.values() if name))
         if not names or len(colours) > MOST_MASK_CLASSES:
             raise Unreadable(
@@ -294,7 +294,7 @@ def _folders(root: Path, split: Split) -> Pair:
         if not part and not any(_first(root, names) for names in _PARTS.values()):
             raise InputError(
                 f"{root}: no images/; DATASET masks needs images/ and masks/ under -data_path;"
-                f" it holds {describe_folder(root)}"
+                f" it contains {describe_folder(root)}"
             )
         if not part:
             raise InputError(_no_part(root, split))

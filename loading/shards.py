@@ -247,7 +247,7 @@ def shards(split: Split, *, data_path: str) -> Shards:
     files = _shard_files(root, mode)
     path = root / f"{mode}.index.npz"
     if path.exists():
-        with reading(path, "an index", "; restore it, or remove it: it is made anew"):
+        with reading(path, "an index", "; restore it, or remove it: it is made again"):
             index = _read_index(path)
             _check_files(path, index, files)
             return Shards(root, index)
@@ -343,9 +343,9 @@ def _read_index(path: Path) -> Arrays:
         if ((counts < 0) | (counts > total)).any() or counts.sum() != total:
             raise Unreadable("its labels aren't as many as its counts")
         if labels.min(initial=0) < 0:
-            raise Unreadable("it holds a label below 0")
+            raise Unreadable("it contains a label below 0")
     if labels.max(initial=0) >= MOST_CLASSES:
-        raise Unreadable(f"it holds the label {labels.max()}, expected 0..{MOST_CLASSES - 1}")
+        raise Unreadable(f"it contains the label {labels.max()}, expected 0..{MOST_CLASSES - 1}")
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class '{printable(bad[0])}' can't be printed")
     return index
@@ -365,9 +365,9 @@ def _masks_in(path: Path, limits: Arrays) -> Arrays:
     for ignored, dtype, limit in rows:
         most = {"uint8": 255, "int32": 65535}.get(dtype, -1)
         if not 0 <= ignored <= most:
-            raise Unreadable(f"it holds masks of {printable(dtype)}, in which {ignored} is ignored")
+            raise Unreadable(f"it contains masks of {printable(dtype)}, in which {ignored} is ignored")
         if not 0 <= limit <= most:
-            raise Unreadable(f"it holds masks of {dtype}, which are of {limit} classes")
+            raise Unreadable(f"it contains masks of {dtype}, which are of {limit} classes")
     return masks
 
 
@@ -392,7 +392,7 @@ def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
             raise InputError(
                 f"{path.parent / name} {state(present, name)}, in {path.name} it"
                 f" {state(indexed, name)}; restore it (sha256sum -c SHA256SUMS tells what is"
-                f" damaged), or remove {path.name}: it is made anew of what is there"
+                f" damaged), or remove {path.name}: it is made again of what is there"
             )
 
 
@@ -427,7 +427,7 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
                 if key in labels:
                     raise Unreadable(f"{key} has two labels")
                 if kinds - {kind}:
-                    raise Unreadable("it holds .cls and .labels")
+                    raise Unreadable("it contains .cls and .labels")
                 kinds.add(kind)
                 labels[key] = _labels_in(raw.fileno(), member, kind == "labels")
             elif f".{kind}" in IMAGE_SUFFIXES:
@@ -545,7 +545,7 @@ def make_index(
     if len(kinds := {_kind(samples) for samples in filled}) > 1:
         first, second, *_ = sorted(kinds)
         raise InputError(
-            f"{files[0].parent}: some shards hold {first}, others {second}; pack them anew"
+            f"{files[0].parent}: some shards hold {first}, others {second}; pack them again"
         )
     # A column of masks that a shard lacks is left out.
     fields = [field for field in filled[0] if all(field in samples for samples in filled)]

@@ -379,7 +379,7 @@ def check_no_parts(root: Path, names: Sequence[str], dataset: str) -> None:
     for name in names:
         if (root / name / "train").is_dir() and (root / name / "val").is_dir():
             raise InputError(
-                f"{root}: its folder {name} holds train/ and val/; give -data_path={root / name}"
+                f"{root}: its folder {name} holds train/ and val/; pass -data_path={root / name}"
             )
 
 

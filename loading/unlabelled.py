@@ -42,7 +42,7 @@ def images(split: Split, *, data_path: str) -> Files:
         if not len(paths):
             raise InputError(
                 f"{root / below}: no image in it or below it; images end in"
-                f" {' '.join(IMAGE_SUFFIXES)}; it holds {describe_folder(root / below)}"
+                f" {' '.join(IMAGE_SUFFIXES)}; it contains {describe_folder(root / below)}"
                 " (links to folders aren't followed)"
             )
         return Files(root, paths, None, [])

@@ -247,7 +247,7 @@ class _Workers:
             how = f"lost, with exit status {code}"
             if code < 0:
                 how = f"killed by {signal.Signals(-code).name}"
-            raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
+            raise RunError(f"loader worker {process.pid} was {how}; out of memory?") from None
 
     def _wait(self, worker: int) -> None:
         """Waits until a worker answers.

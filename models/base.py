@@ -179,7 +179,7 @@ class ImageModel(nn.Layer):
             self.patch_embed.any_size = True
         elif not self.min_image_size:
             raise InputError(
-                f"{type(self).__name__} takes images of one size; take another MODEL.TYPE, such as"
+                f"{type(self).__name__} takes images of one size; use another MODEL.TYPE, such as"
                 " vit, deit, eva, swin, swinv2, xcit or convnext"
             )
 

@@ -199,7 +199,7 @@ class CrossViT(ImageModel):
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(
-                    f"EMBED_DIMS has {dim}, no multiple of its NUM_HEADS {heads}; choose one that is"
+                    f"EMBED_DIMS has {dim}, not a multiple of its NUM_HEADS {heads}; choose one that is"
                 )
         self.crop_scale = crop_scale
         self.global_pool = global_pool

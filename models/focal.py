@@ -499,7 +499,7 @@ def _check(
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
             raise InputError(
-                f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it"
+                f"NUM_HEADS has {heads} where there are {dim} channels, which it doesn't divide"
             )
     for expand in expand_sizes:
         if 2 * expand > window_size:

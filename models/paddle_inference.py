@@ -166,7 +166,7 @@ def program_in(folder: Path, name: str = PROGRAM) -> Path:
     for file in files:
         if file.is_file():
             return file
-    raise Unreadable(f"it holds neither {files[0].name} nor {files[1].name}")
+    raise Unreadable(f"it contains neither {files[0].name} nor {files[1].name}")
 
 
 def difference(model: ImageModel, program: Program) -> float:
@@ -187,7 +187,7 @@ def difference(model: ImageModel, program: Program) -> float:
     with refusing(use), quiet():
         logits = program(images).numpy()
     if not np.isfinite(expected).all():
-        raise RunError("the weights give no finite logits", shared=True)
+        raise RunError("the weights yield non-finite logits", shared=True)
     largest = float(np.abs(logits - expected).max() / (np.ptp(expected) or 1))
     # ``not <=`` refuses NaN as well.
     if not (program.bfloat16 or largest <= TOLERANCE):

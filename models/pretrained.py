@@ -68,7 +68,7 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
             total += math.prod(shape)
         if total > limit:
             raise InputError(
-                f"{file}: it describes a model of more than {limit:,} parameters, more than it holds"
+                f"{file}: it describes a model of more than {limit:,} parameters, more than it contains"
             )
         return _create_parameter(layer, shape, *args, **kwargs)
 

@@ -76,7 +76,7 @@ class Given(NamedTuple):
         """Returns where the value came from, in words."""
         if self.source in (COMMAND_LINE, WITH_VALUES) or not self.first:
             return self.origin()
-        return f"{_short_path(self.source)}, which had it from {self.first}"
+        return f"{_short_path(self.source)}, which took it from {self.first}"
 
     def origin(self) -> str:
         """Returns where it came from first, as a run's file keeps it."""

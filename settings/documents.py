@@ -41,7 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     # A run's folder may be a stranger's, and later errors tell a file's keys. Another file was
     # named by the user.
     if path.name == RUN_CONFIG and leads_out(path):
-        raise InputError(f"{path}: it is a link out of its folder; name the file that it leads to")
+        raise InputError(f"{path}: it is a link to a file outside its folder; name that file")
     with reading(path, "a configuration"):
         try:
             content = _Reader(_text(path)).read()
@@ -57,7 +57,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     counts = Counter(key for key, _ in leaves(content))
     if twice := next((key for key, count in counts.items() if count > 1), None):
         raise InputError(
-            f"{path}: found the key {printable(twice)} a second time; leave one of them out"
+            f"{path}: the key {printable(twice)} occurs twice; remove one of the two"
         )
     return content
 
@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise Unreadable(
-            f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file"
+            f"has more than {MOST_BYTES} bytes, too many for a configuration; name a YAML file"
         )
     try:
         return data.decode("utf-8-sig")
@@ -77,7 +77,7 @@ def _text(path: Path) -> str:
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             found = "UTF-16"
         raise Unreadable(
-            f"isn't text in UTF-8: found {found} at {error.start}; save it as UTF-8"
+            f"isn't valid UTF-8: found {found} at byte {error.start}; save it as UTF-8"
         ) from None
 
 
@@ -117,7 +117,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         self.left -= 1
         if self.left < 0 or node in above:
             raise Unreadable(
-                f"has more than {_MOST_VALUES} values, or an alias leads back to where it stands"
+                f"has more than {_MOST_VALUES} values, or an alias refers to itself"
             )
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
@@ -132,7 +132,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
             name = self._key(key)
             if name in found:
                 raise Unreadable(
-                    f"{_place(key)}found the key {name} a second time; leave one of them out"
+                    f"{_place(key)}the key {name} occurs twice; remove one of the two"
                 )
             found[name] = self._value(value, (*above, node))
         return found
@@ -140,7 +140,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
     def _key(self, node: yaml.Node) -> str:
         if node.tag == f"{_TAG}merge":
             raise Unreadable(
-                f"{_place(node)}found the merge key <<, which isn't read; write the keys, or use BASE"
+                f"{_place(node)}the merge key << isn't supported; write the keys, or use BASE"
             )
         name = self._scalar(node) if isinstance(node, yaml.ScalarNode) else node
         if not isinstance(name, str):

@@ -125,7 +125,7 @@ def refuse_idle(
                 continue
             if any(given[other].level > source.level for other in need.keys if other in given):
                 continue
-            change = ", or set that" if need.text.startswith("without") else ""
+            change = ", or set what it needs" if need.text.startswith("without") else ""
             raise InputError(
-                f"{source.source}: {key} does nothing {need.text}; leave it out{change}"
+                f"{source.source}: {key} has no effect {need.text}; leave it out{change}"
             )

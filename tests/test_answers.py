@@ -43,12 +43,12 @@ MASKED = [
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o TASK classification",
         2,
-        "best: weights of TASK masked, found TASK classification; give -o TASK masked\n$",
+        "best: weights of TASK masked, found TASK classification; pass -o TASK masked\n$",
     ),
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
         2,
-        "EVAL_ENGINE does nothing without TASK classification or fixmatch or multilabel",
+        "EVAL_ENGINE has no effect without TASK classification or fixmatch or multilabel",
     ),
 ]
 ROTATION = [
@@ -86,7 +86,7 @@ SEGMENTATION = [
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
         2,
-        "EVAL_ENGINE does nothing without TASK classification or fixmatch or multilabel",
+        "EVAL_ENGINE has no effect without TASK classification or fixmatch or multilabel",
     ),
 ]
 

@@ -44,18 +44,18 @@ def ended(monkeypatch):
         (
             FULL,
             1,
-            "error: [Errno 28] No space left on device: 'run/log.txt'; free some space, then -resume=auto goes on",
+            "error: [Errno 28] No space left on device: 'run/log.txt'; free some space, then continue with -resume=auto",
         ),
         (
             MemoryError("5 GB"),
             1,
-            "error: out of memory: 5 GB; take smaller batches, or end what else holds it",
+            "error: out of memory: 5 GB; use smaller batches, or end other processes that use it",
         ),
         (
             OSError(CUDA),
             1,
             "error: the GPU can't be used: no CUDA-capable device is detected (CUDA error 100); "
-            "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+            "set CUDA_VISIBLE_DEVICES to GPUs that nvidia-smi -L lists, or unset it",
         ),
         (
             OSError(errno.EMFILE, "Too many open files", "a.jpg"),
@@ -80,8 +80,8 @@ def ended(monkeypatch):
         (
             OSError(errno.ENOTDIR, "Not a directory", os.path.expanduser("~/.cache/paddle")),
             2,
-            f"error: Paddle's import makes {os.path.expanduser('~/.cache')}, found Not a directory; "
-            "set HOME to a folder of yours",
+            f"error: Paddle can't create {os.path.expanduser('~/.cache')}, found Not a directory; "
+            "set HOME to a writable folder",
         ),
         (
             RuntimeError("can't start new thread"),
@@ -157,7 +157,7 @@ def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
     (tmp_path / "private.yaml").write_text("token: secret\n")
     (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
     with pytest.raises(
-        InputError, match="run/config.yaml: it is a link out of its folder; name the file"
+        InputError, match="run/config.yaml: it is a link to a file outside its folder; name the file"
     ):
         read_yaml(tmp_path / "run" / "config.yaml")
 

@@ -73,7 +73,7 @@ NO_MODEL = {  # of files whose models aren't here
     "{TYPE: CvT, DROP_RATE: [0.0, 0.1]}": r"DROP_RATE \[0.0, 0.1\], .* expected NUM_STAGES 3 values each",
     "{TYPE: focal, FOCAL: {FOCAL_LEVELS: [3, 1, 1, 1]}}": r"FOCAL_LEVELS \[3, 1, 1, 1\]: expected the pool",
     "{TYPE: halo, ACT: relu, CHANNEL: [32, 64, 128, 256, 512]}": "expected a stem of 64 channels, and four stages",
-    "{TYPE: halo}": "ACT is None, which is no activation there; give relu or silu",
+    "{TYPE: halo}": "ACT is None, which PaddleViT doesn't support either; set relu or silu",
     "{TYPE: halo, ACT: relu, STAGE1_BLOCK: [attn, bottle, attn]}": r"STAGE1_BLOCK to 4 \[\['attn', 'bottle', 'attn'\]",
     "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [attn, attn, attn], HIDDEN_CHANNEL: 512}": "HIDDEN_CHANNEL 512: expected",
     "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [[attn]]}": "expected a stem of 64 channels",
@@ -102,7 +102,7 @@ def test_the_multi_scale_samplers_sizes_are_the_images_by_quarters(read):
         assert found == expected
     with pytest.raises(
         InputError,
-        match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit has",
+        match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit supports",
     ):
         read("MODEL: {TYPE: MobileOne}\nTRAIN: {MULTI_SCALE_SAMPLER_DDP: True}\n")
 
@@ -172,7 +172,7 @@ def test_keys_that_paddlevit_doesnt_read_are_named_once(read):
     text = "MODEL: {TYPE: BEiT, DROPPATH: 0.2}\nTRAIN: {COLOR_JITTER: 0.2, MODEL_EMA_FORCE_CPU: True}\n"
     config = read(text, "EVAL", "True")
     assert [line.partition("; ")[2] for line in config.notes] == [
-        "of no effect there, and ignored: MODEL.DROPPATH, TRAIN.COLOR_JITTER, TRAIN.MODEL_EMA_FORCE_CPU"
+        "without effect in PaddleViT, and ignored: MODEL.DROPPATH, TRAIN.COLOR_JITTER, TRAIN.MODEL_EMA_FORCE_CPU"
     ]
     assert config.MODEL.DROPPATH == 0.0  # as PaddleViT builds it, whatever the file says
 
@@ -202,11 +202,11 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     [
         (
             "MODEL: {TYPE: swin, APE: True}",
-            "MODEL.APE is True, expected False, the only value that this toolkit has",
+            "MODEL.APE is True, expected False, the only value that this toolkit supports",
         ),
         (
             "MODEL: {TYPE: xcit, USE_POS: False}",
-            "MODEL.USE_POS is False, expected True, the only value that this toolkit has",
+            "MODEL.USE_POS is False, expected True, the only value that this toolkit supports",
         ),
         (
             "MODEL: {TYPE: convnext, STEM_TYPE: overlap}",
@@ -347,7 +347,7 @@ def test_a_file_of_dinos_pretraining_is_the_task_of_that_name(read):
     assert (config.METHOD.LOCAL_VIEWS, config.METHOD.NORM_LAST_LAYER) == (6, True)
     assert (config.METHOD.FREEZE_LAST_LAYER, config.TRAIN.GRAD_CLIP) == (3, 0.3)
     config = read("DATA: {LOCAL_CROPS_NUMBER: 6}\nMODEL: {TYPE: ViT}\nTRAIN: {SMOOTHING: 0.2}\n")
-    assert config.notes[0].endswith("of no effect there, and ignored: TRAIN.SMOOTHING")
+    assert config.notes[0].endswith("without effect in PaddleViT, and ignored: TRAIN.SMOOTHING")
 
 
 def test_a_file_of_a_vit_is_none_of_dinos(read):
@@ -396,7 +396,7 @@ def test_a_file_that_names_a_base_is_ones_own(read):
 def test_a_file_that_may_be_meant_in_two_ways_is_refused(model, own, read):
     with pytest.raises(
         InputError,
-        match="it names no BASE, as PaddleViT's files, but .* has no SAVE_MINUTES; say which",
+        match="it has no BASE, like PaddleViT's files, but .* has no SAVE_MINUTES; say which",
     ):
         read(f"MODEL: {model}\n{own}\n")
     assert read(f"BASE: ''\nMODEL: {model}\n{own}\n").DATA.IMAGENET_MEAN == HALF

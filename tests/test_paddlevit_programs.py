@@ -122,7 +122,7 @@ def test_a_models_keys_are_read_by_paddlevits_names():
     [
         (
             "MODEL.TRANS.QK_SCALE",
-            "no key MODEL.TRANS.QK_SCALE; docs/migrate/paddlevit.md says what PaddleViT's key is here",
+            "no key MODEL.TRANS.QK_SCALE; docs/migrate/paddlevit.md lists the keys that replace PaddleViT's",
         ),
         (
             "MODEL.TRANS.IN_CHANNELS",
@@ -131,7 +131,7 @@ def test_a_models_keys_are_read_by_paddlevits_names():
         ("MODEL.TRANS.DEPHT", "no key MODEL.TRANS.DEPHT; did you mean MODEL.DEPTH?"),
         (
             "TRAIN.RAND_AUGMENT",
-            "no key TRAIN.RAND_AUGMENT; docs/migrate/paddlevit.md says what PaddleViT's key is here",
+            "no key TRAIN.RAND_AUGMENT; docs/migrate/paddlevit.md lists the keys that replace PaddleViT's",
         ),
         ("TRAIN.BASELR", "no key TRAIN.BASELR; did you mean TRAIN.BASE_LR?"),
         ("DATA.IMAGESIZE", "no key DATA.IMAGESIZE; did you mean DATA.IMAGE_SIZE?"),

@@ -214,7 +214,7 @@ def test_a_file_is_a_network_here(name, read):
 def test_keys_that_its_code_does_not_read_are_named(read):
     [note, _] = read("upernet_swin").notes
     assert note.endswith(
-        "of no effect there, and ignored: DATA.BATCH_SIZE_VAL, MODEL.TRANS.HIDDEN_SIZE,"
+        "without effect in PaddleViT, and ignored: DATA.BATCH_SIZE_VAL, MODEL.TRANS.HIDDEN_SIZE,"
         " MODEL.TRANS.PATCH_NORM, MODEL.UPERHEAD.DROP_RATIO, MODEL.UPERHEAD.IN_INDEX,"
         " TRAIN.DECODER_LR_COEF, VAL.MULTI_SCALES_VAL"
     )
@@ -425,7 +425,7 @@ def test_pyramids_that_are_not_here_are_one_line(line, changed, expected, read):
 
 
 def test_its_defaults_name_no_model():
-    with pytest.raises(InputError, match="it has PaddleViT's defaults, which name no model"):
+    with pytest.raises(InputError, match="it only has PaddleViT's defaults, which name no model"):
         get_config("paddlevit/segmentation.yaml")
 
 

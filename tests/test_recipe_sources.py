@@ -164,7 +164,7 @@ def _base_of(file):
 
 
 def test_the_page_shows_the_sources():
-    assert PAGE.read_text() == page(), "make it anew: tests/support/recipe_sources.py tells how"
+    assert PAGE.read_text() == page(), "make it again: tests/support/recipe_sources.py tells how"
 
 
 def test_the_documents_count_what_there_is():

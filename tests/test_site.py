@@ -29,7 +29,7 @@ def text(name):
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
     assert text("keys.md") == page, (
-        "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
+        "write it again: PYTHONPATH=.:tests python tests/support/keys_page.py"
     )
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())

@@ -323,7 +323,7 @@ def main() -> None:
     print(f"{output}: the {kind} of {count}, {len(arrays)} tensors; from {sources}")
     if not agree:
         print(
-            "note: their descriptions differ, so the file doesn't tell its model; give -cfg with it"
+            "note: their descriptions differ, so the file doesn't tell its model; pass -cfg with it"
         )
 
 

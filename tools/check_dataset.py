@@ -278,7 +278,7 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
         for name in (*LISTS.values(), "classes.txt", "colors.txt"):
             file = options.output / name
             if os.path.lexists(file):
-                raise InputError(f"{file} is there already; choose another -output, or remove it")
+                raise InputError(f"{file} already exists; choose another -output, or remove it")
     if options.license and not options.card:
         raise InputError("-license is for --card FILE.md; add that, or leave it out")
     if options.card:
@@ -377,7 +377,7 @@ def main() -> None:
             drawn = write_report(options.report, result)
         except OSError as error:
             raise RunError(
-                f"--report {options.report} isn't written ({error.strerror}); {remedy(error)}"
+                f"--report {options.report} can't be written ({error.strerror}); {remedy(error)}"
             ) from None
         print(f"{options.report} and {drawn} are written")
     if options.card:
@@ -388,7 +388,7 @@ def main() -> None:
                 file.write(dataset_card(config, result, options.license))
         except OSError as error:
             raise RunError(
-                f"--card {options.card} isn't written ({error.strerror}); {remedy(error)}"
+                f"--card {options.card} can't be written ({error.strerror}); {remedy(error)}"
             ) from None
         print(f"{options.card} is written")
     if not result.usable:

@@ -79,7 +79,7 @@ def main() -> int:
         names = selection.write(arguments.output, pool, chosen, rule, labelled)
     except OSError as error:
         raise RunError(
-            f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
+            f"-output {arguments.output} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
     print(
         f"{counted(len(paths), 'image')}: {pool.known} look like a labelled one, {pool.twins} like"

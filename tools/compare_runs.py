@@ -89,7 +89,7 @@ def main() -> None:
             print(f"{output} is written")
     except OSError as error:
         raise RunError(
-            f"{error.filename} isn't written ({error.strerror}); {remedy(error)}"
+            f"{error.filename} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
 
 

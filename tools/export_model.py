@@ -71,7 +71,7 @@ def main() -> None:
     # This also removes "..".
     arguments.output = Path(os.path.abspath(arguments.output))
     check_target(arguments.output)
-    refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
+    refuse_export(arguments.pretrained, " already; pass -pretrained what it was made from")
     if arguments.tower == "text":
         _export_text(arguments)
         return

@@ -57,7 +57,7 @@ def parsed_arguments() -> argparse.Namespace:
     if arguments.features and len(arguments.runs) > 1:
         raise InputError(f"-features needs one run, found {len(arguments.runs)}")
     if arguments.k is not None and not arguments.features:
-        raise InputError("-k does nothing without -features; leave it out, or add -features")
+        raise InputError("-k has no effect without -features; leave it out, or add -features")
     if arguments.k is not None and arguments.k < 1:
         raise InputError(f"-k is {arguments.k}, expected a number from 1 on")
     if arguments.drawn < 0 or arguments.workers < 0:
@@ -72,7 +72,7 @@ def check_new_folder(output: Path) -> None:
         raise InputError(f"{output} exists; choose another -output, or remove it")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise InputError(
-            f"-output {output}: {output.parent} is no folder that can be written to; choose another"
+            f"-output {output}: {output.parent} isn't a writable folder; choose another"
         )
 
 
@@ -107,7 +107,7 @@ def main() -> None:
         names = label_sheets.write(arguments.output, found, arguments.drawn, features)
     except OSError as error:
         raise RunError(
-            f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
+            f"-output {arguments.output} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
     print(label_sheets.summary(found))
     print(f"{printable(str(arguments.output))}: {', '.join(names)}")

@@ -72,7 +72,7 @@ def main() -> None:
             " from it; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
         )
     if not config.OUTPUT:
-        raise InputError("give -output=DIR, or -output=FILE.png")
+        raise InputError("pass -output=DIR, or -output=FILE.png")
     output = Path(config.OUTPUT)
     if output.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
         raise InputError(f"-output is {output}; expected a folder, or a file that ends in .png")
@@ -80,7 +80,7 @@ def main() -> None:
     table = picture.with_suffix(".csv")
     for file in (picture, table):
         if os.path.lexists(file):
-            raise InputError(f"{file} is there already; choose another -output")
+            raise InputError(f"{file} already exists; choose another -output")
     import utils
     from datasets import get_datasets
     from ops.device import set_device_flags

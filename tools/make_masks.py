@@ -88,7 +88,7 @@ def make_masks(options: argparse.Namespace) -> str:
 
     output = options.output
     if output.exists() or output.is_symlink():
-        raise InputError(f"-output {output} is there already; choose another, or remove it")
+        raise InputError(f"-output {output} already exists; choose another, or remove it")
     start = time.monotonic()
     most = options.max_pixels or default_values()["DATA.MAX_PIXELS"]
     source = source_of(options, most)
@@ -96,7 +96,7 @@ def make_masks(options: argparse.Namespace) -> str:
         with making_folder(output) as temporary:
             text = write_folder(source, options.classes, temporary, options.val, options.seed, most)
     except OSError as error:
-        raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
+        raise RunError(f"{output} can't be written ({error}); {remedy(error)}") from None
     return f"{output}: {text}, {time.monotonic() - start:.1f} s"
 
 
@@ -140,7 +140,7 @@ def main() -> None:
     if not 0 <= options.val < 1:
         parser.error(f"--val is {options.val}, expected 0 <= value < 1")
     if options.images and options.format == "labelme":
-        parser.error("--images does nothing with -format labelme, whose files name their images")
+        parser.error("--images has no effect with -format labelme, whose files name their images")
     print(make_masks(options))
 
 

@@ -320,7 +320,7 @@ def make_shards(options: argparse.Namespace) -> str:
         output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(
-            f"-output {output} is there already and isn't an empty folder; choose another"
+            f"-output {output} already exists and isn't an empty folder; choose another"
         )
     from config import get_config
     from loading.layout import skipped_text
@@ -353,9 +353,9 @@ def make_shards(options: argparse.Namespace) -> str:
             (temporary / "SHA256SUMS").write_text("".join(lines))
             size = sum(file.stat().st_size for file in temporary.iterdir())
     except BrokenProcessPool:
-        raise RunError("a worker was killed; is memory short? Fewer --workers need less") from None
+        raise RunError("a worker was killed; out of memory? Fewer --workers need less") from None
     except OSError as error:
-        raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
+        raise RunError(f"{output} can't be written ({error}); {remedy(error)}") from None
     finally:
         pool.shutdown(cancel_futures=True)
     images = " and ".join(f"{len(source.paths):,} {mode} images" for mode, source in files.items())

@@ -48,7 +48,7 @@ def merge(source: Path, target: Path) -> str:
             f"{source}: its optimizer's state is in one file already; there is nothing to merge"
         )
     if os.path.lexists(target):
-        raise InputError(f"{target} is there already; choose another folder")
+        raise InputError(f"{target} already exists; choose another folder")
     if source.resolve() in target.resolve().parents:
         raise InputError(f"{target} is within the checkpoint; choose a folder outside of it")
     with contextlib.ExitStack() as opened, making_folder(target) as temporary:

@@ -196,7 +196,7 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
         raise InputError(f"{flag}: its folder can't be written to; give this user the right to it")
     if arguments.format in _FOLDERS and not arguments.sheet:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-            raise InputError(f"{flag} is there already, and is no empty folder; choose another")
+            raise InputError(f"{flag} already exists and isn't an empty folder; choose another")
     elif problem := files.obstacle(output):
         raise InputError(f"{flag}: {problem.strerror}; choose another")
     return files.unfinished_path(output)
@@ -298,12 +298,12 @@ def check_format(arguments: argparse.Namespace, predictor: Any) -> None:
             predictor.check_maps()
     elif arguments.format == "pictures":
         raise InputError(
-            "-format pictures is for classes of whole images; take -format overlays or masks for"
+            "-format pictures is for classes of whole images; use -format overlays or masks for"
             f" those of pixels (TASK {predictor.task})"
         )
     elif arguments.tta not in ("", "flip"):
         raise InputError(
-            f"-tta {arguments.tta} crops images, but each pixel needs a class; take -tta flip"
+            f"-tta {arguments.tta} crops images, but each pixel needs a class; use -tta flip"
         )
     for flag in ("coverage", "reject", "score"):
         if getattr(arguments, flag) is not None and predictor.gives_maps:

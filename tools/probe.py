@@ -83,7 +83,7 @@ def parsed_arguments() -> argparse.Namespace:
     for flag, probe in (("k", "knn"), ("shots", "few_shot"), ("draws", "few_shot")):
         if getattr(arguments, flag) is not None and probe not in arguments.probes:
             raise InputError(
-                f"-{flag} does nothing without the probe {probe}; leave it out, or add {probe} to"
+                f"-{flag} has no effect without the probe {probe}; leave it out, or add {probe} to"
                 " -probes"
             )
     if os.path.lexists(arguments.output):
@@ -91,7 +91,7 @@ def parsed_arguments() -> argparse.Namespace:
     folder = arguments.output.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
-            f"-output {arguments.output}: {folder} is no folder that can be written to; choose another"
+            f"-output {arguments.output}: {folder} isn't a writable folder; choose another"
         )
     return arguments
 

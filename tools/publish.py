@@ -86,7 +86,7 @@ def main() -> None:
     if arguments.check:
         if evaluation is None:
             raise InputError(
-                "-check reads the images of the weights' run, and there is none; give -evaluation=DIR"
+                "-check reads the images of the weights' run, and there is none; pass -evaluation=DIR"
             )
         from tools.check_dataset import check_images
 
@@ -115,7 +115,7 @@ def main() -> None:
     elif evaluation.predictions is None:
         print(
             "note: the run's last evaluation is of other weights, so the card has no metrics by class:"
-            f" evaluate them (-eval -pretrained={arguments.weights} -output=DIR), and give -evaluation=DIR"
+            f" evaluate them (-eval -pretrained={arguments.weights} -output=DIR), and pass -evaluation=DIR"
         )
     if arguments.license is None:
         print("note: the card says that the licence isn't known; -license names it")

@@ -147,7 +147,7 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
 
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"], vars(arguments))
     if not config.OUTPUT:
-        raise InputError("give -output=DIR")
+        raise InputError("pass -output=DIR")
     if config.DATA.CORRUPTION:
         raise InputError("leave out DATA.CORRUPTION: -corruptions does it")
     if config.TASK != "classification":

@@ -212,7 +212,7 @@ def _extractor(arguments: argparse.Namespace) -> "FeatureExtractor":
     from inference.feature_store import FeatureExtractor
 
     if arguments.checkpoint is None:
-        raise InputError("a folder's features are computed by a model; give -checkpoint")
+        raise InputError("a folder's features are computed by a model; pass -checkpoint")
     return FeatureExtractor(
         arguments.checkpoint,
         arguments.cfg,
@@ -233,7 +233,7 @@ def _check_pool(arguments: argparse.Namespace, made: Mapping[str, Any]) -> None:
     if arguments.pool not in (None, made["pool"]):
         raise InputError(
             f"-pool is {arguments.pool}, the features were made with {made['pool']}; leave it out, or"
-            " make them anew"
+            " make them again"
         )
 
 

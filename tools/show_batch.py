@@ -116,7 +116,7 @@ def main() -> None:
             file.write(picture)
     except OSError as error:
         raise RunError(
-            f"-output {options.output} isn't written ({error.strerror}); {remedy(error)}"
+            f"-output {options.output} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
     print(f"{options.output} is written")
 

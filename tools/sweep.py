@@ -219,14 +219,14 @@ def main() -> int:
         results.write(rows, sweep, metric)
     except OSError as error:
         # The disk is full, for example. The running commands get SIGTERM, and save.
-        problem = f"{error.filename or sweep.output} isn't written ({error.strerror})"
-        raise RunError(f"{problem}; {remedy(error)}, then the same command goes on") from None
+        problem = f"{error.filename or sweep.output} can't be written ({error.strerror})"
+        raise RunError(f"{problem}; {remedy(error)}, then the same command continues") from None
     print(results.table(rows, sweep, metric))
     if best := results.best(rows, sweep, metric):
         print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")
     if stop:
         print(
-            f"stopped by {signal.Signals(stop).name}; the same command goes on",
+            f"stopped by {signal.Signals(stop).name}; the same command continues",
             file=sys.stderr,
             flush=True,
         )

@@ -113,7 +113,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, ou
     if len(files) > ON_A_SHEET and (whole or kind == "features"):
         advice = "give fewer"
         if kind != "features":
-            advice = "give -output a folder, which gets a picture for each"
+            advice = "pass -output a folder, which gets a picture for each"
         raise InputError(
             f"found {len(files)} images, a picture shows {ON_A_SHEET} at most; {advice}"
         )
@@ -208,7 +208,7 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"{path} isn't written ({error.strerror}); {remedy(error)}, or choose another -output"
+            f"{path} can't be written ({error.strerror}); {remedy(error)}, or choose another -output"
         ) from None
 
 
@@ -288,7 +288,7 @@ def check(arguments: argparse.Namespace) -> None:
     for flag, kinds in FLAGS.items():
         if getattr(arguments, flag) not in (None, False) and kind not in kinds:
             name = "class" if flag == "output_class" else flag
-            raise InputError(f"-{name} does nothing for {kind}; it is for {', '.join(kinds)}")
+            raise InputError(f"-{name} has no effect for {kind}; it is for {', '.join(kinds)}")
     if arguments.method is not None and arguments.method not in methods:
         expected = f"{kind} has no methods; leave it out"
         if methods:
@@ -299,7 +299,7 @@ def check(arguments: argparse.Namespace) -> None:
     elif arguments.method is None:
         arguments.method = methods[0]
     if arguments.threshold is not None and arguments.method != "foreground":
-        raise InputError("-threshold does nothing but for features -method foreground")
+        raise InputError("-threshold only has an effect on features -method foreground")
     mass = arguments.mass
     threshold = arguments.threshold
     if mass is not None and not 0 < mass <= 1:
@@ -318,11 +318,11 @@ def check(arguments: argparse.Namespace) -> None:
     if output.suffix and output.suffix != ".png":
         raise InputError(f"-output is {output}, expected a name that ends in .png, or a folder's")
     if os.path.lexists(output):
-        raise InputError(f"-output is {output}, which is there already; choose a new name")
+        raise InputError(f"-output is {output}, which already exists; choose a new name")
     above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(
-            f"-output is {output}, but {above} is no folder that can be written to; choose another"
+            f"-output is {output}, but {above} isn't a writable folder; choose another"
         )
 
 

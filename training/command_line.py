@@ -177,7 +177,7 @@ def config_from_arguments(
         add_note(
             config,
             f"warning: {recipe} is a recipe for weights that were trained before, and none are given: the model starts"
-            " from random values; give -pretrained=FILE",
+            " from random values; pass -pretrained=FILE",
         )
     if arguments.explain:
         print(explain(config, arguments.explain))
@@ -235,7 +235,7 @@ def choose(
                 f"-resume={resume}: there is no such folder; give a run's, or one of its checkpoints"
             )
         run = Path(resume).parent
-        advice = f"give {run}" if (run / FILE).is_file() else "give -cfg"
+        advice = f"give {run}" if (run / FILE).is_file() else "pass -cfg"
         raise InputError(
             f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; {advice}"
         )
@@ -249,7 +249,7 @@ def choose(
     output = words.get("OUTPUT")
     if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
         raise InputError(
-            f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start"
+            f"-resume=auto: no {FILE} in {output} to go on with; pass -cfg, as for a first start"
         )
     if default is None:
         return Choice(None)

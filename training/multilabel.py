@@ -78,7 +78,7 @@ class MultiLabel(Classification):
         outputs = config.MODEL.NUM_CLASSES
         # By output; None: they are chosen anew at each evaluation of a training.
         self.thresholds: np.ndarray | None = None
-        origin = "of the highest F1 on the validation set, chosen anew at each evaluation"
+        origin = "of the highest F1 on the validation set, chosen again at each evaluation"
         if config.EVAL and config.MODEL.PRETRAINED:
             stored = thresholds_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
             if stored and len(stored) != outputs:

@@ -136,7 +136,7 @@ class Run:
                 path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
                 if not _is_at(folder, self._known_path) and _is_at(folder, path):
                     self._known_path = path
-                    self.info(f"the run's folder was moved; the run goes on in {path}")
+                    self.info(f"the run's folder was moved; the run continues in {path}")
         return self._known_path
 
     @property
@@ -300,7 +300,7 @@ class Run:
                     os.truncate(file, size)
             if self.on_error != "stop":
                 self.info(
-                    f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)"
+                    f"{file}: a line is lost ({error.strerror}); the run continues (SAVE_ON_ERROR)"
                 )
             elif not self.problem:
                 self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"
@@ -355,7 +355,7 @@ class Run:
         try:
             self._write_json("result.json", result)
         except OSError as error:
-            problem = f"{error.filename} isn't written ({error.strerror}: {remedy(error)})"
+            problem = f"{error.filename} can't be written ({error.strerror}: {remedy(error)})"
             raise RunError(f"{problem}; {self._same_again()} writes it again") from None
         if problem := self.tracking.end():
             self.info(problem)
@@ -390,7 +390,7 @@ class Run:
                 why = f"{error.strerror}: {remedy(error)}"
                 what = os.path.basename(os.fsdecode(error.filename)) if error.filename else what
             again = command or self._same_again()
-            self.info(one_line(f"{what} isn't written ({why}); {again} makes it again"))
+            self.info(one_line(f"{what} can't be written ({why}); {again} makes it again"))
 
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:

@@ -382,7 +382,7 @@ def rising_rate_warning(config: Configuration, effective: int) -> str:
         return ""
     return (
         f"warning: for the effective batch of {effective} BASE_LR scales to {rate:.3g}, below"
-        f" END_LR {train.END_LR:g}, which doesn't scale: the rate rises; take a larger batch, or"
+        f" END_LR {train.END_LR:g}, which doesn't scale: the rate rises; use a larger batch, or"
         " set TRAIN.END_LR"
     )
 

@@ -273,7 +273,7 @@ class TokenizerTraining(Task):
         if found != rows * columns:
             raise InputError(
                 f"METHOD.TEACHER {config.MODEL.NAME} has {found} places, the tokenizer {rows} x"
-                f" {columns} tokens; take models with equal patches"
+                f" {columns} tokens; use models with equal patches"
             )
         return Teacher(features, *normalisation(self.config), *normalisation(config))
 

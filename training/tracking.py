@@ -109,7 +109,7 @@ class TrackerProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            return f"TRACKERS: not started ({error.strerror}); the run goes on without"
+            return f"TRACKERS: not started ({error.strerror}); the run continues without"
         return ""
 
     def end(self) -> str:
@@ -229,7 +229,7 @@ class Follower:
             traceback.print_exc()
             self.live.pop(name, None)
             problem = f"{type(error).__name__}: {error}"
-            self.say(one_line(f"TRACKERS: {name} is off ({problem}); the run goes on"))
+            self.say(one_line(f"TRACKERS: {name} is off ({problem}); the run continues"))
 
 
 def _made(file: Path) -> list[str]:

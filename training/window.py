@@ -330,7 +330,7 @@ class Window:
         raise NotFinite(
             f"the loss is {value} at step {number} (epoch {self.epoch}, rank {on_rank});"
             " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"
-            " and go on from a checkpoint before it went wrong",
+            " and resume from a checkpoint before it went wrong",
             shared=True,
         )
 

@@ -264,7 +264,7 @@ class Adapter(NamedTuple):
             hashes = f"their hashes are {printable(self.base, 12)} and {actual[:12]}"
             raise InputError(
                 f"{self.file} was trained on other weights than {base} ({hashes}); "
-                "give -pretrained what it was trained on"
+                "pass -pretrained what it was trained on"
             )
         different = ""
         if self.vectors not in (None, vectors_hash(arrays, self.tensors)):
@@ -280,7 +280,7 @@ class Adapter(NamedTuple):
         if different:
             raise InputError(
                 f"{self.file} was trained on other weights than {base} (the {different} differ); "
-                "give -pretrained what it was trained on"
+                "pass -pretrained what it was trained on"
             )
 
     def _merged(self, name: str, weight: Any, a: np.ndarray, b: np.ndarray) -> Any:
@@ -337,7 +337,7 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
             name = name.removeprefix(PREFIX).replace(".base_layer.", ".")
             if name in arrays:
                 raise Unreadable(
-                    f"it holds {printable(name, 80)} twice, with and without the prefix {PREFIX}"
+                    f"it contains {printable(name, 80)} twice, with and without the prefix {PREFIX}"
                 )
             arrays[name] = array
         layers = _check_whole(arrays, contents, shapes)
@@ -386,7 +386,7 @@ def _check_whole(
         unnamed = sorted(held - contents.names)
         if unnamed:
             raise Unreadable(
-                f"it holds {printable(unnamed[0], 80)}, which its description doesn't name"
+                f"it contains {printable(unnamed[0], 80)}, which its description doesn't name"
             )
     return layers
 

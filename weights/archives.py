@@ -76,7 +76,7 @@ class Member(Span):
                     data[first - begin : last - begin] = unpacked[first - place : last - place]
                 place += len(piece)
         if place < end:
-            raise Unreadable("it ends early")
+            raise Unreadable("it is truncated")
         return data
 
 

@@ -165,7 +165,7 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
                 for name, entry in entries.items():
                     if name in arrays:
                         other = f"which another of the {len(files)} files holds, too"
-                        raise Unreadable(f"it holds {printable(name)}, {other}")
+                        raise Unreadable(f"it contains {printable(name)}, {other}")
                     arrays[name] = _lazy(file, name, entry, allowance)
             layouts.add(layout)
             notes += file_notes
@@ -400,7 +400,7 @@ def _header(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Any],
     allowance.take(length)
     text = file.read(length)
     if len(text) != length:
-        raise Unreadable("it ends early")
+        raise Unreadable("it is truncated")
     header = parsed_json(text, allowance)
     check_form(header, _HEADER)
     return header, 8 + length
@@ -477,7 +477,7 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         # The file counts elements, whose size may be 1, 2, 4 or 8 bytes.
         if span.length not in (count, 2 * count, 4 * count, 8 * count) or start > size:
             raise Unreadable(
-                f"it ends early, or its storage {printable(key)} has another length than its tensors say"
+                f"it is truncated, or its storage {printable(key)} has another length than its tensors say"
             )
     return content
 
@@ -499,10 +499,10 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
         if not held:
             break
         if len(held) > 1:
-            notes.append(f"its {held[0]} was taken (it holds {', '.join(held)})")
+            notes.append(f"its {held[0]} was taken (it contains {', '.join(held)})")
         content = content[held[0]]
     if type(content) is not dict:
-        raise Unreadable("it holds no dictionary of arrays")
+        raise Unreadable("it contains no dictionary of arrays")
     arrays = {}
     others = []
     for name, value in content.items():
@@ -514,17 +514,17 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
             others.append(name)
         elif not is_name(name, LONGEST_NAME):
             raise Unreadable(
-                f"it holds an array under the name {printable(name)}, which can't be printed in a line"
+                f"it contains an array under the name {printable(name)}, which can't be printed in a line"
             )
         elif clean in arrays:
-            raise Unreadable(f"it holds {printable(clean)} twice, with a prefix and without")
+            raise Unreadable(f"it contains {printable(clean)} twice, with a prefix and without")
         else:
             arrays[clean] = value
     # Paddle's own table of parameters' names needs no mention.
     others = [name for name in others if name != "StructuredToParameterName@@"]
     listed = printable(", ".join(name[:LONGEST_NAME] for name in others[:40]))
     if not arrays:
-        raise Unreadable(f"it holds no arrays, but {listed or 'nothing'}")
+        raise Unreadable(f"it contains no arrays, but {listed or 'nothing'}")
     if others:
         notes.append(f"left out, being no arrays: {listed}")
     return arrays, notes
@@ -589,5 +589,5 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     bad = array.size - np.count_nonzero(np.isfinite(array))
     if bad:
         raise Unreadable(
-            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; take other weights"
+            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; use other weights"
         )

@@ -190,7 +190,7 @@ def _why_no_weights(path: Path) -> str:
     if os.path.isdir(path):
         reason = f"a folder without {' or '.join(IN_FOLDER)}"
     elif os.path.exists(path):
-        reason = "it is no regular file"
+        reason = "it isn't a regular file"
     else:
         reason = "no such file or folder"
     return f"no weights at {path}: {reason}, nor a file of that name with {', '.join(ENDINGS)}"

@@ -107,7 +107,7 @@ def read_contents(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Conten
     for name, value in config.items():
         if value and name not in _FORM and name not in _IGNORED:
             raise Unreadable(
-                f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't computed here; take an"
+                f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't computed here; use an"
                 " adapter without it, or remove the entry if it changes nothing"
             )
     layers = [
@@ -159,7 +159,7 @@ def _check_targets(modules: str | list[str], targets: set[str]) -> None:
     if unknown or not targets:
         name = printable(unknown[0] if unknown else str(modules), 80)
         raise Unreadable(
-            f"its {CONFIG}'s target_modules has {name}, which is no layer of this model that it may adapt; take an"
+            f"its {CONFIG}'s target_modules has {name}, which is no layer of this model that it may adapt; use an"
             " adapter of this model"
         )
 

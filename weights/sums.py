@@ -58,6 +58,6 @@ def check_sum(file: Path) -> None:
         return
     if file.name in sums and sha256_of(file) != sums[file.name]:
         raise Unreadable(
-            f"its SHA-256 isn't what {SUMS} beside it lists: it was damaged or replaced; copy it anew,"
+            f"its SHA-256 isn't what {SUMS} beside it lists: it was damaged or replaced; copy it again,"
             " or remove that list if the file is right"
         )

@@ -268,7 +268,7 @@ class Calibrator:
             np.concatenate(logits), found, np.concatenate(features) if features else None
         )
         if not np.isfinite(answers.logits).all():
-            raise RunError(f"{printable(str(predictor.path))}: the weights give no finite logits")
+            raise RunError(f"{printable(str(predictor.path))}: the weights yield non-finite logits")
         return answers
 
     def _batches(

@@ -84,7 +84,7 @@ def check_one_view(choice: Choice, tta: str) -> None:
 def _too_few(name: str, level: float, path: str) -> InputError:
     """Returns the error for a level whose threshold needs more images than there were."""
     return InputError(
-        f"{name} is {level:g}, for which {path} was calibrated on too few images; take another"
+        f"{name} is {level:g}, for which {path} was calibrated on too few images; use another"
         " level, or calibrate on more"
     )
 
@@ -102,6 +102,6 @@ def _no_such_level(
         return InputError(f"{name} needs calibrated weights, and {path} isn't; {advice}")
     expected = ", ".join(f"{level:g}" for level in levels)
     return InputError(
-        f"{name} is {found!r}, and {path} was calibrated for {expected}; take one of these, or"
-        f" calibrate anew with {flag}"
+        f"{name} is {found!r}, and {path} was calibrated for {expected}; use one of these, or"
+        f" calibrate again with {flag}"
     )

@@ -35,7 +35,7 @@ def fold(model: ImageModel, scaling: Scaling, images: np.ndarray) -> None:
     if scaling.shift.size:
         if any(classifier.bias is None for classifier in classifiers):
             raise InputError(
-                "the model's classifier has no bias to shift; take -scaling temperature or class"
+                "the model's classifier has no bias to shift; use -scaling temperature or class"
             )
         # Logits may be the mean of several classifiers, or a sum in which one counts half.
         before = _logits(model, images)
@@ -49,7 +49,7 @@ def fold(model: ImageModel, scaling: Scaling, images: np.ndarray) -> None:
     if not difference <= TOLERANCE:
         raise InputError(
             f"the model's logits aren't linear in its classifiers: scaled, they differ by"
-            f" {difference:.1e} of their range; take -scaling none"
+            f" {difference:.1e} of their range; use -scaling none"
         )
 
 

@@ -180,7 +180,7 @@ class Pool:
         except Exception as error:
             # No process can be started.
             self._end(
-                RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?")
+                RunError(f"a worker can't be started ({one_line(str(error))}); out of memory?")
             )
 
     def _pause(self, failed_loads: int) -> float:
@@ -295,7 +295,7 @@ class Pool:
         elif "loaded" in head:
             worker.process.kill()
             line = (
-                f"{self.settings.path} has changed since the server started; start the server anew"
+                f"{self.settings.path} has changed since the server started; start the server again"
             )
             self._record_failed_load(worker, line, InputError.exit_status)
         elif "error" in head:
@@ -358,7 +358,7 @@ class Pool:
             self._failures += 1
         if self._failures > 3 * self.settings.workers + 2:
             row = f"{self._failures} workers ended in a row, the last one {how}"
-            self._end(RunError(f"{row}; is memory short?"))
+            self._end(RunError(f"{row}; out of memory?"))
 
     def _give_up(self, worker: Worker, culprits: list[Item], how: str) -> list[Item]:
         """Gives up the requests of images that ended a worker; returns the worker's other images.

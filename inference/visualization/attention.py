@@ -53,7 +53,7 @@ def refuse_merged(model: ImageModel) -> None:
     """Raises InputError if a model merges tokens, which aren't places of an image then."""
     if merged := getattr(model, "merge_tokens", 0):
         raise InputError(
-            f"MODEL.MERGE_TOKENS is {merged}, whose tokens aren't places of the image; give -o"
+            f"MODEL.MERGE_TOKENS is {merged}, whose tokens aren't places of the image; pass -o"
             " MODEL.MERGE_TOKENS 0"
         )
 

@@ -72,7 +72,7 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
     if method == "umap":
         if not find_spec("umap"):
             raise InputError(
-                "umap-learn isn't installed; pip install umap-learn, or take -method tsne"
+                "umap-learn isn't installed; pip install umap-learn, or use -method tsne"
             )
         from umap import UMAP  # pyright: ignore[reportMissingImports]: nothing installs it
 

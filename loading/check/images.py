@@ -192,7 +192,7 @@ def check_images(
             progress(len(chunk))
     except BrokenProcessPool:
         raise RunError(
-            "a process that decodes was killed; is memory short? Fewer --workers need less"
+            "a process that decodes was killed; out of memory? Fewer --workers need less"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -217,7 +217,7 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
         # As libjpeg does, this skips what stands between segments.
         match = _MARKER.search(data, place)
         if not match or match.end() + 4 > len(data) or data[match.end()] in _END:
-            raise Unreadable("it ends before its pixels")
+            raise Unreadable("it is truncated")
         place = match.end() - 1
         if match.start() < place:
             # Pillow would read the padding byte by byte.
@@ -303,7 +303,7 @@ def _gif(data: bytes) -> bytes:
             flags = bytes(flag & _GIF_TRANSPARENT for flag in data[start + 3 : start + 4])
             control = data[start : start + 3] + flags + data[start + 4 : place]
     if not match or match[0] != b",":
-        raise Unreadable("it ends before its pixels, or is damaged")
+        raise Unreadable("it is truncated or damaged")
     return header + control + data[match.start() :]
 
 

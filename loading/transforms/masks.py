@@ -100,7 +100,7 @@ def mask_image(
                 raise UnknownValues(f"{name}: {problem}")
         elif dtype == np.uint8 and (largest := values.max()) > 255:
             raise Unreadable(
-                f"it holds the index {largest}, its column holds 0..255; declare that as int32"
+                f"it contains the index {largest}, its column holds 0..255; declare that as int32"
             )
         turn = TURNS[orientation_of(data) if oriented else 1]
         return turn.image(Image.fromarray(values.astype(dtype, copy=False)))

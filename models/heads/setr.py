@@ -168,7 +168,7 @@ class SETRMLA(Head):
         if len(set(maps.reductions)) > 1:
             raise InputError(
                 "HEAD.NAME setr_mla adds up maps of one size, found one place for"
-                f" {maps.reductions} pixels; take a plain ViT"
+                f" {maps.reductions} pixels; use a plain ViT"
             )
         dim = decoder_channels
         count = len(maps.channels)

@@ -79,7 +79,7 @@ class TopFormerHead(Head):
         if sum(channels) != last:
             raise InputError(
                 f"HEAD.NAME topformer got maps of {maps.channels} channels, expected the last one to"
-                " have those of all others together: take a MODEL.TYPE TopFormer and all its maps"
+                " have those of all others together: use a MODEL.TYPE TopFormer and all its maps"
             )
         self.channels = channels
         self.injections = nn.LayerList(

@@ -161,7 +161,7 @@ class Trans2SegHead(Head):
         dim = transformer_channels
         if dim % transformer_heads:
             raise InputError(
-                f"HEAD.TRANSFORMER_CHANNELS is {dim}, no multiple of HEAD.TRANSFORMER_HEADS"
+                f"HEAD.TRANSFORMER_CHANNELS is {dim}, not a multiple of HEAD.TRANSFORMER_HEADS"
                 f" {transformer_heads}"
             )
         self.image_size = maps.image_size

@@ -162,7 +162,7 @@ def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tenso
     count = math.prod(x.shape) // x.shape[1] * processes
     if count == 1:
         raise InputError(
-            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two or more: take a larger"
+            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two or more: use a larger"
             " DATA.BATCH_SIZE or DATA.IMAGE_SIZE; if an epoch's last batch is 1 image, DATA.DROP_LAST True"
         )
     return count

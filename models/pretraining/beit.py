@@ -162,7 +162,7 @@ def _check_encoder(encoder: ImageModel, early_layers: int, head_layers: int) -> 
     name = type(encoder).__name__
     if not isinstance(encoder, VisionTransformer | Eva | Beit):
         raise InputError(
-            f"TASK is beit, but {name} isn't a transformer whose patches have one token each; take a"
+            f"TASK is beit, but {name} isn't a transformer whose patches have one token each; use a"
             " BEiT, a ViT or an EVA"
         )
     depth = len(encoder.blocks)

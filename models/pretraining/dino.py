@@ -284,7 +284,7 @@ def check_patches(encoder: ImageModel) -> None:
         name = type(encoder).__name__
         raise InputError(
             f"METHOD.PATCH_LOSS is set, but {name} isn't a transformer whose patches have one token"
-            " each; take a ViT, a BEiT or an EVA, or set it to 0"
+            " each; use a ViT, a BEiT or an EVA, or set it to 0"
         )
     if isinstance(getattr(encoder, "norm", None), nn.Identity):
         raise InputError(

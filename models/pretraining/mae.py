@@ -75,7 +75,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         if norm_target and pixels == 1:
             raise InputError(
                 "METHOD.NORM_TARGET is True, but a patch has 1 value, which has no variance; set it"
-                " False, or take larger patches"
+                " False, or use larger patches"
             )
         self.norm_target = norm_target
         self.units = patches.grid_size
@@ -228,7 +228,7 @@ def visible_count(count: int, mask_ratio: float, parts: str) -> int:
     """
     if count == 1:
         raise InputError(
-            f"an image has 1 of MAE's {parts}, but some of several are masked; take larger images, or a"
+            f"an image has 1 of MAE's {parts}, but some of several are masked; use larger images, or a"
             " model with smaller patches"
         )
     # As transformers computes it: in floats, 0.9 of 100 patches leave 9 visible.

@@ -119,7 +119,7 @@ def _check_sizes(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
     height, width = encoder.image_size
     if mask_patch % patch_size:
         raise InputError(
-            f"METHOD.MASK_PATCH is {mask_patch}, no multiple of MODEL.PATCH_SIZE {patch_size}"
+            f"METHOD.MASK_PATCH is {mask_patch}, not a multiple of MODEL.PATCH_SIZE {patch_size}"
         )
     if height % mask_patch or width % mask_patch:
         raise InputError(

@@ -314,7 +314,7 @@ def without_map(encoder: ImageModel) -> InputError:
     """Returns the error of an encoder whose last features are no map."""
     name = type(encoder).__name__
     return InputError(
-        f"TASK is tokenizer, but {name} has no map of its last features; take a ViT or a ConvMixer"
+        f"TASK is tokenizer, but {name} has no map of its last features; use a ViT or a ConvMixer"
     )
 
 

@@ -43,7 +43,7 @@ _FAMILIES = (
     _Family("PVTv2", _DETECTION, "pvtv2_det", keys=("FPN.",)),
     _Family("Swin", _DETECTION, None, keys=("MODEL.TRANS.WINDOW_SIZE",)),
 )
-_ADVICE = "; docs/migrate/paddlevit.md lists what is"
+_ADVICE = "; docs/migrate/paddlevit.md lists the supported ones"
 
 
 def absent_type(model_type: str) -> str:
@@ -70,4 +70,4 @@ def absent_task(keys: Collection[str]) -> str:
 
 
 def _line(family: _Family) -> str:
-    return f"it is PaddleViT's {family.name} for {family.task}, a task that isn't here{_ADVICE}"
+    return f"it is PaddleViT's {family.name} for {family.task}, which isn't supported{_ADVICE}"

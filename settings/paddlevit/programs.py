@@ -188,9 +188,9 @@ def _own_value(section: Section, paddlevits: str) -> Any:
         if name.startswith(prefix) and name.removeprefix(prefix) in section:
             return section[name.removeprefix(prefix)]
     if names[0] != paddlevits and not names[0].startswith(prefix):
-        advice = f"; it is {names[0]} here"
+        advice = f"; in this toolkit it is {names[0]}"
     elif reading.has_key(paddlevits):
-        advice = "; docs/migrate/paddlevit.md says what PaddleViT's key is here"
+        advice = "; docs/migrate/paddlevit.md lists the keys that replace PaddleViT's"
     else:
         advice = nearest_key(paddlevits, [f"{prefix}{key}" for key, _ in leaves(section)])
     raise AttributeError(f"no key {paddlevits}{advice}")

@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named_and_auto_takes_the_checkpoint_before(
     what = damage(chosen / name)
     expected = f"{chosen}: damaged checkpoint: {name}: {what}"
     with pytest.raises(
-        InputError, match=rf"^{re.escape(expected)}; take an earlier one, or -resume=auto, which"
+        InputError, match=rf"^{re.escape(expected)}; use an earlier one, or -resume=auto, which"
     ):
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(chosen)], tmp_path / "other", 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)

@@ -93,7 +93,7 @@ def test_save_on_error_continue_goes_on_until_there_is_room(tmp_path, whole):
     limit_files(process, LOGS_ALONE)
     log = tmp_path / "run" / "log.txt"
     told = re.compile(
-        NOT_SAVED.format(*FULL, rf"{tmp_path}/run/checkpoints/epoch_\w+") + "; the run goes on"
+        NOT_SAVED.format(*FULL, rf"{tmp_path}/run/checkpoints/epoch_\w+") + "; the run continues"
     )
     assert wait_for(lambda: told.search(log.read_text()), process)
     assert_whole(tmp_path / "run")
@@ -118,7 +118,7 @@ def test_a_line_of_metrics_that_does_not_fit_ends_the_run(tmp_path, whole):
     process, pids = saving(tmp_path)
     limit_files(process, 1)
     checkpoint = f"error: {NOT_SAVED.format(*FULL, '.*')}\n"
-    log = rf"({tmp_path}/)?run/log(_0)?\.txt: not written \(File too large\); the run goes on\n"
+    log = rf"({tmp_path}/)?run/log(_0)?\.txt: not written \(File too large\); the run continues\n"
     assert_fails(process, 1, re.compile(f"({log})*{checkpoint}"), pids)
     assert (tmp_path / "run" / "metrics.jsonl").read_text().endswith("}\n")  # no half line
     assert_whole(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path)
     limit_files(process, 1)
     written = metrics.stat().st_size
     while (
-        "run/metrics.jsonl: a line is lost (File too large); the run goes on"
+        "run/metrics.jsonl: a line is lost (File too large); the run continues"
         not in process.stdout.readline()
     ):
         assert process.poll() is None
@@ -142,7 +142,7 @@ def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert re.fullmatch(
-        r"(\S+run/log(_0)?\.txt: not written \(File too large\); the run goes on\n){1,2}", errors
+        r"(\S+run/log(_0)?\.txt: not written \(File too large\); the run continues\n){1,2}", errors
     )
     assert "summary: acc1: " in log.read_text()
 
@@ -157,7 +157,7 @@ def test_curves_that_do_not_fit_are_drawn_by_the_next_start(tmp_path, whole):
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert (
-        "curves.png isn't written (File too large: raise the limit on a file's size); -resume=auto "
+        "curves.png can't be written (File too large: raise the limit on a file's size); -resume=auto "
         in printed
     )
     assert not [name for name in (tmp_path / "run").iterdir() if "curves" in name.name]

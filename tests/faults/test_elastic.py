@@ -152,7 +152,7 @@ def test_a_restart_takes_as_many_processes_as_there_are_devices(tmp_path, whole)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert (
-        "with 1 process instead of 2, as many as there are devices now, from run/checkpoints/epoch_"
+        "with 1 process instead of 2, the number of devices now, from run/checkpoints/epoch_"
         in errors
     )
     assert "\n1 process on cpu" in re.sub(

@@ -211,7 +211,7 @@ def test_the_server_gives_the_same_sets_and_rejections(place, calibrated, tmp_pa
             ("coverage=0.8", "coverage is 0.8, and .* was calibrated for 0.7, 0.9, 0.99"),
             ("coverage=0.7&top=2", "top and coverage both say"),
             ("coverage=1", "coverage: "),
-            ("score=knn", "score does nothing without reject"),
+            ("score=knn", "score has no effect without reject"),
         ):
             status, answer, _ = server.ask(
                 "POST", f"/predict?{query}", files[0].read_bytes(), {"Content-Type": "image/png"}
@@ -258,7 +258,7 @@ def test_predict_writes_sets_and_what_is_unknown(place, calibrated):
         (["-coverage=0.8"], "coverage is 0.8, and .*calibrated.* was calibrated for 0.7, 0.9, 0.99; take"),
         (["-reject=0.2"], "reject is 0.2, and .* was calibrated for 0.001, 0.1; .*-false_alarms"),
         (["-coverage=0.7", "-top=2"], "top and coverage both say how many classes to give"),
-        (["-score=knn"], "score does nothing without reject"),
+        (["-score=knn"], "score has no effect without reject"),
         (["-coverage=0.7", "-tta"], "-tta flip averages views, and coverage and rejection"),
         (["-coverage=1.5"], "'1.5' is no probability"),
         (["-coverage=0.99"], "coverage is 0.99, for which .* was calibrated on too few images"),
@@ -360,7 +360,7 @@ def test_an_output_that_exists_is_left_as_it_is(place):
     status, _, err = command("calibrate.py", place, "w.safetensors", "-output=known")
     assert (status, err) == (
         2,
-        "error: -output known exists, and is no empty folder; choose another\n",
+        "error: -output known exists and isn't an empty folder; choose another\n",
     )
 
 

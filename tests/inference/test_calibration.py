@@ -288,7 +288,7 @@ def test_logits_that_no_classifier_scales_are_refused():
     model.head.bias = None
     shift = scaling.Scaling("vector", np.ones(model.num_classes), np.ones(model.num_classes))
     with pytest.raises(
-        InputError, match="has no bias to shift; take -scaling temperature or class"
+        InputError, match="has no bias to shift; use -scaling temperature or class"
     ):
         fold(model, shift, images)
 

@@ -128,7 +128,7 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         file = tmp_path / "damaged" / name
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(
-            InputError, match=rf"{name}: it isn't what was exported.*; export the model anew"
+            InputError, match=rf"{name}: it isn't what was exported.*; export the model again"
         ):
             open_export(tmp_path / "damaged")
         file.unlink()
@@ -142,14 +142,14 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         manifest.read_text().replace(kind, "tf"),
     ):
         manifest.write_text(text)
-        with pytest.raises(InputError, match=r"preprocess\.json: .*; export the model anew"):
+        with pytest.raises(InputError, match=r"preprocess\.json: .*; export the model again"):
             open_export(tmp_path / "out")
     with pytest.raises(
         InputError, match="its files is a dictionary of 0, expected a SHA-256 per file"
     ):
         manifest.write_text(json.dumps(json.loads(whole) | {"files": {}}))
         open_export(tmp_path / "out")
-    with pytest.raises(InputError, match="no export: it holds no preprocess.json"):
+    with pytest.raises(InputError, match="no export: it contains no preprocess.json"):
         open_export(tmp_path)
 
 
@@ -285,7 +285,7 @@ def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
         write_export(config, model, tmp_path / "out", [])
     assert list(tmp_path.iterdir()) == []
     model.fc[0].weight.set_value(paddle.full_like(model.fc[0].weight, float("nan")))
-    with pytest.raises(RunError, match="the weights give no finite logits"):
+    with pytest.raises(RunError, match="the weights yield non-finite logits"):
         write_export(config, model, tmp_path / "out", [])
 
 

@@ -272,7 +272,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     moved = "its row 3 is numbered '4': rows were removed, added or moved"
     gone = "it has 3 rows, the features have 10"
     for kept, message in (
-        (rows[:3], f"{gone}; restore it, or make the features anew"),
+        (rows[:3], f"{gone}; restore it, or make the features again"),
         (rows[:3] + rows[4:], moved),
         ([*rows[:3], rows[4], rows[3], *rows[5:]], moved),
         ([*rows, b"10,/a.jpg,\n"], "it has 11 rows, the features have 10"),
@@ -402,7 +402,7 @@ def test_the_tools(checkpoint, folder, tmp_path):
         (
             "search.py",
             ["a.jpg", "."],
-            "error: a folder's features are computed by a model; give -checkpoint",
+            "error: a folder's features are computed by a model; pass -checkpoint",
         ),
         (
             "search.py",
@@ -434,7 +434,7 @@ def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):
 
 
 def test_an_image_to_look_for_that_cannot_be_read_is_named(checkpoint, folder):
-    with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it ends before its pixels"):
+    with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it is truncated"):
         of_image(FeatureExtractor(checkpoint), str(folder / "china9.jpg"))
 
 

@@ -67,10 +67,10 @@ def test_a_list_has_a_path_on_each_line(folder):
             "there are no images: the lists, and the folders that the patterns match, hold none",
         ),
         (["wide.txt"], "wide.txt: it is in UTF-16; save it in UTF-8"),
-        (["pipe.txt"], "pipe.txt: it is no regular file"),
+        (["pipe.txt"], "pipe.txt: it isn't a regular file"),
         (
             ["lines.txt"],
-            "lines.txt: its content would take more than 64 MiB and three times its 4000000 bytes",
+            "lines.txt: its content would take more than 64 MiB and more than three times its 4000000 bytes",
         ),
         (
             ["-"],

@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_searched_as_well(tmp_path, monkeypat
     assert names.rows_of("/home/me/a.jpg") == {0, 8}
     assert (
         told[1]
-        == f"{tmp_path}/x.names isn't written (Permission denied); the next search reads all names again"
+        == f"{tmp_path}/x.names can't be written (Permission denied); the next search reads all names again"
     )
 
 
@@ -163,13 +163,13 @@ def test_another_programs_file_is_not_replaced(tmp_path):
     ):
         file.write_bytes(content)
         with pytest.raises(
-            InputError, match=f"^{file}: {message}.*; remove it, and it is made anew$"
+            InputError, match=f"^{file}: {message}.*; remove it, and it is made again$"
         ):
             open_names(stored)
         assert file.read_bytes() == content
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(InputError, match="it is no regular file; remove it, and it is made anew"):
+    with pytest.raises(InputError, match="it isn't a regular file; remove it, and it is made again"):
         open_names(stored)
     file.unlink()
     (tmp_path / "mine").write_text("mine")
@@ -295,7 +295,7 @@ def test_features_that_become_shorter_meanwhile_are_an_error(tmp_path):
     shutil.copy(tmp_path / "x.npy", tmp_path / "whole.npy")
     os.truncate(tmp_path / "x.npy", os.path.getsize(tmp_path / "x.npy") - 4)
     with pytest.raises(
-        InputError, match=r"x\.npy: it ends before its row 8; restore it, or make the features anew"
+        InputError, match=r"x\.npy: it ends before its row 8; restore it, or make the features again"
     ):
         list(stored.blocks())
 

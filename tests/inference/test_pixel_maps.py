@@ -199,7 +199,7 @@ def test_the_command_writes_masks_and_areas(data, weights, tmp_path):
             ["-format", "pictures", "-output", "{out}/x"],
             "take -format overlays or masks for those of",
         ),
-        (["-tta", "ten"], "-tta ten crops images, but each pixel needs a class; take -tta flip"),
+        (["-tta", "ten"], "-tta ten crops images, but each pixel needs a class; use -tta flip"),
         (["-threshold", "0.5"], "-threshold is for models of several labels per image"),
     ],
 )

@@ -292,9 +292,9 @@ def test_what_cant_be_read_is_a_line_in_its_place(run, photographs, tmp_path, wo
     answers = list(predictor.stream(files, workers=workers))
     assert [answer.name for answer in answers] == files
     assert [isinstance(answer, Failure) for answer in answers] == [False, True, True, False, True]
-    assert answers[1].error == f"{files[1]}: it ends before its pixels; repair or remove it"
+    assert answers[1].error == f"{files[1]}: it is truncated; repair or remove it"
     assert answers[0][1:] == answers[3][1:]
-    with pytest.raises(RunError, match="cut.jpg: it ends before its pixels"):
+    with pytest.raises(RunError, match="cut.jpg: it is truncated"):
         predictor(files)
 
 
@@ -394,7 +394,7 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
 
 
 def test_an_answer_without_finite_probabilities_is_none():
-    said = "a.jpg: the weights give no finite logits for it"
+    said = "a.jpg: the weights yield non-finite logits for it"
     assert Predictor._outcome(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure(
         "a.jpg", said
     )

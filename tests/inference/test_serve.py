@@ -65,7 +65,7 @@ def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_its
     found = answer["predictions"]
     assert [one["name"] for one in found] == ["1.jpg", "no.txt", "cut.jpg", "../../2.png"]
     assert found[1]["error"] == "it is of no known format; this server takes GIF, JPEG, PNG, WebP"
-    assert found[2] == {"name": "cut.jpg", "error": "it ends before its pixels"}
+    assert found[2] == {"name": "cut.jpg", "error": "it is truncated"}
     expected = Predictor(checkpoint)([photographs[0], photographs[1]])
     for one, other in zip([found[0], found[3]], expected, strict=True):
         assert one["outputs"] == other.outputs
@@ -86,7 +86,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
     assert status == 413
     assert answer["error"] == "image 0: it has 10000 x 10000 pixels, DATA.MAX_PIXELS is 50000000"
     status, answer, _ = server.ask("POST", "/attention", b"GIF89a", JPEG)
-    assert (status, answer) == (422, {"error": "image 0: it ends before its pixels, or is damaged"})
+    assert (status, answer) == (422, {"error": "image 0: it is truncated or damaged"})
 
 
 @pytest.mark.parametrize(

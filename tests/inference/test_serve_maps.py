@@ -161,19 +161,19 @@ def test_an_image_that_takes_too_much_memory_gets_a_line(weights, images):
 
     def short(pixels):
         if pixels.shape[2:] == list(prepared[0][0].shape[:2]):
-            raise MemoryError("9 GB were asked for")
+            raise MemoryError("9 GB were requested")
         return forward(pixels)
 
     predictor._forward = short
     answers, pictures = answer_batch(predictor, wanted, prepared, [])
-    line = f"out of memory: 9 GB were asked for; it has {width} x {height} pixels: -o HEAD.STRIDE"
+    line = f"out of memory: 9 GB were requested; it has {width} x {height} pixels: -o HEAD.STRIDE"
     assert answers[0]["error"].startswith(line)
     assert pictures[0] == b""
     assert answers[1]["percents"]
     assert pictures[1].startswith(b"\x89PNG")
     predictor._forward = lambda pixels: forward(pixels) * np.nan
     answers, _ = answer_batch(predictor, wanted, prepared, [])
-    assert answers == [{"failed": "the weights give no finite logits for it"}] * 2
+    assert answers == [{"failed": "the weights yield non-finite logits for it"}] * 2
 
 
 # ------------------------------------------------------------------ the page

@@ -139,14 +139,14 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         workers[0].ready = False
         pool._handle(workers[1], {**loaded, "fingerprint": "b"}, [])
         with pytest.raises(
-            RunError, match="model has changed since the server started; start the server anew"
+            RunError, match="model has changed since the server started; start the server again"
         ):
             await pool.ended
 
     asyncio.run(lives())
     went = "error: a worker can't be replaced, 1 go on: "
     assert capsys.readouterr().err.splitlines() == [
-        f"{went}model has changed since the server started; start the server anew",
+        f"{went}model has changed since the server started; start the server again",
         f"{went}no weights at model",
     ]
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_
         os.kill(server.workers()[0], signal.SIGKILL)
         assert server.process.wait(30) == 1
         last = server.text("err").splitlines()[-1]
-    assert last == f"error: {file} has changed since the server started; start the server anew"
+    assert last == f"error: {file} has changed since the server started; start the server again"
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_ends_without_a_request_end_the_server_and_an_answer_forgives_them():
             pool._record_end(worker_with(reading=images(1)), -signal.SIGKILL)
         assert (pool._failures, pool.ended.done()) == (8, False)
         pool._record_end(worker_with(), 1)
-        line = "9 workers ended in a row, the last one ended with exit status 1; is memory short?"
+        line = "9 workers ended in a row, the last one ended with exit status 1; out of memory?"
         with pytest.raises(RunError, match=line):
             await pool.ended
 
@@ -428,5 +428,5 @@ def test_workers_that_end_again_and_again_end_the_server(checkpoint, tmp_path):
         last = server.text("err").splitlines()[-1]
     assert (
         last
-        == "error: 6 workers ended in a row, the last one was killed by SIGKILL; is memory short?"
+        == "error: 6 workers ended in a row, the last one was killed by SIGKILL; out of memory?"
     )

@@ -59,7 +59,7 @@ def test_one_crop_isnt_five(tmp_path):
     )
     with pytest.raises(
         InputError,
-        match="an image that is squashed to the crop's size has one crop; take -tta flip",
+        match="an image that is squashed to the crop's size has one crop; use -tta flip",
     ):
         list(predictor.stream([PHOTOGRAPH], tta="five"))
 

@@ -79,7 +79,7 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
     [
         (
             "attention M PHOTO -output there.png",
-            "-output is there.png, which is there already; choose a new name",
+            "-output is there.png, which already exists; choose a new name",
         ),
         (
             "attention M PHOTO -output x.jpg",
@@ -87,21 +87,21 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
         ),
         (
             "attention M PHOTO -output x.png -class 1",
-            "-class does nothing for attention; it is for cam",
+            "-class has no effect for attention; it is for cam",
         ),
         (
             "rollout M PHOTO -output x.png -block 1",
-            "-block does nothing for rollout; it is for attention, features",
+            "-block has no effect for rollout; it is for attention, features",
         ),
         (
             "rollout M PHOTO -output x.png -mass 0.6",
-            "-mass does nothing for rollout; it is for attention",
+            "-mass has no effect for rollout; it is for attention",
         ),
         ("attention M PHOTO -output x.png -mass 0", "-mass is 0, expected above 0 to 1"),
         ("attention M PHOTO -output x.png -mass nan", "-mass is nan, expected above 0 to 1"),
         (
             "features M PHOTO -output x.png -threshold 0.5",
-            "-threshold does nothing but for features -method foreground",
+            "-threshold only has an effect on features -method foreground",
         ),
         (
             "features M PHOTO -output x.png -method foreground -threshold 1.5",
@@ -121,7 +121,7 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
         ("cam M none.jpg -output x.png", "'none.jpg': there is no such file or folder"),
         (
             "cam M PHOTO -output there.png/a/x.png",
-            "there.png is no folder that can be written to; choose another",
+            "there.png isn't a writable folder; choose another",
         ),
         ("cam M empty -output x.png", "empty: holds no image; images end in .jpg .jpeg .png"),
     ],
@@ -156,7 +156,7 @@ def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tm
     with pytest.raises(InputError, match="rollout isn't defined for SwinTransformer"):
         one_by_one("rollout", swin, [str(one)], MapOptions(), tmp_path / "c")
     with pytest.raises(
-        InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"
+        InputError, match="found 17 images, a picture shows 16 at most; pass -output a folder"
     ):
         one_by_one("cam", swin, [str(one)] * 17, MapOptions(), tmp_path / "c.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "broken.png"]

@@ -213,7 +213,7 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
     with pytest.raises(InputError, match="found 4 images, expected 5 or more"):
         plane(features[:4])
     with pytest.raises(
-        InputError, match="umap-learn isn't installed; pip install umap-learn, or take -method tsne"
+        InputError, match="umap-learn isn't installed; pip install umap-learn, or use -method tsne"
     ):
         plane(features, "umap")
 

@@ -591,7 +591,7 @@ def test_the_command_predicts_named_classes(place):
         (
             "predict",
             ["digits", "data", "-templates", "templates.txt"],
-            "holds no text tower; take w",
+            "holds no text tower; use w",
         ),
         ("export_model", ["-pretrained=digits", "-output=x", "-tower=text"], "holds no text tower"),
         (

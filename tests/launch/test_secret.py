@@ -87,7 +87,7 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
     file.unlink()
     os.mkfifo(file)
     assert (
-        "is no regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters"
+        "isn't a regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters"
         in refusal()
     )
 

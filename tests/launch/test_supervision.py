@@ -22,7 +22,7 @@ from training import requests
 from training.requests import Requests, Stopped
 from utils import rank, world_size
 
-LOST = "rank 1 was killed by SIGKILL (is memory short?) at step 7"
+LOST = "rank 1 was killed by SIGKILL (out of memory?) at step 7"
 SPAWN = multiprocessing.get_context("spawn")
 
 # ----------------------------------------------------------------- requests

@@ -83,7 +83,7 @@ def test_a_rank_that_was_stopped_is_why_its_peers_aborted(code):
 
 def test_other_ends_are_no_stops():
     assert how_it_ended(130) == how_it_ended(-signal.SIGINT) == "was stopped by SIGINT"
-    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL (is memory short?)"
+    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL (out of memory?)"
     assert (how_it_ended(1), how_it_ended(137)) == ("ended with status 1", "ended with status 137")
 
 

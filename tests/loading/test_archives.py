@@ -20,7 +20,7 @@ def test_an_archive_without_a_file_or_with_one_twice_is_refused(tmp_path):
         files = [(member, tar.extractfile(member).read()) for member in tar if member.isfile()]
     for kept, message in (
         (files[1:], f"it lacks {files[0][0].name}"),
-        ([*files, files[0]], "it holds data_batch_1 twice"),
+        ([*files, files[0]], "it contains data_batch_1 twice"),
     ):
         with tarfile.open(tmp_path / archive, "w:gz") as tar:
             for member, data in kept:

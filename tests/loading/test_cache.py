@@ -388,6 +388,6 @@ def test_what_cannot_be_cached_is_an_error(folder):
     with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
         dataset_config("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
     with pytest.raises(
-        InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"
+        InputError, match="DATA.CACHE has no effect with DATA.DATASET synthetic; leave it out"
     ):
         dataset_config("synthetic", "", "DATA.CACHE", "x")

@@ -372,7 +372,7 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
     with pytest.raises(InputError, match=r"train_list.txt, line \d+: label 1 is outside 0..0"):
         get_datasets(listed_config)
     with pytest.raises(
-        InputError, match=r"train_list.txt is there already; choose another -output"
+        InputError, match=r"train_list.txt already exists; choose another -output"
     ):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
 
@@ -511,11 +511,11 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
         ),
         (["--report=x.pdf"], "expected a file that ends in .html"),
         (["--report=no/x.html"], "its folder isn't there"),
-        (["--groups=x"], "SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
+        (["--groups=x"], "SPLIT_GROUPS has no effect without DATA.VAL_SPLIT or DATA.FOLDS"),
         (["--split=2", "-output=x"], "DATA.VAL_SPLIT is 2.0, expected 0 < value < 1"),
         (
             ["-dataset=digits", "--split=0.2", "-output=x"],
-            "VAL_SPLIT does nothing with DATA.DATASET ",
+            "VAL_SPLIT has no effect with DATA.DATASET ",
         ),
     ],
 )

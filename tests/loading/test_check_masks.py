@@ -256,7 +256,7 @@ def test_what_is_wrong_with_masks_of_classes_is_a_line_each(pairs, check):
         "error: 1 of 4 images have no mask of their name in pairs/masks/val, the first is"
         " images/val/3.png; add or remove files (and 1 more)",
         "error: training masks of the column 'mask' that hold values of no class: 1, such as"
-        " pairs/masks/train/1.png: it holds the index 9 at x 5, y 7, and 4 pixels of unknown values in"
+        " pairs/masks/train/1.png: it contains the index 9 at x 5, y 7, and 4 pixels of unknown values in"
         " all; expected 0..3 or 255; add its class to",
         "remark: training masks of the column 'mask' of which all is ignored: 1, such as"
         " pairs/masks/train/2.png",

@@ -167,7 +167,7 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
         ),
         (
             ["DATA.DATASET", "digits", "DATA.LABELS", "a"],
-            "DATA.LABELS does nothing without DATA.DATASET ",
+            "DATA.LABELS has no effect without DATA.DATASET ",
         ),
         (
             ["DATA.CORRUPTION", "fog", "DATA.IMAGE_SIZE", "31"],
@@ -178,10 +178,10 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
             ["DATA.CORRUPTION", "fog", "DATA.SEVERITY", "6"],
             "DATA.SEVERITY is 6, expected one of 1, 2, 3, 4, 5",
         ),
-        (["DATA.SEVERITY", "1"], "DATA.SEVERITY does nothing without DATA.CORRUPTION"),
+        (["DATA.SEVERITY", "1"], "DATA.SEVERITY has no effect without DATA.CORRUPTION"),
         (
             ["EVAL", "False", "DATA.CORRUPTION", "fog"],
-            "DATA.CORRUPTION does nothing without EVAL True",
+            "DATA.CORRUPTION has no effect without EVAL True",
         ),
     ],
 )

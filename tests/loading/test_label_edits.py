@@ -120,7 +120,7 @@ def test_a_wrong_header_is_one_line(data, head, message):
 
 
 def test_a_missing_table_a_folder_and_utf16_are_one_line(data):
-    for path, message in ((data / "none.csv", "No such file"), (data, "it is no regular file")):
+    for path, message in ((data / "none.csv", "No such file"), (data, "it isn't a regular file")):
         with pytest.raises(InputError, match=message):
             apply_table(path, parts_of(data), str(data))
     wide = data.parent / "wide.csv"

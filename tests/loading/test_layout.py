@@ -218,7 +218,7 @@ DEEP = [
     (
         ["photos/cat", "photos/dog"],
         SPLIT,
-        r"one class, photos; .* the folders cat, dog: give -data_path=.*/photos$",
+        r"one class, photos; .* the folders cat, dog: pass -data_path=.*/photos$",
     ),
     (
         ["train/photos/cat", "train/photos/dog", "val/photos/cat", "val/photos/dog"],
@@ -228,7 +228,7 @@ DEEP = [
     (
         ["flowers/train/cat", "flowers/val/cat"],
         SPLIT,
-        r"flowers holds train/ and val/; give -data_path=.*/flowers$",
+        r"flowers holds train/ and val/; pass -data_path=.*/flowers$",
     ),
     (["cat"], SPLIT, r"one class, cat; expected two or more; .*/cat holds 4 images$"),
     (
@@ -398,7 +398,7 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
         "loading.layout.os.listdir",
         lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     )
-    assert "which can't be listed (Permission denied); give this user the right to it" in refused(
+    assert "which can't be listed (Permission denied); give this user access to it" in refused(
         tmp_path / "data"
     )
 

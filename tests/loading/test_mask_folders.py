@@ -159,7 +159,7 @@ def test_the_ignored_index_is_a_key(root):
             values = drawn(number)
             save(root / f"masks/{mode}/deep/{number}.png", np.where(values == 255, 100, values))
     with pytest.raises(
-        InputError, match=r"0.png: it holds the index 100 at x 0, y 15, and 24 pixel"
+        InputError, match=r"0.png: it contains the index 100 at x 0, y 15, and 24 pixel"
     ):
         get_dataset(configured(root), "val")
     dataset = get_dataset(configured(root, "DATA.IGNORE_INDEX", 100), "val")
@@ -275,7 +275,7 @@ def test_colours_of_one_name_are_one_class(tmp_path):
     [
         (b"1 2 300 a\n", "line 1: expected three numbers up to 255 and a name; found '1 2 300 a'"),
         (b"1 2 3 a\nsky 1 2 3\n", "line 2: expected three numbers up to 255"),
-        (b"1 2 3 a\n1 2 3 b\n", "line 2: the colour is there already, with another name"),
+        (b"1 2 3 a\n1 2 3 b\n", "line 2: the colour already exists, with another name"),
         (b"1 2 3\n", "it has 0 classes in 1 colours, expected at least 1"),
         (b"", "it has 0 classes in 0 colours"),
         (b"1 2 3 \xff\n", "its line 1 isn't UTF-8"),
@@ -360,7 +360,7 @@ def test_a_cache_holds_class_indices(root, of_colours, capfd):
     if of_colours:
         text = (root / "colors.txt").read_text()
         (root / "colors.txt").write_text(text.replace("9 9 9", "0 0 7"))
-        with pytest.raises(InputError, match="0.png: it holds the colour 9 9 9"):
+        with pytest.raises(InputError, match="0.png: it contains the colour 9 9 9"):
             get_dataset(configured(root, *options), "val")
     else:
         dataset = get_dataset(configured(root, *options, "DATA.IGNORE_INDEX", 255), "val")

@@ -97,7 +97,7 @@ def test_an_unknown_index_is_named_with_its_place():
     stored[3, 17] = 9
     stored[5, :4] = 200
     message = (
-        r"^m.png: it holds the index 9 at x 17, y 3, and 5 pixels of unknown values in all;"
+        r"^m.png: it contains the index 9 at x 17, y 3, and 5 pixels of unknown values in all;"
         r" expected 0..4 or 255; add it$"
     )
     with pytest.raises(UnknownValues, match=message):

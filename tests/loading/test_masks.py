@@ -429,7 +429,7 @@ def test_an_evaluation_may_have_whole_images_and_stored_masks(tmp_path, workers,
         ),
         (
             ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "squash"],
-            "DATA.CROP_PCT is 0.875, expected 1.0 with TASK segmentation, which crops nothing",
+            "DATA.CROP_PCT is 0.875, expected 1.0 with TASK segmentation, which doesn't crop",
         ),
         (
             [
@@ -442,7 +442,7 @@ def test_an_evaluation_may_have_whole_images_and_stored_masks(tmp_path, workers,
                 "DATA.CROP_PCT",
                 "1.0",
             ],
-            "command line: DATA.CROP_PCT does nothing with DATA.CROP_MODE short or own; leave it out",
+            "command line: DATA.CROP_PCT has no effect with DATA.CROP_MODE short or own; leave it out",
         ),
     ],
 )
@@ -513,7 +513,7 @@ def test_indices_of_16_bits_need_a_column_that_holds_them(tmp_path):
     values = np.array([[0, 300], [40000, 65535]])
     np.testing.assert_array_equal(read_mask(grey_png(values, 16), np.int32), values)
     with pytest.raises(
-        RunError, match=r"^m.png: it holds the index 65535, its column holds 0..255"
+        RunError, match=r"^m.png: it contains the index 65535, its column holds 0..255"
     ):
         read_mask(grey_png(values, 16))
     files = write_pairs(tmp_path, [(96, 64)])
@@ -956,8 +956,8 @@ def test_damaged_masks_in_shards_are_named(folder, pack):
             {name: np.repeat(index[name], 2) for name in ("columns", "ignored", "dtypes")},
             "two of its columns have the same name",
         ),
-        ({"dtypes": np.array(["object"])}, "it holds masks of object"),
-        ({"ignored": np.array([-1])}, "it holds masks of uint8, in which -1 is ignored"),
+        ({"dtypes": np.array(["object"])}, "it contains masks of object"),
+        ({"ignored": np.array([-1])}, "it contains masks of uint8, in which -1 is ignored"),
         ({"format": np.array(5)}, "it is of another format"),
     ):
         np.savez(folder.parent / "out/val.index.npz", **index | changes)

@@ -200,7 +200,7 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
         ({"counts": index["counts"] + 1}, "its labels aren't as many as its counts"),
         ({"counts": index["counts"] * -1}, "its labels aren't as many as its counts"),
         ({"counts": index["counts"][:-1]}, "its arrays differ in length"),
-        ({"labels": index["labels"] - 5}, "it holds a label below 0"),
+        ({"labels": index["labels"] - 5}, "it contains a label below 0"),
         ({"format": np.array(4)}, "it is of another format"),
     ):
         np.savez(packed / "train.index.npz", **{**index, **change})
@@ -219,7 +219,7 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
             written(np.array(labels))
     parts = [written(label) for label in (1, 2)]
     parts.append(scan_shard(packed / "train-000000.tar"))
-    with pytest.raises(InputError, match=r"some shards hold .cls, others .labels; pack them anew"):
+    with pytest.raises(InputError, match=r"some shards hold .cls, others .labels; pack them again"):
         make_index([own] * 3, parts, [])
 
 

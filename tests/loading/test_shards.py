@@ -200,7 +200,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(tmp_path, packer, 
     for flags, message in [
         (
             ("-output=full",),
-            "-output full is there already and isn't an empty folder; choose another",
+            "-output full already exists and isn't an empty folder; choose another",
         ),
         (("-output=out", "-modes=val"), "in/val: no class folders"),
         (
@@ -439,7 +439,7 @@ def test_keys_that_would_do_nothing_are_refused():
         (
             "folder",
             ("DATA.SHARD_SHUFFLE", "3"),
-            r"DATA.SHARD_SHUFFLE does nothing without DATA.DATASET shards; leave",
+            r"DATA.SHARD_SHUFFLE has no effect without DATA.DATASET shards; leave",
         ),
         (
             "shards",
@@ -449,12 +449,12 @@ def test_keys_that_would_do_nothing_are_refused():
         (
             "shards",
             ("DATA.SHARD_SHUFFLE", "3", "DATA.CACHE", "x"),
-            r"SHARD_SHUFFLE does nothing with DATA.CACHE; leave",
+            r"SHARD_SHUFFLE has no effect with DATA.CACHE; leave",
         ),
         (
             "folder",
             ("DATA.FAST_EVAL", "True", "DATA.CACHE", "x"),
-            r"FAST_EVAL does nothing with DATA.CACHE; leave",
+            r"FAST_EVAL has no effect with DATA.CACHE; leave",
         ),
         (
             "shards",

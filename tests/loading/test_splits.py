@@ -285,11 +285,11 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
 
 
 def test_what_does_nothing_is_refused(tmp_path):
-    with pytest.raises(InputError, match="VAL_SPLIT does nothing with DATA.DATASET .*digits or"):
+    with pytest.raises(InputError, match="VAL_SPLIT has no effect with DATA.DATASET .*digits or"):
         get_config(None, ["DATA.DATASET", "digits", *SPLIT])
     with pytest.raises(
         InputError,
-        match="SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS; leave it out",
+        match="SPLIT_SEED has no effect without DATA.VAL_SPLIT or DATA.FOLDS; leave it out",
     ):
         configured("folder", tmp_path, "DATA.SPLIT_SEED", "3")
     with pytest.raises(InputError, match="DATA.VAL_SPLIT is 1.0, expected 0 < value < 1"):

@@ -101,11 +101,11 @@ def test_without_a_val_folder_a_training_is_told_what_to_set(nested):
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (["x/"], r"in: no image in it or below it; images end in .*; it holds the folder x \("),
+        (["x/"], r"in: no image in it or below it; images end in .*; it contains the folder x \("),
         (["val/1.png"], r"no train/ beside val/; move the training images into it"),
         (["test/1.png", "train/1.png"], r"its folders test, train have names of a dataset's part"),
-        (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; give -data_path="),
-        (["val/", "train/1.png"], r"in/val: no image in it .* it holds nothing"),
+        (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; pass -data_path="),
+        (["val/", "train/1.png"], r"in/val: no image in it .* it contains nothing"),
     ],
 )
 def test_a_folder_that_cant_be_taken_is_one_line(tmp_path, folders, message):
@@ -213,7 +213,7 @@ def test_a_list_has_a_path_on_each_line(nested):
         ("中.png".encode("gb18030"), r"the list is in another encoding than UTF-8"),
         (
             None,
-            r"train_list.txt: there is no such file; .*images; for folders of images give -dataset=images$",
+            r"train_list.txt: there is no such file; .*images; for folders of images pass -dataset=images$",
         ),
     ],
 )
@@ -299,7 +299,7 @@ def test_shards_with_and_without_labels_are_refused(tmp_path, other):
     tar_of(tmp_path / "train-0.tar", ("a.jpg", b"x"), (f"a.{other}", b"1"))
     tar_of(tmp_path / "train-1.tar", ("b.jpg", b"y"))
     tar_of(tmp_path / "train-2.tar")
-    message = f"some shards hold .{other}, others images without labels; pack them anew"
+    message = f"some shards hold .{other}, others images without labels; pack them again"
     with pytest.raises(InputError, match=re.escape(message)):
         shards(Split("train"), data_path=str(tmp_path))
 
@@ -391,7 +391,7 @@ def test_folds_hold_each_image_once(nested):
             ["DATA.VAL_SPLIT", "0.5"],
             "DATA.VAL_SPLIT 0.5: 1 images leave no image for validation",
         ),
-        (["DATA.FOLDS", "3"], "DATA.FOLDS is 3: 2 folds of 1 images would be empty; take fewer"),
+        (["DATA.FOLDS", "3"], "DATA.FOLDS is 3: 2 folds of 1 images would be empty; use fewer"),
     ],
 )
 @pytest.mark.usefixtures("without_labels")

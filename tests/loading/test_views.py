@@ -254,7 +254,7 @@ BANDS = ["DATA.IMAGE_CHANNELS", "4", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET
             {"color": 0.0, "grey": 0.0},
             BANDS,
             "METHOD.BLUR is [1.0, 0.1, 0.5], expected [0.0, 0.0, 0.0] with IMAGE_CHANNELS 4 of"
-            " float32: it is for colours and grey of 8 bits",
+            " float32: it supports 8-bit colour and grey images only",
         ),
     ],
 )
@@ -543,8 +543,8 @@ def test_masks_are_refused(folder, views_task):
     dataset.add_columns({"mask": Masks([f"{number}.png" for number in range(10)])})
     with pytest.raises(
         InputError,
-        match=r"^TASK views draws several views of an image, which the column 'mask' can't follow;"
-        r" leave one of the two out$",
+        match=r"^TASK views draws several views of an image, which can't be applied to the column 'mask' can't follow;"
+        r" remove one of the two$",
     ):
         get_dataloader(config, dataset)
 

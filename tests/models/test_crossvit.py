@@ -150,7 +150,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
         ),
         (
             ["MODEL.NUM_HEADS", "[4, 5]"],
-            "EMBED_DIMS has 256, no multiple of its NUM_HEADS 5; choose one that is",
+            "EMBED_DIMS has 256, not a multiple of its NUM_HEADS 5; choose one that is",
         ),
         (
             ["MODEL.PATCH_SIZE", "[8, 16]"],

@@ -329,8 +329,8 @@ def test_images_of_other_sizes(model):
         (["MODEL.BLOCK", "parallel"], "needs an encoder whose attention takes masks"),
         (["MODEL.GLOBAL_POOL", "avg"], "reads normalised tokens"),
         (["MODEL.PATCH_DROP", "0.1"], "MODEL.PATCH_DROP is above 0"),
-        (["METHOD.LOSS", "ohem"], "METHOD.LOSS does nothing with HEAD.NAME eomt"),
-        (["METHOD.DICE", "1.0"], "METHOD.DICE does nothing with HEAD.NAME eomt"),
+        (["METHOD.LOSS", "ohem"], "METHOD.LOSS has no effect with HEAD.NAME eomt"),
+        (["METHOD.DICE", "1.0"], "METHOD.DICE has no effect with HEAD.NAME eomt"),
     ],
 )
 def test_what_does_not_fit(options, message):

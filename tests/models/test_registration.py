@@ -115,15 +115,15 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     assert architecture("tiny").arguments["MODEL.HUE"].text == "what it sees, on two lines."
     # What Tiny's DROPPATH doesn't need, ViT's does.
     get_config(None, ["EVAL", "True", "MODEL.TYPE", "tiny", "MODEL.DROPPATH", "0.1"])
-    with pytest.raises(InputError, match=r"MODEL.DROPPATH does nothing under EVAL; leave it out$"):
+    with pytest.raises(InputError, match=r"MODEL.DROPPATH has no effect under EVAL; leave it out$"):
         get_config(None, ["EVAL", "True", "MODEL.TYPE", "ViT", "MODEL.DROPPATH", "0.1"])
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("hue: str", "hue has no default; as a key it needs one"),
-        ("hue='red'", "hue has no type; as a key it needs one"),
+        ("hue: str", "hue has no default, which a key needs"),
+        ("hue='red'", "hue has no type, which a key needs"),
         ("hue: dict = None", "hue is dict; a key takes bool, int, float, str"),
     ],
 )

@@ -157,7 +157,7 @@ def test_architectures_without_patches_are_refused_with_the_others_names(kind):
 
 def test_sizes_that_do_not_fit_are_one_line():
     for encoder, mask_patch, message in (
-        (small_vit(), 6, "METHOD.MASK_PATCH is 6, no multiple of MODEL.PATCH_SIZE 4"),
+        (small_vit(), 6, "METHOD.MASK_PATCH is 6, not a multiple of MODEL.PATCH_SIZE 4"),
         (
             small_vit(image_size=(12, 16)),
             8,

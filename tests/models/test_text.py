@@ -102,7 +102,7 @@ def test_scales_are_the_files():
 def test_weights_of_one_tower_have_none_of_texts():
     shipped = ROOT / "weights" / "shipped" / "digits.safetensors"
     assert not has_text_tower(shipped)
-    with pytest.raises(InputError, match=r"digits\.safetensors: it holds no text tower; take w"):
+    with pytest.raises(InputError, match=r"digits\.safetensors: it contains no text tower; use w"):
         load_text_tower(shipped)
 
 

@@ -604,7 +604,7 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "vit_digits",
             {"pretrained": True},
-            "timm has no weights of vit_digits; give pretrained=FILE, or leave it",
+            "timm has no weights of vit_digits; pass pretrained=FILE, or leave it",
         ),
         ("vit_digits", {"checkpoint_path": "/none"}, "no weights at /none"),
         (

@@ -34,7 +34,7 @@ PHRASES = {
     r"\b(?:is|are|isn't|aren't) here\b": "is included, is supported, is available",
     r"\b(?:tells?|told)\b(?! (?:Paddle|pytest|git|you|the))": "says, shows, names, reports",
     r"\bcomes? along\b": "is included",
-    r"\bmade anew\b|\bwritten anew\b|\bcounted anew\b": "again",
+    r"\bmade again\b|\bwritten again\b|\bcounted again\b": "again",
     r"\bone's own\b": "your own",
     r"\bheld to\b": "compared with, checked against",
     r"\bwhat is (?:lost|there|asked|said)\b": "name the thing",

@@ -51,7 +51,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
     [
         (["--rehearse"], "--rehearse and --only go with --gpu; write that, too, or leave them out"),
         (["--gpu", "--rehearse", "-ngpus=0"], "-ngpus is 0, expected -1 (all) or at least 1"),
-        (["--gpu", "-cfg=vit_digits_x"], "-cfg does nothing with --gpu; leave it out"),
+        (["--gpu", "-cfg=vit_digits_x"], "-cfg has no effect with --gpu; leave it out"),
         (
             ["--gpu"],
             "--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu",

@@ -187,10 +187,10 @@ def test_an_image_that_cannot_be_read_is_left_out(place):
     [
         ("find_label_errors", ["fold_0", "-output=o"], "the runs are of the folds 0 of 2"),
         ("find_label_errors", ["fold_0", "fold_1", "-features", "-output=o"], "-features needs one run, found 2"),
-        ("find_label_errors", ["fold_0", "fold_1", "-k=3", "-output=o"], "-k does nothing without -features"),
+        ("find_label_errors", ["fold_0", "fold_1", "-k=3", "-output=o"], "-k has no effect without -features"),
         ("find_label_errors", ["fold_0", "-features", "-k=0", "-output=o"], "-k is 0, expected a number from 1 on"),
         ("find_label_errors", ["fold_0", "fold_1", "-output=data"], "data exists; choose another -output"),
-        ("find_label_errors", ["fold_0", "fold_1", "-output=no/o"], "no is no folder that can be written to"),
+        ("find_label_errors", ["fold_0", "fold_1", "-output=no/o"], "no isn't a writable folder"),
         ("find_label_errors", ["none", "-features", "-output=o"], "none"),
         ("choose_images", ["fold_0", "pool", "-count=0", "-output=o"], "-count of at least 1"),
         ("choose_images", ["fold_0", "none", "-output=o"], "'none': there is no such file or folder"),

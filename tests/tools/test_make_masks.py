@@ -148,7 +148,7 @@ def test_validation_images_are_a_function_of_names_and_seed(convert, tmp_path):
     config, train, val = datasets_of(tmp_path / "out")
     assert (config.MODEL.NUM_CLASSES, len(train), len(val)) == (4, 7, 3)
     with pytest.raises(
-        InputError, match="^-output out is there already; choose another, or remove"
+        InputError, match="^-output out already exists; choose another, or remove"
     ):
         convert(*words)
 
@@ -201,7 +201,7 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
         convert(*words)
     write_image(tmp_path / "in/a.jpg")
     with pytest.raises(
-        InputError, match="in: no JSON file of LabelMe's in it or below it; it holds"
+        InputError, match="in: no JSON file of LabelMe's in it or below it; it contains"
     ):
         convert(*words)
     (tmp_path / "in/a.json").write_text("[]")
@@ -502,7 +502,7 @@ def test_voc_keeps_its_parts_and_indices(convert, tmp_path):
     assert len(datasets_of(tmp_path / "out")[1]) == 2
     (tmp_path / "few.txt").write_text("background\na\n")
     message = (
-        r"2007_0.png: it holds the index .*; expected 0..1 or 255; name all classes in -classes"
+        r"2007_0.png: it contains the index .*; expected 0..1 or 255; name all classes in -classes"
     )
     with pytest.raises(InputError, match=message):
         convert("-format=voc", "-data_path=voc", "-classes=few.txt", output="other")
@@ -523,7 +523,7 @@ def test_cvats_colours_are_labels(convert, tmp_path):
             np.testing.assert_array_equal(read(file), drawn[int(file.stem[-1])] % 3)
     (tmp_path / "cvat/labelmap.txt").write_text(text.replace("51,221,255", "51,221,254"))
     with pytest.raises(
-        InputError, match="it holds the colour 51 221 255 at .*add it to cvat/labelm"
+        InputError, match="it contains the colour 51 221 255 at .*add it to cvat/labelm"
     ):
         convert("-format=cvat", "-data_path=cvat", output="other")
 
@@ -534,7 +534,7 @@ def test_cvats_colours_are_labels(convert, tmp_path):
         ("a:1,2::\n", "line 1: 'a:1,2::' has no colour R,G,B"),
         ("a\n", "line 1: 'a' has no colour"),
         ("a:1,2,300::\n", "line 1: 'a:1,2,300::' has no colour"),
-        ("a:1,2,3::\nb:1,2,3::\n", "line 2: its label or its colour is there already"),
+        ("a:1,2,3::\nb:1,2,3::\n", "line 2: its label or its colour already exists"),
         (":1,2,3::\n", "its line 1 is '', expected a class's name"),
         ("# label\n", "it has no label"),
     ],
@@ -573,7 +573,7 @@ def test_what_is_missing_of_voc_is_named(convert, tmp_path):
         convert(*words)
     with pytest.raises(InputError, match="--val is 1.0, expected 0 <= value < 1"):
         convert(*words, "-val=1")
-    with pytest.raises(InputError, match="--images does nothing with -format labelme"):
+    with pytest.raises(InputError, match="--images has no effect with -format labelme"):
         convert("-format=labelme", "-data_path=voc", "-images=x")
     assert sorted(os.listdir(tmp_path)) == ["voc"]
 

@@ -323,7 +323,7 @@ def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monk
     lacks = ModuleNotFoundError(name="none_of_this_name")
     assert f"; in {ROOT} run make install once" in errors.missing(lacks)
     monkeypatch.setattr(errors, "_HERE", str(tmp_path))
-    what = "lacks none_of_this_name; pip install what paddle-vit-toolkit needs, and Paddle"
+    what = "lacks none_of_this_name; pip install Paddle and the toolkit's dependencies"
     assert errors.missing(lacks) == f"error: {sys.executable} {what}"
 
 

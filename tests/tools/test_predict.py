@@ -120,7 +120,7 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
     first, cut, last = rows(out)
     assert first["probability"][:8] == last["probability"][:8] != ""
-    assert (cut["class"], cut["error"]) == ("", "it ends before its pixels; repair or remove it")
+    assert (cut["class"], cut["error"]) == ("", "it is truncated; repair or remove it")
     status, out, err = predict(place, *words, "-output=sheet.png")
     assert (status, out, err) == (
         1,
@@ -151,13 +151,13 @@ REFUSED = {
     "-format=pictures": "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg",
     "-output=none/a.csv": "none/a.csv: there is no folder ",
     "-output=photographs": "photographs: it is a folder, expected a file; choose another",
-    "-output=/dev/null": "-output /dev/null: it is no regular file; choose another",
-    "-output=photographs -format=pictures": "photographs is there already, and is no empty folder; choose another",
+    "-output=/dev/null": "-output /dev/null: it isn't a regular file; choose another",
+    "-output=photographs -format=pictures": "photographs already exists and isn't an empty folder; choose another",
     "none.jpg -output=new.csv": "'none.jpg': there is no such file or folder",
-    "-classes=photographs -output=new.csv": "photographs: it is no regular file",
+    "-classes=photographs -output=new.csv": "photographs: it isn't a regular file",
     "-classes=imagenet1k": "found 1000 names of classes, the model has 2 outputs; give one for each",
     "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
-    "-o TASK multilabel": "weights of TASK classification, found TASK multilabel; give -o TASK classification",
+    "-o TASK multilabel": "weights of TASK classification, found TASK multilabel; pass -o TASK classification",
     "-ngpus=99": "NGPUS asks for 99 processes, found",
     "-ngpus=0": "NGPUS asks for 0 processes, expected 1 or more",
     "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the crop's",
@@ -220,7 +220,7 @@ def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
 def test_a_wrong_flag_is_refused(place):
     status, out, err = predict(place, VAL, "-top=0")
     assert (status, out) == (2, "")
-    assert err == "error: command line: -top: '0' is no number from 1 on; -h says what it takes\n"
+    assert err == "error: command line: -top: '0' isn't a number of at least 1 on; -h lists the options\n"
 
 
 @pytest.fixture

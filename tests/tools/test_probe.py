@@ -222,15 +222,15 @@ REFUSED = {
     ("-k=2000",): "-k is 2000, the training set has 1433 images; lower -k",
     ("-shots=500",): "-shots is 500, class ",
     ("-probes=knn,svm",): "'svm' is none of knn, logistic, sgd, few_shot",
-    ("-k=0",): "'0' is no number from 1 on",
-    ("-probes=sgd", "-k=3"): "-k does nothing without the probe knn; leave it out, or add knn to",
-    ("-probes=knn", "-shots=5"): "-shots does nothing without the probe few_shot; leave it out",
-    ("-probes=knn,sgd", "-draws=2"): "-draws does nothing without the probe few_shot; leave it",
+    ("-k=0",): "'0' isn't a number of at least 1 on",
+    ("-probes=sgd", "-k=3"): "-k has no effect without the probe knn; leave it out, or add knn to",
+    ("-probes=knn", "-shots=5"): "-shots has no effect without the probe few_shot; leave it out",
+    ("-probes=knn,sgd", "-draws=2"): "-draws has no effect without the probe few_shot; leave it",
     ("-ngpus=99",): "NGPUS asks for 99 processes, found ",
     ("-output=w.safetensors",): "w.safetensors exists; choose another -output, or remove it",
     (
         "-output=none/probe.json",
-    ): "-output none/probe.json: none is no folder that can be written to",
+    ): "-output none/probe.json: none isn't a writable folder",
 }
 
 
@@ -288,7 +288,7 @@ def test_features_that_are_not_finite_are_one_line(place, tmp_path):
     save_file(arrays, tmp_path / "infinite.safetensors", metadata)
     status, out, err = probe(tmp_path, "infinite.safetensors", "-dataset=digits", "-ngpus=2")
     assert (status, out) == (1, ""), err
-    assert "the weights give no finite features for " in err
+    assert "the weights yield non-finite features for " in err
     assert err.count("error: ") == 1
     assert not (tmp_path / "probe.json").exists()
 

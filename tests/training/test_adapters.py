@@ -101,7 +101,7 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "MODEL.PRETRAINED", "null"],
-            "ADAPTER.NAME is lora, but the weights that it freezes are random; give -pretrained=FILE",
+            "ADAPTER.NAME is lora, but the weights that it freezes are random; pass -pretrained=FILE",
         ),
     ],
 )
@@ -115,20 +115,20 @@ def test_an_adapter_that_has_nothing_to_act_on_is_refused(name, options, message
     [
         (
             [*BASED, "TRAIN.ADAPTER.RANK", "4"],
-            "TRAIN.ADAPTER.RANK does nothing without TRAIN.ADAPTER.NAME lora",
+            "TRAIN.ADAPTER.RANK has no effect without TRAIN.ADAPTER.NAME lora",
         ),
         (
             [*BASED, *LORA, "TRAIN.FREEZE", "backbone"],
-            "TRAIN.FREEZE does nothing with TRAIN.ADAPTER.NAME; leave it out",
+            "TRAIN.FREEZE has no effect with TRAIN.ADAPTER.NAME; leave it out",
         ),
         ([*BASED, "TRAIN.ADAPTER.NAME", "lorra"], "expected one of None, .*; did you mean lora?"),
         (
             ["MODEL.PRETRAINED_ADAPTER", "x"],
-            "MODEL.PRETRAINED_ADAPTER does nothing without MODEL.PRETRAINED",
+            "MODEL.PRETRAINED_ADAPTER has no effect without MODEL.PRETRAINED",
         ),
         (
             ["MODEL.PROMPT_DEEP", "True"],
-            "MODEL.PROMPT_DEEP does nothing without MODEL.PROMPT_TOKENS above 0",
+            "MODEL.PROMPT_DEEP has no effect without MODEL.PROMPT_TOKENS above 0",
         ),
     ],
 )
@@ -299,7 +299,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
         arrays = load_file(base)
         write_weights(other, arrays | {name: arrays[name] + np.float32(0.1)})
         told = name if name in ("cls_token", "pos_embed") else "biases or factors"
-        message = f" (the {told} differ); give -pretrained what it was trained on"
+        message = f" (the {told} differ); pass -pretrained what it was trained on"
         refused(message, [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
     # The classifier is the adapter's own.
     write_weights(other, load_file(base) | {"head.bias": np.ones(5, np.float32)})
@@ -317,7 +317,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
         load_file(last) | extra, tmp_path / "extra.safetensors", {"adapter": json.dumps(told)}
     )
     joined[-1] = str(tmp_path / "extra.safetensors")
-    message = "it holds norm.weight, which its description doesn't name"
+    message = "it contains norm.weight, which its description doesn't name"
     refused(
         message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None
     )
@@ -496,7 +496,7 @@ REFUSED = {
     "an untargeted pair": (
         {},
         {A.replace("qkv", "proj"): numbers(2, 16), B.replace("qkv", "proj"): numbers(16, 2)},
-        "it holds blocks.1.attn.proj.lora_A.weight, which its description doesn't name",
+        "it contains blocks.1.attn.proj.lora_A.weight, which its description doesn't name",
     ),
     "another rank": (
         {"r": 16},

@@ -246,15 +246,15 @@ def refusals(cases, output):
         ),
         (
             ["METHOD.TEACHER_PATH", "nowhere"],
-            "METHOD.TEACHER_PATH does nothing without METHOD.TEACHER",
+            "METHOD.TEACHER_PATH has no effect without METHOD.TEACHER",
         ),
         (
             ["METHOD.TEACHER_OUTPUTS", "8"],
-            "METHOD.TEACHER_OUTPUTS does nothing without METHOD.TEACHER",
+            "METHOD.TEACHER_OUTPUTS has no effect without METHOD.TEACHER",
         ),
         (
             ["METHOD.CODE_DECAY", "0.9"],
-            "METHOD.CODE_DECAY does nothing without METHOD.QUANTIZER nearest",
+            "METHOD.CODE_DECAY has no effect without METHOD.QUANTIZER nearest",
         ),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5"),
         (["DATA.MULTI_SCALE", "[8,12]"], "Tokenizer takes images of 8 x 8"),

@@ -264,8 +264,8 @@ def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
             ["-pretrained="],
             "-pretrained is followed by an empty value; is a variable of the script unset?",
         ),
-        (["-pretrained", "-eval"], "-pretrained has no value; -h says what it takes"),
-        (["-o", "-eval"], "-o has no value; -h says what it takes"),
+        (["-pretrained", "-eval"], "-pretrained has no value; -h lists the options"),
+        (["-o", "-eval"], "-o has no value; -h lists the options"),
         (["vit_tiny"], "no flag takes the word 'vit_tiny'"),
         (
             ["–cfg=vit_tiny"],
@@ -362,7 +362,7 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
         0.8,
     )
     assert config.notes == [
-        "give -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
+        "pass -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
         " vit_base_patch16_224.augreg_in21k"
     ]
     other = get_config("vit_base_patch16_224.dino")
@@ -390,17 +390,17 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
     [
         (
             "resnet50_gn",
-            r"\d+ of the 80 names of timm's resnet are here, this one isn't; the nearest are resnet50, ",
+            r"\d+ of the 80 names of timm's resnet are included, but not this one; the nearest are resnet50, ",
         ),
         (
             "resnet50_gn.a1h_in1k",
-            "names of timm's resnet are here, this one isn't; the nearest are resnet50, ",
+            "names of timm's resnet are included, but not this one; the nearest are resnet50, ",
         ),
         ("vit_base_patch16_xp_224", "this one isn't; the nearest are vit_base_patch16_"),
         ("mobilevitv2_150_in22ft1k", "this one isn't; the nearest are mobilevit_"),
         ("pvt_v2_b9", "did you mean pvtv2_b"),
-        ("efficientnet_b0", "timm's efficientnet isn't here, docs/models/index.md lists what is$"),
-        ("densenet121.ra_in1k", "timm's densenet isn't here, docs/models/index.md lists what is$"),
+        ("efficientnet_b0", "timm's efficientnet isn't included, docs/models/index.md lists the models that are$"),
+        ("densenet121.ra_in1k", "timm's densenet isn't included, docs/models/index.md lists the models that are$"),
     ],
 )
 def test_a_name_of_timms_that_is_not_here_says_so(name, message):
@@ -435,7 +435,7 @@ def test_names_that_timm_gave_up_mean_what_it_says(name, now, own, values):
     config = get_config(name)
     assert own == config.MODEL.NAME
     assert values == (config.DATA.IMAGE_SIZE, config.DATA.CROP_PCT)
-    assert config.notes == [f"give -pretrained=hf-hub:timm/{now} to load the weights {now}"]
+    assert config.notes == [f"pass -pretrained=hf-hub:timm/{now} to load the weights {now}"]
     if "nano" in name:
         assert create_model(name, num_classes=2).num_classes == 2
 

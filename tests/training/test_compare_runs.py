@@ -189,7 +189,7 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
             ["b", "a", "-output", "out.pdf"],
             "expected a file that ends in .html, in a folder that is there",
         ),
-        (["b", "c"], "c/metrics.jsonl: it is no regular file; move it away"),
+        (["b", "c"], "c/metrics.jsonl: it isn't a regular file; move it away"),
     ],
 )
 def test_a_wrong_command_is_a_line(tmp_path, command, words, message):

@@ -162,9 +162,9 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ([*large, *PATCHES], "but METHOD.LARGE_TEACHER was trained without it; set it to 0"),
         ([*large, "DATA.IMAGENET_MEAN", "0.4"], "normalises images otherwise"),
         (["METHOD.LARGE_TEACHER", "mae_vit_digits", *large[2:]], "has TASK mae, expected dino"),
-        (["DATA.MULTI_SCALE", "[8,16]"], "DATA.MULTI_SCALE does nothing"),
-        (["TRAIN.CROP_SCALE", "[0.5,1.0]"], "TRAIN.CROP_SCALE does nothing"),
-        (["METHOD.SEPARATE_HEAD", "True"], "METHOD.SEPARATE_HEAD does nothing"),
+        (["DATA.MULTI_SCALE", "[8,16]"], "DATA.MULTI_SCALE has no effect"),
+        (["TRAIN.CROP_SCALE", "[0.5,1.0]"], "TRAIN.CROP_SCALE has no effect"),
+        (["METHOD.SEPARATE_HEAD", "True"], "METHOD.SEPARATE_HEAD has no effect"),
         (["METHOD.MIN_BLOCK", "4"], "METHOD.MIN_BLOCK is 4, but no patches are masked"),
         (
             [*large, *PATCHES, "METHOD.MIN_BLOCK", "4"],
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ),
         (
             ["MODEL.TYPE", "Mixer", "MODEL.PATCH_SIZE", "2"],
-            "METHOD.LOCAL_SIZE is 4: MlpMixer takes images of one size; take another MODEL.TYPE, such"
+            "METHOD.LOCAL_SIZE is 4: MlpMixer takes images of one size; use another MODEL.TYPE, such"
             " as vit, deit, eva, swin, swinv2, xcit or convnext; or set METHOD.LOCAL_VIEWS 0",
         ),
         (

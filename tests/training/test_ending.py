@@ -285,10 +285,10 @@ def test_a_budget_that_is_over_makes_one_more_update(tmp_path, tiny):
         (["TRAIN.EARLY_STOP", "0"], "TRAIN.EARLY_STOP is 0, expected 1 to"),
         (
             ["TRAIN.EARLY_STOP_MIN", "0"],
-            "TRAIN.EARLY_STOP_MIN does nothing without TRAIN.EARLY_STOP",
+            "TRAIN.EARLY_STOP_MIN has no effect without TRAIN.EARLY_STOP",
         ),
         (["TRAIN.MAX_MINUTES", "0"], "TRAIN.MAX_MINUTES is 0.0, expected above 0"),
-        (["EVAL", "True", "TRAIN.MAX_MINUTES", "1"], "TRAIN.MAX_MINUTES does nothing under EVAL"),
+        (["EVAL", "True", "TRAIN.MAX_MINUTES", "1"], "TRAIN.MAX_MINUTES has no effect under EVAL"),
     ],
 )
 def test_what_cannot_be_is_named(options, message):

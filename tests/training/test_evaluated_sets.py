@@ -320,14 +320,14 @@ RESULT = {"acc1": 50.0, "loss": 1.0, "num_samples": 4, "config": {"MODEL": {"NUM
     [
         ("{", r"can't be read as a run's result \(JSONDecodeError"),
         (json.dumps(RESULT | {"acc1": 101.0}), "its acc1 is 101.0, expected a percentage"),
-        (json.dumps(RESULT | {"acc1": float("nan")}), "it holds NaN, which is no number"),
+        (json.dumps(RESULT | {"acc1": float("nan")}), "it contains NaN, which isn't a number"),
         (json.dumps(RESULT | {"config": []}), r"its config is \[\], expected a dictionary"),
         (json.dumps(RESULT | {"config": {}}), "its config.MODEL is None, expected a dictionary"),
         (
             json.dumps(RESULT | {"config": {"MODEL": {"NUM_CLASSES": "10"}}}),
             "its config.MODEL.NUM_CLASSES is '10'",
         ),
-        (None, "it is no regular file"),
+        (None, "it isn't a regular file"),
     ],
 )
 def test_a_cells_result_that_no_evaluation_wrote_is_refused(text, message, tmp_path):

@@ -89,7 +89,7 @@ def test_what_is_said_counts_and_what_cannot_be_names_its_whole_mend(own_run):
     assert config_from_arguments("test", [*more, "-eval"]).MODEL.NUM_CLASSES == 3
     longer = ["-output=2", "-o", "TRAIN.NUM_EPOCHS=2"]
     wanted = (
-        "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
+        "a run can only be resumed with its own data; use -pretrained instead of -resume to start from its weights"
     )
     assert refused("-resume=RUN", "-data_path=more", *longer).endswith(
         f"MODEL.NUM_CLASSES is 3; {wanted}"
@@ -125,7 +125,7 @@ def test_a_recipe_for_trained_weights_warns_where_it_gets_none(own_run, tmp_path
         [line] = warnings(f"-cfg={recipe}", *FOLDER)
         assert line.startswith("warning: ")
         assert line.endswith(
-            "none are given: the model starts from random values; give -pretrained=FILE"
+            "none are given: the model starts from random values; pass -pretrained=FILE"
         )
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-pretrained=RUN")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-resume=RUN")

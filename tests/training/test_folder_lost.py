@@ -102,7 +102,7 @@ def log_is_a_folder(run):
 FAULTS = {
     removed: r"{run}/metrics\.jsonl can't be written \(No such file or directory\): its folder was moved or removed",
     metrics_are_a_folder: r"{run}/metrics\.jsonl can't be written \(it is a folder, expected a file\): move it away",
-    metrics_are_a_pipe: r"{run}/metrics\.jsonl can't be written \(it is no regular file\): move it away",
+    metrics_are_a_pipe: r"{run}/metrics\.jsonl can't be written \(it isn't a regular file\): move it away",
     metrics_are_a_dangling_link: r"{run}/metrics\.jsonl can't be written \(it is a link, .*\): move it away",
 }
 
@@ -169,7 +169,7 @@ def test_a_folder_that_is_moved_is_written_where_it_is(tmp_path, tiny, way):
     assert records(tmp_path / "whole") == records(tmp_path / "moved")
     assert (tmp_path / "moved" / "result.json").exists()
     log = (tmp_path / "moved" / "log.txt").read_text()
-    assert log.count(f"the run's folder was moved; the run goes on in {tmp_path}/moved") == 1
+    assert log.count(f"the run's folder was moved; the run continues in {tmp_path}/moved") == 1
 
 
 def test_a_log_that_is_replaced_ends_no_run(tmp_path, tiny):

@@ -137,8 +137,8 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ),
         (["MODEL.TYPE", "resnet"], "MAE can't train ResNet: it takes a Hiera, or an encoder"),
         (["DATA.MULTI_SCALE", "[8,16]"], "but MaskedAutoencoder takes images of 8 x 8; set it to"),
-        (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES does nothing without TASK"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
+        (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES has no effect without TASK"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
     ):
         given = options
         if changes[0] == "MODEL.TYPE":
@@ -238,6 +238,6 @@ def test_a_picture_that_fails_is_one_line_of_the_log(tmp_path, options, monkeypa
     train([*options, "DATA.GLOBAL_BATCH", "16"], tmp_path / "run", 16)
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     [line] = [line for line in lines if "picture of the evaluation" in line]
-    assert "isn't written (ValueError: 8 rows of" in line
+    assert "can't be written (ValueError: 8 rows of" in line
     assert "makes it again" in line
     assert (tmp_path / "run" / "result.json").exists()

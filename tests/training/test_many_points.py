@@ -172,7 +172,7 @@ def test_added_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
     sweep.output.mkdir()
     results.record(sweep, [])
     (sweep.output / "points.jsonl").write_text(text)
-    with pytest.raises(InputError, match=f"{message}.*; remove it to begin anew"):
+    with pytest.raises(InputError, match=f"{message}.*; remove it to start over"):
         results.read_points(sweep, [])
 
 

@@ -213,8 +213,8 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["MODEL.EMBED_DIM", "18"], "EMBED_DIM is 18, expected a multiple of 4"),
         (["METHOD.MOMENTUM", "1.5"], "METHOD.MOMENTUM is 1.5, expected 0 <= value < 1"),
         (["METHOD.MASK_RATIO", "0.5"], "METHOD.MASK_RATIO"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
-        (["TRAIN.CROP_SCALE", "[0.5,1]"], "TRAIN.CROP_SCALE does nothing"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
+        (["TRAIN.CROP_SCALE", "[0.5,1]"], "TRAIN.CROP_SCALE has no effect"),
     ):
         refused(message, [*options, *changes], tmp_path / "run")
     assert not (tmp_path / "run").exists()

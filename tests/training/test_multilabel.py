@@ -423,7 +423,7 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
         ),
         (
             ["TRAIN.LOSS", "focal", "TRAIN.POS_WEIGHT", "[2]"],
-            "TRAIN.POS_WEIGHT does nothing without TRAIN.LOSS bce, or",
+            "TRAIN.POS_WEIGHT has no effect without TRAIN.LOSS bce, or",
         ),
         (
             ["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.2", "TRAIN.BCE_TARGET_THRESH", "0.1"],
@@ -461,7 +461,7 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
     with pytest.raises(
         InputError,
-        match="weights of TASK classification, found TASK multilabel; give -o TASK classific",
+        match="weights of TASK classification, found TASK multilabel; pass -o TASK classific",
     ):
         read_datasets(get_config(None, [*asked, "EVAL", "True"]))
     adapted = [

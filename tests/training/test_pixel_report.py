@@ -180,7 +180,7 @@ def _lost(index):
     ("file", "change", "told"),
     [
         ("predictions.csv", lambda text: "a,b\n" + text, "its first line isn't image,pixel_acc"),
-        ("predictions.csv", lambda text: text.split("\n")[0] + "\n", "it holds no sample"),
+        ("predictions.csv", lambda text: text.split("\n")[0] + "\n", "it contains no sample"),
         ("predictions.csv", lambda text: text + '"x",101,1,0,1,5,"a","b"\n', "no percentage"),
         ("predictions.csv", lambda text: text + '"x",1,nan,0,1,5,"a","b"\n', "no percentage"),
         ("predictions.csv", lambda text: text + '"x",1,1,-1,1,5,"a","b"\n', "no class's number"),

@@ -251,7 +251,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
             "",
             "its first line isn't image,label,predicted,probability, nor image,labels",
         ),
-        ("predictions.csv", "image,label,predicted,probability\n", "it holds no sample"),
+        ("predictions.csv", "image,label,predicted,probability\n", "it contains no sample"),
         (
             "predictions.csv",
             "image,label,predicted,probability\na,1,2\n",
@@ -419,12 +419,12 @@ def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny
     command = f"python tools/compare_runs.py {tmp_path}/new"
     assert (
         first[14:]
-        == f"report.html isn't written (ValueError: a bad day for all); {command} makes it again"
+        == f"report.html can't be written (ValueError: a bad day for all); {command} makes it again"
     )
     assert second[14:] == "files: config.yaml"
     log = (tmp_path / "run" / "log.txt").read_text()
     again = f"-resume=auto -output={tmp_path}/run makes it again"
-    assert f"predictions.csv isn't written (ValueError: a bad day for all); {again}\n" in log
+    assert f"predictions.csv can't be written (ValueError: a bad day for all); {again}\n" in log
 
 
 def test_text_of_a_page_is_cut_and_escaped():

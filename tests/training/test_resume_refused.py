@@ -297,12 +297,12 @@ def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
         (
             "norm.weight/moment1_0",
             np.zeros(8, np.float32),
-            r"is float32 \[8\], expected float32 \[16\]; take another",
+            r"is float32 \[8\], expected float32 \[16\]; use another",
         ),
         (
             "norm.weight/moment1_0",
             np.zeros(16, np.int32),
-            r"is int32 \[16\], expected float32 \[16\]; take another",
+            r"is int32 \[16\], expected float32 \[16\]; use another",
         ),
     ],
 )

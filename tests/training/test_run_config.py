@@ -307,11 +307,11 @@ def test_resuming_a_part_of_a_run_names_the_run(run, part):
         ([SCRIPT, "-output=new", "-resume=auto", "-dataset=folder"], "-dataset=folder needs -cfg"),
         (
             ["-output=new", "-resume=auto"],
-            "-resume=auto: no config.yaml in new to go on with; give -cfg",
+            "-resume=auto: no config.yaml in new to go on with; pass -cfg",
         ),
         (
             [SCRIPT, "-output=bare", "-resume=auto"],
-            "-resume=auto: no config.yaml in bare to go on with; give -cfg",
+            "-resume=auto: no config.yaml in bare to go on with; pass -cfg",
         ),
         (
             [SCRIPT, "-resume=bare/checkpoints"],

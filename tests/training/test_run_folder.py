@@ -271,7 +271,7 @@ def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
     (tmp_path / "even/notes.txt").write_text("mine")
     said = []
     Follower(tmp_path, ["odd", "even"], said.append)
-    line = "TRACKERS: {0} is off (RunError: {1}/{0} isn't of this run's trackers; move it away); the run goes on"
+    line = "TRACKERS: {0} is off (RunError: {1}/{0} isn't of this run's trackers; move it away); the run continues"
     assert said == [line.format(name, tmp_path) for name in ("odd", "even")]
     assert os.listdir(tmp_path / "outside") == ["events"]
     assert (tmp_path / "even/notes.txt").read_text() == "mine"

@@ -190,10 +190,10 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["HEAD.NAME", "liner"], "did you mean linear?"),
         (["TRAIN.CLASS_WEIGHTS", "[1.0,2.0]"], "TRAIN.CLASS_WEIGHTS has 2 values, expected 3"),
         (["TRAIN.CLASS_WEIGHTS", "auto"], "there are no training labels; give a factor per class"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
         (
             ["TASK", "classification", "DATA.CROP_MODE", "center"],
-            "HEAD.NAME does nothing without TASK segmentation",
+            "HEAD.NAME has no effect without TASK segmentation",
         ),
     ):
         refused(message, [*options, *changes], tmp_path / "run", length=None)

@@ -228,7 +228,7 @@ def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tin
     saved = tmp_path / "run-saved" / "checkpoints" / name
     assert first == second
     assert first == [
-        f"{name} wasn't saved ([Errno 13] Permission denied): give this user the right to it; it is saved in {saved},"
+        f"{name} wasn't saved ([Errno 13] Permission denied): give this user access to it; it is saved in {saved},"
         " from where -resume goes on with a new -output"
     ]
     assert set(storage.verify(saved)) == {file.name for file in saved.iterdir()}
@@ -293,7 +293,7 @@ def test_a_share_that_cant_be_written_leaves_no_checkpoint(tmp_path, tiny, error
     )
     assert went_on == ""
     assert (tmp_path / "continue" / "log.txt").read_text().count(
-        "; the run goes on (SAVE_ON_ERROR)"
+        "; the run continues (SAVE_ON_ERROR)"
     ) == 1
     assert not (tmp_path / "continue" / "checkpoints" / name).exists()
     assert newest_whole(tmp_path / "continue" / "checkpoints").name == "epoch_0001"
@@ -439,7 +439,7 @@ LIES = {
         lambda c: (c / SHARES[1]).write_bytes(b"hello" * 100),
         f"{SHARES[1]}: it",
     ),
-    "a link to a device": (link("/dev/zero"), f"{SHARES[1]}: it is no regular file"),
+    "a link to a device": (link("/dev/zero"), f"{SHARES[1]}: it isn't a regular file"),
     "a link to nothing": (link("/nowhere"), f"{SHARES[1]}: can't be read as a file"),
     "a link to a text": (link("/etc/hostname"), f"{SHARES[1]}: can't be read as tensors"),
     "both kinds": (
@@ -572,8 +572,8 @@ def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):
             tmp_path / "new",
             "its optimizer's state is in one file already; there is nothing to merge",
         ),
-        (sharded, tmp_path, f"{tmp_path} is there already; choose another folder"),
-        (sharded, tmp_path / "dangling", "dangling is there already; choose another folder"),
+        (sharded, tmp_path, f"{tmp_path} already exists; choose another folder"),
+        (sharded, tmp_path / "dangling", "dangling already exists; choose another folder"),
         (sharded, sharded / "new", "new is within the checkpoint; choose a folder outside of it"),
         (tmp_path, tmp_path / "new", f"no checkpoint at {tmp_path}: "),
     ):

@@ -109,7 +109,7 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"command": f"{COMMAND} OUTPUT here"}, "command has OUTPUT, which the sweep gives"),
         ({"keys": {"NGPUS": [1, 2]}}, "NGPUS is the sweep's own"),
         ({"keys": {"SEED": [1, 2, 1]}}, "SEED has a value twice, and a grid would repeat its runs"),
-        ({"devices": 2}, "devices is 2, but main_single_gpu.py takes one; take main_multi_gpu.py"),
+        ({"devices": 2}, "devices is 2, but main_single_gpu.py takes one; use main_multi_gpu.py"),
         ({"side_by_side": 0}, "side_by_side is 0, expected 1 to 10000"),
         (
             {"keys": {f"K{n}": list(range(10)) for n in range(5)}},
@@ -206,7 +206,7 @@ def test_a_probes_metric_is_there_whichever_evaluation_is_the_best(tmp_path):
         ("SEED 0", "metric is 'knn', expected one of acc1"),
         (
             "TASK mae PROBE.FREQ 5 DATA.DATASET images",
-            "metric is knn, but DATA.DATASET images has no labels; take rankme",
+            "metric is knn, but DATA.DATASET images has no labels; use rankme",
         ),
     ):
         sweep = sweep_of(tmp_path, command=f"{COMMAND} {flags}", metric="knn")
@@ -288,7 +288,7 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
         "run   TRAIN.BASE_LR  TRAIN.LOSS  acc1              epoch  status",
         "0000  0.1            auto        55.0000 ± 7.0711  3,3    0000_seed2 not run",
         "0001  0.01           auto        52.0000           3      0001_seed1 not run; 0001_seed2 was killed by SIGKILL"
-        " (is memory short?)",
+        " (out of memory?)",
     ]
     assert results.best(rows, sweep, "acc1")[0].name == "0000_seed0"
     losses = results.rows(sweep, plan_points(sweep), "loss")
@@ -341,14 +341,14 @@ POINTS = {
         '{"of": {}, "points": [{"a": 1}]}',
         "its points is a list of 1, expected a list of up to",
     ),
-    "NaN": ('{"of": {"seed": NaN}, "points": []}', "it holds NaN, which is no number"),
+    "NaN": ('{"of": {"seed": NaN}, "points": []}', "it contains NaN, which isn't a number"),
     "a number without an end": (
         '{"of": {"seed": 1e999}, "points": []}',
-        "it holds the number 1e999, which is too large",
+        "it contains the number 1e999, which is too large",
     ),
     "4,000 digits": (
         f'{{"of": {{"seed": {"9" * 4000}}}, "points": []}}',
-        "it holds a number of 4000 digits",
+        "it contains a number of 4000 digits",
     ),
     "the same twice": ('{"of": {}, "of": {}, "points": []}', "it has the same name twice"),
     "too deep": ("[" * 100_000, "can't be read as a sweep's points .RecursionError"),
@@ -360,7 +360,7 @@ def test_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01]})
     sweep.output.mkdir()
     (sweep.output / "sweep.json").write_text(text)
-    with pytest.raises(InputError, match=f"sweep.json: {message}.*; remove it to begin anew"):
+    with pytest.raises(InputError, match=f"sweep.json: {message}.*; remove it to start over"):
         results.read_points(sweep, plan_points(sweep))
 
 
@@ -424,10 +424,10 @@ RESULTS = {
         EVALUATED | {"best": BEST | {"epoch": "1_0"}},
         "its best.epoch is '1_0', expected a number of",
     ),
-    "NaN": (EVALUATED | {"best": BEST | {"acc1": math.nan}}, "it holds NaN, which is no number"),
+    "NaN": (EVALUATED | {"best": BEST | {"acc1": math.nan}}, "it contains NaN, which isn't a number"),
     "infinity": (
         EVALUATED | {"best": BEST | {"acc1": math.inf}},
-        "it holds Infinity, which is no number",
+        "it contains Infinity, which isn't a number",
     ),
     "nearly infinite": (
         EVALUATED | {"best": BEST | {"acc1": 1e308}},
@@ -474,7 +474,7 @@ def test_commas_are_no_memory(tmp_path):
         file.parent.mkdir(exist_ok=True)
         file.write_text("[" + "[],[]," * 10_000_000 + "[]]")
         line = attempt(file.name, file.stat().st_size, read)
-        assert "its content would take more than 64 MiB and three times its 60000004 bytes" in line
+        assert "its content would take more than 64 MiB and more than three times its 60000004 bytes" in line
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "0000/result.json", "0000.txt", ".lock"])
@@ -487,7 +487,7 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
     if name == "0000.txt":
         assert (
             results.last_line(sweep.output / name)
-            == "what it printed can't be read (it is no regular file)"
+            == "what it printed can't be read (it isn't a regular file)"
         )
         return
     read = {
@@ -550,6 +550,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
     monkeypatch.setattr(results, "record", full)
     with pytest.raises(
-        RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"
+        RunError, match=f"{sweep.output} isn't written .No space.*, then the same command continues"
     ):
         main()

@@ -206,7 +206,7 @@ def test_a_tracker_that_raises_is_off_and_the_others_go_on(tmp_path, monkeypatch
     (tmp_path / "metrics.jsonl").write_text(records([1, 2]) + "[1]\n{}\nno json\n" + records([3]))
     follower.follow()
     follower.end(False)
-    assert said == ["TRACKERS: odd is off (ConnectionError: no route); the run goes on"]
+    assert said == ["TRACKERS: odd is off (ConnectionError: no route); the run continues"]
     assert "ConnectionError" in capfd.readouterr().err
     assert not (tmp_path / "odd" / "end").exists()
     steps = [
@@ -245,7 +245,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     held = TrackerProcess(["tensorboard"])
     assert (
         held.begin(tmp_path)
-        == "TRACKERS: not started (Resource temporarily unavailable); the run goes on without"
+        == "TRACKERS: not started (Resource temporarily unavailable); the run continues without"
     )
     assert held.end() == TrackerProcess([]).begin(tmp_path) == TrackerProcess([]).end() == ""
 

@@ -147,11 +147,11 @@ LIES = [
     ({"a": {"dtype": "F32", "shape": [2]}}, bytes(8), r"its a\.data_offsets is missing"),
     ({"a": 3}, bytes(8), "its a is 3, expected a dictionary"),
     ([EIGHT], bytes(8), "it is no weight file"),
-    ({"__metadata__": {"format": "pt"}}, b"", "it holds no arrays"),
+    ({"__metadata__": {"format": "pt"}}, b"", "it contains no arrays"),
     (b'{"a": %b, "a": %b}' % ((json.dumps(EIGHT).encode(),) * 2), bytes(8), "the same name twice"),
     (b'{"a"' + b"[" * 100_000, b"", "can't be read as weights"),
     (b'{"a": ' + b"[" * 100_000, b"", "RecursionError"),
-    (b'{"a": ' + b"9" * 10_000 + b"}", b"", "it holds a number of 10000 digits"),
+    (b'{"a": ' + b"9" * 10_000 + b"}", b"", "it contains a number of 10000 digits"),
 ]
 
 
@@ -226,7 +226,7 @@ def test_what_a_zip_archive_must_not_be(tmp_path):
         archive.writestr("a/data.pkl", program({"a": ONE}))
         archive.writestr("a/byteorder", "big")
     for name, message in {
-        "bomb.npz": "would take more than 64 MiB and three times its 130673 bytes",
+        "bomb.npz": "would take more than 64 MiB and more than three times its 130673 bytes",
         "bomb.pth": "would take more than 64 MiB and three times",
         "liar.npz": "Bad CRC-32",
         "liar.pth": "Bad CRC-32",
@@ -266,7 +266,7 @@ def test_values_that_are_no_numbers_are_told(tmp_path, bad):
         for name in ("a.safetensors", "a.pdparams", "a.npz"):
             with pytest.raises(
                 InputError,
-                match=r"2 of the 6 values of head\.weight are NaN or infinite; take other",
+                match=r"2 of the 6 values of head\.weight are NaN or infinite; use other",
             ):
                 read_weights(tmp_path / name)
 
@@ -305,7 +305,7 @@ def test_a_file_that_is_not_what_its_list_says_is_refused(tmp_path):
     file.write_bytes(content)
     for path in (file, link):
         with pytest.raises(
-            InputError, match="its SHA-256 isn't what SHA256SUMS beside it lists.*; copy it anew"
+            InputError, match="its SHA-256 isn't what SHA256SUMS beside it lists.*; copy it again"
         ):
             load_weights(model, path)
     # Lists of other files, or of another form, say nothing about it.

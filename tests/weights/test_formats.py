@@ -40,7 +40,7 @@ def test_every_dtype_and_view_that_torch_saves(name):
 @pytest.mark.parametrize("name", ["checkpoint.pth", "checkpoint_legacy.pth"])
 def test_a_checkpoint_with_optimizer_namespace_and_configurations(name):
     read = read_weights(GOLDEN / name)
-    assert read.notes == ["its model_ema was taken (it holds model_ema, model)"]
+    assert read.notes == ["its model_ema was taken (it contains model_ema, model)"]
     assert sorted(read.arrays) == ["bias", "weight"]
     np.testing.assert_array_equal(read.arrays["weight"], np.full((2, 3), 0.25))
 
@@ -200,7 +200,7 @@ def test_the_parts_of_self_distillation_are_read_together(tmp_path, wrapper):
 def test_a_part_of_self_distillation_with_a_long_name_is_refused(tmp_path):
     content = {"student": {"a" * 300: ONE}, "teacher": {"a": ONE}}
     file = write_pickle(tmp_path / "a.pth", program(content))
-    with pytest.raises(InputError, match=r"a\.pth: it holds an array under the name student\.a"):
+    with pytest.raises(InputError, match=r"a\.pth: it contains an array under the name student\.a"):
         read_weights(file)
 
 
@@ -310,7 +310,7 @@ def test_a_part_alone_is_refused(tmp_path):
         ),
         (
             {"weight_map": {"a": ONE_OF, "b": "again.safetensors"}},
-            "it holds a, which another of the 2 files holds, too",
+            "it contains a, which another of the 2 files holds, too",
         ),
         (
             {"weight_map": {"a": ONE_OF, "b": "paddle.safetensors"}},
@@ -338,16 +338,16 @@ def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"epoch": 3, "state": {"x": ONE}}, "it holds no arrays, but epoch, state$"),
-        ({}, "it holds no arrays, but nothing$"),
-        ([ONE], "it holds no dictionary of arrays$"),
-        (3, "it holds no dictionary of arrays$"),
-        ({"model": Call("argparse", "Namespace")}, "it holds no arrays, but model$"),
+        ({"epoch": 3, "state": {"x": ONE}}, "it contains no arrays, but epoch, state$"),
+        ({}, "it contains no arrays, but nothing$"),
+        ([ONE], "it contains no dictionary of arrays$"),
+        (3, "it contains no dictionary of arrays$"),
+        ({"model": Call("argparse", "Namespace")}, "it contains no arrays, but model$"),
         (
             {"a\x1b[2J": ONE},
             r"an array under the name a\\x1b\[2J, which can't be printed in a line$",
         ),
-        ({"module.a": ONE, "a": TWO}, "it holds a twice, with a prefix and without$"),
+        ({"module.a": ONE, "a": TWO}, "it contains a twice, with a prefix and without$"),
         (
             Call("timm.models", "ViT"),
             r"it asks to load timm\.models\.ViT; only arrays and plain containers are read$",
@@ -485,5 +485,5 @@ def test_a_path_that_python_3_13_wrote_is_a_path(tmp_path):
 
 def test_a_torchscript_program_that_holds_itself_ends(tmp_path):
     write_zip(tmp_path / "a.pt", b"\x80\x02c__torch__\nA\n)\x81q\x00}(X\x01\x00\x00\x00ah\x00ub.")
-    with pytest.raises(InputError, match="it holds no arrays"):
+    with pytest.raises(InputError, match="it contains no arrays"):
         read_weights(tmp_path / "a.pt")

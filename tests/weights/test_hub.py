@@ -90,15 +90,15 @@ def test_other_configurations(tmp_path):
         ("[" * 100_000, "can't be read as a configuration of timm's (RecursionError"),
         ('{"architecture": "a", "x": \xff', "UnicodeDecodeError"),
         ('{"architecture": "a", "architecture": "b"}', "it has the same name twice"),
-        ('{"architecture": "a", "mean": [NaN, 0, 0]}', "it holds NaN, which is no number"),
+        ('{"architecture": "a", "mean": [NaN, 0, 0]}', "it contains NaN, which isn't a number"),
         (
             '{"architecture": "a", "crop_pct": 1e999}',
-            "it holds the number 1e999, which is too large",
+            "it contains the number 1e999, which is too large",
         ),
-        ('{"architecture": "a", "x": ' + "9" * 5000 + "}", "it holds a number of 5000 digits"),
+        ('{"architecture": "a", "x": ' + "9" * 5000 + "}", "it contains a number of 5000 digits"),
         (
             "{}," * 200_000,
-            "its content would take more than 64 MiB and three times its 600000 bytes",
+            "its content would take more than 64 MiB and more than three times its 600000 bytes",
         ),
         (" " * (4 << 20) + "{}", "it has more than 4194304 bytes"),
     ],
@@ -179,7 +179,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path, kind):
             file.write_bytes(b"")
     with pytest.raises(InputError, match="no weights at|it is empty"):
         read_weights(tmp_path / "weights.pth")
-    with pytest.raises(InputError, match="it is no regular file|can't be read as a configuration"):
+    with pytest.raises(InputError, match="it isn't a regular file|can't be read as a configuration"):
         read_config(tmp_path)
 
 

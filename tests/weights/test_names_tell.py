@@ -387,7 +387,7 @@ def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, avera
     report = load_weights(model, file)
     assert (model.head.bias.numpy() == own["head.bias"] + average).all()
     assert report.notes == (
-        ["its model_ema was taken (it holds model_ema, model)"] if average else []
+        ["its model_ema was taken (it contains model_ema, model)"] if average else []
     )
 
 

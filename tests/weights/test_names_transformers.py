@@ -103,7 +103,7 @@ def test_other_models_and_settings_are_refused(folder):
             "vit",
             {"model_type": "bert"},
             "vit_tiny_patch16_224",
-            "it is of a bert, which isn't here; take other weights",
+            "it is of a bert, which isn't here; use other weights",
         ),
         ("swin", {}, "vit_tiny_patch16_224", "it is of a Swin, vit_tiny_patch16_224 is a ViT"),
         (

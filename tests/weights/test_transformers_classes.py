@@ -282,7 +282,7 @@ def test_the_task_is_that_of_problem_type(folder):
     assert Predictor(path, options=["TASK", "multilabel"]).task == "multilabel"
     with pytest.raises(
         InputError,
-        match="weights of TASK multilabel, found TASK classification; give -o TASK multi",
+        match="weights of TASK multilabel, found TASK classification; pass -o TASK multi",
     ):
         Predictor(path, options=["TASK", "classification"])
     with pytest.raises(InputError, match="weights of TASK multilabel, found TASK classification"):

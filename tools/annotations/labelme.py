@@ -24,7 +24,7 @@ from tools.annotations.pictures import (
 
 # A filled outline takes time for each of its points in each row of the image.
 _MOST_WORK = 1_000_000_000
-_ADVICE = "; repair it, or annotate its image anew"
+_ADVICE = "; repair it, or annotate its image again"
 
 
 class LabelMe:
@@ -49,7 +49,7 @@ class LabelMe:
         ]
         if not self.files:
             raise InputError(
-                f"{folder}: no JSON file of LabelMe's in it or below it; it holds"
+                f"{folder}: no JSON file of LabelMe's in it or below it; it contains"
                 f" {describe_folder(folder)}"
             )
 

@@ -126,7 +126,7 @@ def read_labelmap(file: Path) -> dict[str, tuple[int, ...]]:
             if len(values) != 3 or len(words) != 3 or max(values) > 255:
                 raise Unreadable(f"line {number}: '{printable(text, 60)}' has no colour R,G,B")
             if check_name(label, f"line {number}") in colours or tuple(values) in colours.values():
-                raise Unreadable(f"line {number}: its label or its colour is there already")
+                raise Unreadable(f"line {number}: its label or its colour already exists")
             colours[label] = tuple(values)
         if not colours:
             raise Unreadable("it has no label")

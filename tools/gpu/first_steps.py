@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
     for flag in arguments.changed:
         if flag not in ("gpu", "rehearse", "only", "ngpus"):
-            raise InputError(f"-{flag} does nothing with --gpu; leave it out")
+            raise InputError(f"-{flag} has no effect with --gpu; leave it out")
     if is_launched():
         raise InputError(
             "--gpu starts ranks by itself, but a launcher started this;"

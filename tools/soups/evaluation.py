@@ -50,7 +50,7 @@ def words_of(arguments: Any, weights: Path) -> list[str]:
     if given["cfg"] is None:
         raise InputError(
             f"{weights} is in no run's folder, whose config.yaml tells how it is evaluated;"
-            " give -cfg=FILE, and the data by -dataset and -data_path"
+            " pass -cfg=FILE, and the data by -dataset and -data_path"
         )
     # The evaluation counts the devices itself, whatever number trained.
     given["ngpus"] = given["ngpus"] or "-1"

@@ -230,7 +230,7 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
     try:
         description.to_config()
     except InputError as error:
-        raise InputError(f"{file}: what it says of its model: {error}; give -cfg") from None
+        raise InputError(f"{file}: what it says of its model: {error}; pass -cfg") from None
     return description
 
 
@@ -271,7 +271,7 @@ def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
     if trained_for not in (None, task):
         raise InputError(
             f"{adapter or path}: weights of TASK {trained_for}, found TASK {task};"
-            f" give -o TASK {trained_for}"
+            f" pass -o TASK {trained_for}"
         )
 
 

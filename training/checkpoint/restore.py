@@ -70,7 +70,7 @@ def load_checkpoint(
             checksums[f"{storage.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
             raise InputError(
-                f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one"
+                f"{chosen}: {file}: {key} holds NaN or infinite values; use an earlier one"
             )
         name, _, kind = key.partition("/")
         if name not in parameters:
@@ -82,7 +82,7 @@ def load_checkpoint(
         if not fits or value.dtype != np.float32:
             raise InputError(
                 f"{chosen}: {file}: {key} is {value.dtype} {list(value.shape)},"
-                f" expected float32 {shape}; take another checkpoint"
+                f" expected float32 {shape}; use another checkpoint"
             )
         restored.add(name)
         if parameter.name in updated_here:

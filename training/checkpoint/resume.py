@@ -205,7 +205,7 @@ def _newest(directory: Path, notes: list[str]) -> Path | None:
             read_state(checkpoint)
             return checkpoint
         except InputError as error:
-            notes.append(str(error).partition("; take an earlier one")[0])
+            notes.append(str(error).partition("; use an earlier one")[0])
     if checkpoints:
         raise InputError(
             f"{directory}: none of its {len(checkpoints)} checkpoints is whole ({notes[0]});"

@@ -171,7 +171,7 @@ class Saver:
         text = f"{problem.text}; {instead}" if instead else problem.text
         if problem.fatal or last:
             raise RunError(text, shared=True)
-        self.run.info(f"{text}; the run goes on (SAVE_ON_ERROR)")
+        self.run.info(f"{text}; the run continues (SAVE_ON_ERROR)")
         self.failure = None
 
     def _end_writing(self) -> "_Problem | None":
@@ -549,7 +549,7 @@ class Saver:
             directory, checkpoints, keep_last, save_freq
         )
         for other in set(kept) - self.kept:
-            why = "it holds what no run made, or is another user's"
+            why = "it contains what no run made, or is another user's"
             self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
         self.kept.update(kept)
 

@@ -74,7 +74,7 @@ _SUM = ".sum"
 _MOST_SHARES = 1 << 13
 # The index of ViT-B's state has 50,000 bytes.
 _LONGEST_INDEX = 16 << 20
-_ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
+_ADVICE = "; use an earlier one, or -resume=auto, which takes the newest whole one"
 
 Arrays = dict[str, np.ndarray]
 
@@ -206,7 +206,7 @@ def _check_finite(name: str, files: dict[str, Arrays]) -> None:
                 raise RunError(
                     f"{name} isn't saved: {key} of {file} holds NaN or infinite values;"
                     " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"
-                    " and go on from a checkpoint before it went wrong"
+                    " and resume from a checkpoint before it went wrong"
                 )
 
 

@@ -47,7 +47,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
             raise InputError(
                 f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random;"
-                " give -pretrained=FILE"
+                " pass -pretrained=FILE"
             )
         trained = adapters.choose(config)(model)
         rest = own_parameters(model).keys() - trained

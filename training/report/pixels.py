@@ -73,7 +73,7 @@ def read_pixel_table(file: Path) -> PixelTable:
         digest = hashlib.sha256()
         images = Paths(_rows(table, head, shares, numbers, digest))
         if not len(images):
-            raise Unreadable("it holds no sample")
+            raise Unreadable("it contains no sample")
         pixel_acc, mean_iou = np.frombuffer(shares, np.float64).reshape(-1, 2).T
         label, predicted, pixels = np.frombuffer(numbers, np.int64).reshape(-1, 3).T
         return PixelTable(images, digest.digest(), pixel_acc, mean_iou, label, predicted, pixels)

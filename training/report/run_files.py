@@ -214,7 +214,7 @@ def read_predictions(file: Path) -> PredictionTable:
         digest = hashlib.sha256()
         images = Paths(_rows(table, head, numbers, probabilities, digest))
         if not len(images):
-            raise Unreadable("it holds no sample")
+            raise Unreadable("it contains no sample")
         label, predicted, right = np.frombuffer(numbers, np.int32).reshape(-1, 3).T
         return PredictionTable(
             images=images,

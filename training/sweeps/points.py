@@ -214,7 +214,7 @@ def read_sweep(file: Path) -> Sweep:
             raise InputError(f"{file}: {name} is {count}, expected 1 to {MOST}")
     if processes > 1 and program == PROGRAMS[0]:
         raise InputError(
-            f"{file}: devices is {processes}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}"
+            f"{file}: devices is {processes}, but {PROGRAMS[0]} takes one; use {PROGRAMS[1]}"
         )
     if method == "optuna" and not importlib.util.find_spec("optuna"):
         raise InputError(
@@ -492,7 +492,7 @@ def _check_metric(metric: str, config: Configuration) -> None:
     dataset = config.DATA.DATASET
     if name == "knn" and not {"labels", "*"} & set(dataset_columns(dataset)):
         raise InputError(
-            f"metric is {metric}, but DATA.DATASET {dataset} has no labels; take rankme"
+            f"metric is {metric}, but DATA.DATASET {dataset} has no labels; use rankme"
         )
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
         raise InputError(

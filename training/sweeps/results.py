@@ -36,7 +36,7 @@ _LONGEST_LINE = 2 << 20
 _MOST_LABELS = 40
 # Names of the files and folders that a sweep writes.
 _WRITTEN = r"[0-9]{4,}(_seed[0-9]+)?(\.txt)?|sweep\.(json|csv|png)|points\.jsonl|\.lock"
-_ANEW = "; remove it to begin anew"
+_ANEW = "; remove it to start over"
 _REPEAT = "; remove it to repeat the run"
 
 
