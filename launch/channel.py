@@ -38,9 +38,9 @@ class Forged(ConnectionError):
     """
 
     def __init__(self, line: bytes) -> None:
-        super().__init__("a line with a wrong MAC came")
+        super().__init__("received a line with a wrong MAC")
         self.line = line
-        self.strerror = "what came isn't authentic"
+        self.strerror = "the message isn't authentic"
 
 
 class Channel:

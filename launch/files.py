@@ -20,7 +20,7 @@ from typing import IO, Any
 from errors import InputError
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_LINK = "it is a link, through which nothing is written"
+_LINK = "it is a link, and links aren't written to"
 # Bytes of a name that are kept in its temporary name, which has at most 255 in all.
 _LONGEST = 200
 # The temporary paths of what this process is writing. A signal that ends the process removes them.
@@ -110,9 +110,7 @@ def check_new_folder(output: Path) -> None:
         raise InputError(f"-output {output} exists and isn't an empty folder; choose another")
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(
-            f"-output {output}: {parent} isn't a writable folder; choose another"
-        )
+        raise InputError(f"-output {output}: {parent} isn't a writable folder; choose another")
 
 
 def refuse_links(folder: Path, names: str) -> None:
@@ -146,7 +144,7 @@ def open_lock(path: Path, signed: bytes) -> int:
     content = os.pread(descriptor, 1000, 0)
     if not re.fullmatch(signed, content) and (content or os.fstat(descriptor).st_nlink > 1):
         os.close(descriptor)
-        raise OSError(errno.EEXIST, "it is another program's file, no lock", str(path))
+        raise OSError(errno.EEXIST, "it belongs to another program, and isn't a lock", str(path))
     return descriptor
 
 

@@ -36,7 +36,7 @@ REPORT_TIMEOUT = 10.0
 # seconds that a parent whose rank failed waits for the verdict of rank 0's parent
 VERDICT_TIMEOUT = 5.0
 SILENT = "isn't answering (is its machine down, or out of reach?)"
-LOST = "was lost (its machine went down, or its launcher killed it)"
+LOST = "was lost (its machine is down, or its launcher killed it)"
 # The stages of a rank before it trains: it reads its data, it waits for the other ranks, and all
 # are ready.
 READING, READY, GO = range(3)

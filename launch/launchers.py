@@ -304,7 +304,7 @@ def _translate_slurm() -> bool:
         if tasks > 1:
             _note(
                 f"SLURM gave this job {tasks} tasks, but srun didn't start this process"
-                " (no SLURM_STEP_ID): it runs on this machine alone; srun starts all tasks"
+                " (no SLURM_STEP_ID): it runs on this machine alone; use srun to start all tasks"
             )
         return False
     needed = ("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS)
@@ -337,7 +337,7 @@ def _note_unsupported() -> None:
         return
     if rank := next(filter(os.environ.get, UNSUPPORTED), None):
         _note(
-            f"{rank} is {os.environ[rank]}, which this program doesn't read: it runs on this"
+            f"{rank} is {os.environ[rank]}, which isn't supported: it runs on this"
             " machine alone; for one run of all ranks set RANK, WORLD_SIZE, LOCAL_RANK,"
             " MASTER_ADDR and MASTER_PORT"
         )
@@ -400,7 +400,7 @@ def _local_ranks(name: str, name_of_all: str, ranks: int, default: int) -> int:
     if local_ranks > ranks:
         raise InputError(
             f"{name} is {local_ranks}, but {name_of_all} is {ranks}:"
-            " a machine has at most all of a run's ranks",
+            " a machine can't have more ranks than the run",
             shared=False,
         )
     return local_ranks
@@ -410,7 +410,7 @@ def check_rank(name: str, rank: int, ranks: int) -> None:
     """Raises InputError if ``rank``, which the variable ``name`` holds, isn't below ``ranks``."""
     if rank >= ranks:
         raise InputError(
-            f"{name} is {rank}, expected a number below {ranks}: the first is 0", shared=False
+            f"{name} is {rank}, expected a number from 0 to below {ranks}", shared=False
         )
 
 

@@ -165,7 +165,7 @@ def meet(
             raise RunError(
                 f"{kind} 0 didn't answer at {address} within {limit:g} s"
                 f" ({reason}; {LIMITS[kind]});"
-                f" {waiting} on {machine} waited for it: start it there, correct MASTER_ADDR and"
+                f" {waiting} on {machine} waited for it; start it there, correct MASTER_ADDR and"
                 " MASTER_PORT, or open the port in the firewall",
                 shared=not prints_error,
             ) from None
@@ -250,7 +250,7 @@ def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> N
 
 def _number_error(address: str, kind: str) -> InputError:
     return InputError(
-        f"another {kind} with this number came to {address} first; number each differently",
+        f"another {kind} with this number connected to {address} first; number each differently",
         shared=False,
     )
 
@@ -419,7 +419,7 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
     try:
         verdict = connection.wait(limit)
     except OSError:
-        verdict = f"{host} ended before the run started; its own error message says why"
+        verdict = f"{host} ended before the run started; see its error message"
     first_word, _, rest = verdict.partition(" ")
     if first_word == WRONG:
         raise InputError(rest)
@@ -511,13 +511,13 @@ def _accept_answer(
         if answer.startswith("differs "):
             raise InputError(
                 f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')},"
-                f" but this is one of {party}: another run has the port (choose another"
+                f" but this one belongs to {party}: another run uses the port (choose another"
                 " MASTER_PORT), or not all were started with the same numbers",
                 shared=False,
             )
     if answer == channel.OTHER_SECRET:
         raise InputError(
-            f"{kind} 0 at {address} has another secret than {socket.gethostname()};"
+            f"{kind} 0 at {address} has a different secret than {socket.gethostname()};"
             f" {secret.advice_if_different(f'{kind} 0')}",
             shared=False,
         )
@@ -525,7 +525,7 @@ def _accept_answer(
     if answer.startswith("differs "):
         raise InputError(
             f"{kind} 0 at {address} runs another version of this toolkit;"
-            " install the same on all machines",
+            " install the same version on all machines",
             shared=False,
         )
     raise InputError(

@@ -186,7 +186,7 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
             f" remove it, or {_alternative()}"
         )
     if state.st_mode & (0o037 if is_mounted else 0o077):
-        advice = "chmod 600 it, or remove it, and a new one is made"
+        advice = "chmod 600 it, or remove it so that a new one is created"
         if is_mounted:
             advice = "chmod 440 it"
         raise InputError(

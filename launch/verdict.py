@@ -106,7 +106,7 @@ def judge(ranks: list[RankState], started: float, timeout: float) -> Verdict | N
             if state.trouble or (state.time and now - state.time > PATIENCE)
         ]
         if hung:
-            return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
+            return Verdict(1, f"error: {hung[0]}, and the other ranks waited for it", lost=True)
         if failures:
             return Verdict(failures[0].status, failures[0].text, lost=True)
         return _abort_verdict(gone) if now - gone[0].gone_at > GRACE else None
@@ -131,11 +131,11 @@ def _abort_verdict(aborted: list[RankState]) -> Verdict:
     """
     places = " and ".join(str(state.place) for state in aborted)
     ranks = f"ranks {places}" if len(aborted) > 1 else f"rank {places}"
-    text = f"error: {ranks} gave up (SIGABRT) at step {aborted[0].step:.0f}"
+    text = f"error: {ranks} aborted (SIGABRT) at step {aborted[0].step:.0f}"
     # Before the first beat there are no logs.
     if aborted[0].time:
         logs = " and ".join(f"log_{state.place}.txt" for state in aborted)
-        text = f"{text}; the end of {logs} tells why"
+        text = f"{text}; see the end of {logs}"
     return Verdict(1, text, lost=True)
 
 

@@ -78,7 +78,7 @@ class TextList:
             InputError: no file can have this path.
         """
         if b"\0" in path:
-            raise InputError(self.problem(number, "its path holds a NUL character"))
+            raise InputError(self.problem(number, "its path contains a NUL character"))
         self._folders.append(hash(path[: path.rfind(b"/") + 1]))
         return path
 

@@ -104,7 +104,7 @@ def _by_stem(split: Split, root: Path, folder: str, ending: str, what: str) -> d
             stem = name.removesuffix(ending)
             if stem in paths:
                 raise Unreadable(
-                    f"{paths[stem]} and {path} have the same name but for their suffix; remove one"
+                    f"{paths[stem]} and {path} only differ in their suffix; remove one"
                 )
             paths[stem] = path
     if not paths:
@@ -136,7 +136,7 @@ def _check_partners(
     first = os.path.splitext(os.path.basename(alone[0]))[0]
     likely = next((path for stem, path in partners.items() if first in stem), "")
     if likely:
-        advice = f"{likely} may be its partner: give both the same name"
+        advice = f"{likely} may belong to it: give both the same name"
     else:
         advice = "add or remove files"
     split.refuse(
@@ -166,13 +166,13 @@ def declared_classes(
     if os.path.lexists(root / COLORS):
         if names:
             raise InputError(
-                f"{root}: {FILE} and {COLORS} are both there; {COLORS} is for masks of colours and has"
-                " the names, too: remove one"
+                f"{root}: both {FILE} and {COLORS} exist, but {COLORS}, for masks of colours, has"
+                " names as well: remove one"
             )
         if ignore_index != "auto":
             raise InputError(
-                f"DATA.IGNORE_INDEX is {ignore_index}, and masks are of the colours in"
-                f" {root / COLORS}; leave it out: a line without a name is of a colour that is ignored"
+                f"DATA.IGNORE_INDEX is {ignore_index}, but masks have the colours in"
+                f" {root / COLORS}; leave it out (there, a line without a name is an ignored colour)"
             )
         return read_colors(root / COLORS)
     advice = f"add its class to {root / FILE}, or change DATA.IGNORE_INDEX"
@@ -187,8 +187,8 @@ def declared_classes(
         )
     if not count:
         split.refuse(
-            f"{root}: nothing says which classes the masks have; write their names into"
-            f" {root / FILE}, one a line in the order of the indices, or set MODEL.NUM_CLASSES"
+            f"{root}: the classes of the masks are unknown; write their names to"
+            f" {root / FILE}, one per line in the order of the indices, or set MODEL.NUM_CLASSES"
         )
         # A check shows which indices there are.
         return [], Masks((), ignored=255 if ignore_index == "auto" else ignore_index, dtype="int32")
@@ -229,7 +229,7 @@ def read_colors(file: Path) -> tuple[list[str], Masks]:
             if name:
                 check_name(name, f"line {number}")
             if colours.setdefault(tuple(values), name) != name:
-                raise Unreadable(f"line {number}: the colour already exists, with another name")
+                raise Unreadable(f"line {number}: the colour already has another name")
         names = list(dict.fromkeys(name for name in colours.values() if name))
         if not names or len(colours) > MOST_MASK_CLASSES:
             raise Unreadable(

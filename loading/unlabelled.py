@@ -36,7 +36,7 @@ def images(split: Split, *, data_path: str) -> Files:
         elif not (root / below).is_dir():
             raise InputError(
                 f"{root}: there is no train/ beside val/; move the training images into it"
-                f" (-data_path={root / 'val'} takes the images of val/ alone)"
+                f" (-data_path={root / 'val'} uses the images of val/ only)"
             )
         paths = Paths(images_below(root, below, split.skip))
         if not len(paths):

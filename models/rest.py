@@ -485,7 +485,9 @@ def _check_sizes(
     check_counts(4, NUM_HEADS=num_heads, SR_RATIO=ratios)
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
-            raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide")
+            raise InputError(
+                f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+            )
     if dims[0] % 2:
         raise InputError(f"EMBED_DIMS begins with {dims[0]}, expected an even number")
     for ratio in ratios:

@@ -455,4 +455,6 @@ def _check_sizes(
         raise InputError(f"EMBED_DIMS is {list(dims)}, expected the last three alike")
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
-            raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide")
+            raise InputError(
+                f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+            )

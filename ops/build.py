@@ -31,7 +31,9 @@ def build() -> Path:
     target = library()
     if target.is_file():
         return target
-    without = "without the compiled operators, CPUs train and evaluate at a third to a tenth of the speed"
+    without = (
+        "without the compiled operators, CPUs train and evaluate at a third to a tenth of the speed"
+    )
     if not shutil.which("g++"):
         raise RunError(f"g++ wasn't found; {without}")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -140,7 +140,10 @@ def _of_sharded_weights(config: Configuration) -> Iterator[Conflict]:
     elif not config.MODEL.RECOMPUTE:
         yield "MODEL.RECOMPUTE", f"True with {key} 3"
     if config.TRAIN.MODEL_EMA:
-        yield "TRAIN.MODEL_EMA", f"False with {key} 3: each process would hold a copy of all weights"
+        yield (
+            "TRAIN.MODEL_EMA",
+            f"False with {key} 3: each process would hold a copy of all weights",
+        )
 
 
 def _of_data(config: Configuration) -> Iterator[Conflict]:
@@ -165,7 +168,10 @@ def _of_data(config: Configuration) -> Iterator[Conflict]:
     sizes = data.MULTI_SCALE
     if sizes is not None:
         if data.SAMPLER == "per_class":
-            yield "DATA.MULTI_SCALE", "None with DATA.SAMPLER per_class, whose batches have one size"
+            yield (
+                "DATA.MULTI_SCALE",
+                "None with DATA.SAMPLER per_class, whose batches have one size",
+            )
         if len(set(sizes)) < len(sizes) or repeats:
             yield "DATA.MULTI_SCALE", "None, or different sizes, with REPEATED_AUGMENT 1"
         if data.SCALE_SCHEDULE == "progressive":

@@ -56,9 +56,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     # A key may be set twice in two spellings: "TRAIN.LOSS: a" and "TRAIN: {LOSS: b}".
     counts = Counter(key for key, _ in leaves(content))
     if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise InputError(
-            f"{path}: the key {printable(twice)} occurs twice; remove one of the two"
-        )
+        raise InputError(f"{path}: the key {printable(twice)} occurs twice; remove one of the two")
     return content
 
 
@@ -77,7 +75,7 @@ def _text(path: Path) -> str:
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             found = "UTF-16"
         raise Unreadable(
-            f"isn't valid UTF-8: found {found} at byte {error.start}; save it as UTF-8"
+            f"isn't valid UTF-8: found {found} at position {error.start}; save it as UTF-8"
         ) from None
 
 
@@ -116,9 +114,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
     def _value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
         self.left -= 1
         if self.left < 0 or node in above:
-            raise Unreadable(
-                f"has more than {_MOST_VALUES} values, or an alias refers to itself"
-            )
+            raise Unreadable(f"has more than {_MOST_VALUES} values, or an alias refers to itself")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if node.tag == f"{_TAG}seq" and isinstance(node, yaml.SequenceNode):
@@ -131,9 +127,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         for key, value in node.value:
             name = self._key(key)
             if name in found:
-                raise Unreadable(
-                    f"{_place(key)}the key {name} occurs twice; remove one of the two"
-                )
+                raise Unreadable(f"{_place(key)}the key {name} occurs twice; remove one of the two")
             found[name] = self._value(value, (*above, node))
         return found
 

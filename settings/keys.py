@@ -176,7 +176,10 @@ Processes = Annotated[
     int, Range("-1 (all), or 1 to 10000", lambda value: value == -1 or 1 <= value <= 10_000)
 ]
 FilePath = Annotated[
-    str, Range(f"a path of at most {_LONGEST_PATH} bytes, with names of at most {_LONGEST_NAME}", _is_path)
+    str,
+    Range(
+        f"a path of at most {_LONGEST_PATH} bytes, with names of at most {_LONGEST_NAME}", _is_path
+    ),
 ]
 # What a signature's annotation may name.
 VOCABULARY: dict[str, Any] = {

@@ -316,9 +316,7 @@ class Keys:
         without = content.pop("WITHOUT", None)
         # An empty BASE counts: another file may have it beside a BASE of its own.
         if without is not None and "BASE" not in content:
-            raise InputError(
-                f"{path}: WITHOUT needs a BASE whose keys it removes; add one"
-            )
+            raise InputError(f"{path}: WITHOUT needs a BASE whose keys it removes; add one")
         may_be_paddlevits = reading.is_family(path, content) or "BASE" not in content
         if may_be_paddlevits and self._merge_paddlevits(config, path, content):
             return

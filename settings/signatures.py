@@ -32,7 +32,9 @@ def argument(
     try:
         key = _of_annotation(annotation)
     except (AttributeError, NameError, TypeError, SyntaxError):
-        raise InputError(f"{where} is {annotation}; the type of a key is one of {', '.join(VOCABULARY)}") from None
+        raise InputError(
+            f"{where} is {annotation}; the type of a key is one of {', '.join(VOCABULARY)}"
+        ) from None
     key = key._replace(name=name, text=meanings.get(word.arg, ""))
     value = ast.literal_eval(default)
     return key if value is None else key._replace(default=key.value(value, where))

@@ -37,7 +37,7 @@ MASKED = [
     ("tools/convert_weights.py {run} {out}/x.npz", 0, "tensors of .*left out: 2 tensors of deco"),
     ("tools/robustness.py -output={out} -pretrained={best}", 2, "TASK is masked, expected classi"),
     ("tools/show_batch.py -cfg={run}/config.yaml -output={out}/x.png", 0, "x.png is written"),
-    ("tools/compare_runs.py {run} {run}-2", 0, "not tested: TASK masked gives no classes that are"),
+    ("tools/compare_runs.py {run} {run}-2", 0, "not tested: TASK masked doesn't predict classes"),
     ("examples/gather_predictions.py -output {out}/x.csv -pretrained {best}", 2, "TASK is masked"),
     ("main_single_gpu.py -eval -pretrained={best} -output={out}/x", 0, r"summary: loss: 0\.\d+;"),
     (
@@ -64,7 +64,7 @@ SEGMENTATION = [
     (
         "tools/predict.py {run} {images} -format pictures -output {out}/p",
         2,
-        "take -format overlays",
+        "use -format overlays",
     ),
     ("tools/visualize.py predictions {run} {images} -output {out}/v", 2, NO_IMAGE),
     ("tools/visualize.py cam {run} {images} -output {out}/v", 2, NO_IMAGE),
@@ -230,7 +230,7 @@ def test_a_training_goes_on_from_a_checkpoint_and_a_classifier_begins_with_it(co
     assert done.returncode == 0, done.stderr
     told = (
         "left out: 2 tensors of decoder, 1 of mask_token; "
-        "classifier left fresh: none in the file, 10 in the model\n"
+        "classifier initialised randomly: none in the file, 10 in the model\n"
     )
     assert told in done.stdout
     assert "acc1" in json.loads((tmp_path / "tuned" / "result.json").read_text())
@@ -250,7 +250,7 @@ def test_two_ranks_leave_a_report_without_classes_and_with_pictures(copy, tmp_pa
     assert re.findall("<h2>([^<]*)", page) == [
         "Reconstructions",
         "Curves",
-        "Configuration, where it isn&#x27;t the default",
+        "Configuration: changed keys",
         "Environment",
         "Speed",
     ]
@@ -265,7 +265,7 @@ def test_a_picture_that_is_none_does_not_get_into_a_report(tmp_path):
     assert _drawn("Reconstructions", tmp_path / "reconstructions.png") == ""
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "reconstructions.png").symlink_to(tmp_path / "secret")
-    with pytest.raises(InputError, match="reconstructions.png: it is no PNG"):
+    with pytest.raises(InputError, match="reconstructions.png: it isn't a PNG"):
         _drawn("Reconstructions", tmp_path / "reconstructions.png")
 
 

@@ -244,10 +244,10 @@ def test_wrong_options_are_named(options, message):
             ),
             "has more than 50000 values",
         ),
-        ("SEED: 1\nSEED: 2\n", "line 2: found the key SEED occurs twice; remove one of the two"),
+        ("SEED: 1\nSEED: 2\n", "line 2: the key SEED occurs twice; remove one of the two"),
         (
             "TRAIN: {LOSS: a}\nTRAIN.LOSS: b\n",
-            "found the key TRAIN.LOSS occurs twice; remove one of the two",
+            "the key TRAIN.LOSS occurs twice; remove one of the two",
         ),
         (
             "A: &a {X: 1}\nB: {<<: *a}\n",
@@ -278,7 +278,8 @@ def test_wrong_files_are_named(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    ("coding", "found"), [("utf-16", "UTF-16 at 0"), ("latin-1", "the byte 0xe9 at 8")]
+    ("coding", "found"),
+    [("utf-16", "UTF-16 at position 0"), ("latin-1", "the byte 0xe9 at position 8")],
 )
 def test_a_file_that_is_not_in_utf_8_is_named(tmp_path, coding, found):
     (tmp_path / "bad.yaml").write_text("TAG: caf\u00e9\n", encoding=coding)

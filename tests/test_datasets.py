@@ -83,7 +83,7 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
         (
             "train_list.txt",
             "train/a/0.png 0\n",
-            r"validation has 1 classes that no training image has: class 1",
+            r"validation has 1 classes without a training image: class 1",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_folder_names_what_is_wrong(tmp_path):
         get_datasets(dataset_config("folder", tmp_path))
     (tmp_path / "1.jpg").touch()
     with pytest.raises(
-        InputError, match="train: no class folders; .* holds 1 image; give the folder above it"
+        InputError, match="train: no class folders; .* holds 1 image; pass the folder above it"
     ):
         get_datasets(dataset_config("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
@@ -257,7 +257,7 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     dataset = get_dataset(dataset_config("folder", tmp_path), "train")
     with pytest.raises(
         RunError,
-        match=r"train/a/2.png: it is of no known format; BMP.* are read; repair or remove it, or train",
+        match=r"train/a/2.png: its format is unknown; BMP.* are read; repair or remove it, or train",
     ):
         dataset[2]
     tolerant = get_dataset(dataset_config("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
@@ -459,10 +459,10 @@ def test_a_task_without_labels_gets_none_and_its_model_has_no_outputs(unlabelled
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"task": "segmentation"}, "is of TASK segmentation, TASK is classification; change one"),
-        ({"columns": ""}, "has no labels, TASK classification needs them; change one of the two"),
-        ({"columns": "mask"}, "has no labels, TASK classification needs them; change one"),
-        ({"task": "multilabel"}, "is of TASK multilabel, TASK is classification; change one"),
+        ({"task": "segmentation"}, "is for TASK segmentation, TASK is classification; change one"),
+        ({"columns": ""}, "has no labels, which TASK classification needs; change one of the two"),
+        ({"columns": "mask"}, "has no labels, which TASK classification needs; change one"),
+        ({"task": "multilabel"}, "is for TASK multilabel, TASK is classification; change one"),
     ],
 )
 def test_a_dataset_for_another_task_is_refused(monkeypatch, declared, message):

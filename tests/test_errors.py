@@ -122,7 +122,7 @@ def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceb
 def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch):
     monkeypatch.setattr(devices, "num_gpus_of_paddle", lambda: 2)
     with pytest.raises(
-        errors.InputError, match="^2 GPUs are visible, but Paddle finds none; tools/doctor.py"
+        errors.InputError, match="^2 GPUs are visible, but Paddle finds none; run tools/doctor.py"
     ):
         devices.check_seen(0)
     devices.check_seen(2)
@@ -148,7 +148,7 @@ def test_nothing_is_quoted_of_a_file_that_a_link_leads_to(tmp_path, kind):
             raise kind(f"found '{file.read().decode()}'")
         assert ("secret" in str(caught.value)) == quoted
     assert str(caught.value).startswith(
-        "its file: can't be read as a list (it is a link out of its folder: name the "
+        "its file: can't be read as a list (it is a link to a file outside its folder: name that "
     )
 
 
@@ -157,7 +157,8 @@ def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
     (tmp_path / "private.yaml").write_text("token: secret\n")
     (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
     with pytest.raises(
-        InputError, match="run/config.yaml: it is a link to a file outside its folder; name the file"
+        InputError,
+        match="run/config.yaml: it is a link to a file outside its folder; name the file",
     ):
         read_yaml(tmp_path / "run" / "config.yaml")
 
@@ -180,7 +181,7 @@ def test_a_configuration_that_the_user_names_may_be_a_link(tmp_path):
     (folder / "mine.yaml").symlink_to(tmp_path / "own.yaml")
     assert read_yaml(folder / "mine.yaml") == {"TRAIN": {"NUM_EPOCHS": 7}}
     (folder / "config.yaml").symlink_to(tmp_path / "own.yaml")
-    with pytest.raises(InputError, match="it is a link out of its folder"):
+    with pytest.raises(InputError, match="it is a link to a file outside its folder"):
         read_yaml(folder / "config.yaml")
 
 

@@ -60,7 +60,7 @@ def test_each_value_knows_its_source_and_what_it_replaced(recipe):
     assert option_keys(config) == {"TRAIN.BASE_LR", "DATA.BATCH_SIZE"}
     assert (
         told(of("-eval", "-batch_size=4"), "DATA.BATCH_SIZE_EVAL")
-        == "flag -batch_size, as -eval is given"
+        == "flag -batch_size, because of -eval"
     )
 
 
@@ -179,7 +179,7 @@ def test_the_weights_that_a_run_began_with_keep_their_source(tmp_path, monkeypat
         config = of("-output=run", "-resume=auto")
         assert (config.MODEL.PRETRAINED, told(config, "MODEL.PRETRAINED")) == (
             None,
-            "the checkpoint, which has the weights",
+            "the checkpoint, which contains the weights",
         )
         file.write_text(resolved_yaml(for_others(config)))
         again = get_config(file)

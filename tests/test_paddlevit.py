@@ -218,7 +218,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",
-            "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE is your own",
+            "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE uses the keys",
         ),
         (
             "MODEL: {TYPE: MobileOne, NUM_BLOCKS: [2, 2, 8, 10, 1]}",
@@ -251,7 +251,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {OPTIMIZER: AdamW}",
-            "TRAIN.OPTIMIZER is a section, which takes keys",
+            "TRAIN.OPTIMIZER is a section and needs keys",
         ),
         # a key of PaddleViT's where its keys aren't taken; what nobody has is named before it
         (
@@ -260,7 +260,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, HFLIP: 1}",
-            "swin has no TRAIN.HFLIP; say which defaults",
+            "swin has no TRAIN.HFLIP; choose the defaults",
         ),
         (
             "BASE: paddlevit/swin.yaml\nAUG: {MIXUP: 1}",
@@ -396,7 +396,7 @@ def test_a_file_that_names_a_base_is_ones_own(read):
 def test_a_file_that_may_be_meant_in_two_ways_is_refused(model, own, read):
     with pytest.raises(
         InputError,
-        match="it has no BASE, like PaddleViT's files, but .* has no SAVE_MINUTES; say which",
+        match="it has no BASE, like PaddleViT's files, but .* has no SAVE_MINUTES; choose the",
     ):
         read(f"MODEL: {model}\n{own}\n")
     assert read(f"BASE: ''\nMODEL: {model}\n{own}\n").DATA.IMAGENET_MEAN == HALF
@@ -426,7 +426,7 @@ def test_a_file_of_ones_own_may_be_based_on_a_family(read):
         0.9,
         1e-4,
     )
-    assert "PaddleViT itself decays biases" in config.notes[0]
+    assert "PaddleViT itself applies weight decay to biases" in config.notes[0]
 
 
 # ------------------------------------------------ PaddleViT's way of training
@@ -483,7 +483,7 @@ def test_a_run_takes_a_file_of_paddlevits_as_it_is(program, tmp_path):
         out.count("is read as PaddleViT's, with the defaults of configs/paddlevit/swin.yaml") == 1
     )
     assert "and ignored: MODEL.PATCH_NORM" in out
-    assert out.count("PaddleViT itself decays biases") == 1
+    assert out.count("PaddleViT itself applies weight decay to biases") == 1
     assert "learning rate 3.91e-06" in out  # 5e-4 x 4 / 512
     evaluation = [
         "-cfg=run/config.yaml",

@@ -233,7 +233,7 @@ def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys, tmp_path):
         log.info("a line")
     with contextlib.suppress(OSError):
         log.handlers[0].close()
-    told = f"{tmp_path}/log.txt: not written (No space left on device); the run continues\n"
+    told = f"{tmp_path}/log.txt: can't be written (No space left on device); the run continues\n"
     assert capsys.readouterr().err == told
 
 

@@ -64,9 +64,7 @@ class Classification(Task):
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.embeddings = Embeddings()
         if config.MODEL.NUM_CLASSES < 5:
-            self.note = (
-                f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
-            )
+            self.note = f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are fewer than five classes"
 
     def build_network(self) -> ImageModel:
         """Returns the model, with the projection that a feature distillation needs.
@@ -98,7 +96,7 @@ class Classification(Task):
             if counts.max() < 2:
                 raise InputError(
                     f"RETRIEVAL is {self.config.RETRIEVAL}, but no two of the {len(dataset)} validation"
-                    " images have one class, so none could find another; set it to null"
+                    " images have the same class; set it to null"
                 )
         if self.config.DATA.NUM_TOKENS is not None:
             dataset.pack(packing(self.config))
@@ -119,7 +117,7 @@ class Classification(Task):
             if not hasattr(model, "dense_training"):
                 name = type(model).__name__
                 raise InputError(
-                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; choose a"
+                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} doesn't classify patches; choose a"
                     " model that does, such as VOLO"
                 )
             model.dense_training = True
@@ -334,7 +332,7 @@ def _teacher_config(config: Configuration) -> Configuration:
         raise InputError(
             f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is"
             f" {train.TEACHER_MODEL} and TEACHER_PATH {train.TEACHER_PATH};"
-            " give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+            " set the teacher's YAML file and weights, or DISTILLATION_TYPE none"
         )
     teacher = get_config(train.TEACHER_MODEL)
     # An architecture that takes images of any size takes the student's.

@@ -154,7 +154,7 @@ class SelfDistillation(Task):
         super().__init__(config, classes)
         if prototypes < 2:
             raise InputError(
-                "METHOD.PROTOTYPES is 1, expected 2 or more: over one, all images have the same"
+                "METHOD.PROTOTYPES is 1, expected 2 or more: with one, all images have the same"
                 " distribution"
             )
         self.head = {
@@ -217,7 +217,7 @@ class SelfDistillation(Task):
         train = self.config.TRAIN
         if train.EARLY_STOP and not self.config.EVAL and self._newest_is_best:
             raise InputError(
-                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't tell which"
+                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't show which"
                 " weights are better; set BEST_METRIC knn, or leave it out"
             )
         network = self.make_network(build_model(self.config))
@@ -301,7 +301,7 @@ class SelfDistillation(Task):
         if information >= LEAST_INFORMATION:
             return ""
         return (
-            "collapse, or nothing learnt yet: the teacher gives all images nearly the same"
+            "collapse, or too early to judge: the teacher gives all images nearly the same"
             f" distribution over the prototypes: information is {information:.1e} nats, of at most"
             f" {math.log(self.head['prototypes']):.1f}; if it stays so, lower TRAIN.BASE_LR or"
             " METHOD.TEACHER_TEMP, or set METHOD.KOLEO 0.1"
@@ -405,7 +405,7 @@ class SelfDistillation(Task):
         low, high = self.mask_ratios
         if low > high:
             raise InputError(
-                f"METHOD.MASK_RATIOS is [{low:g}, {high:g}], expected the smaller one first"
+                f"METHOD.MASK_RATIOS is [{low:g}, {high:g}], expected the smaller value first"
             )
         check_blocks(
             self.grid, masked_count(patches, high), self.min_block, key="METHOD.MASK_RATIOS"
@@ -454,5 +454,5 @@ def _take_local_size(encoder: Any, size: int) -> None:
     if not fits:
         raise InputError(
             f"METHOD.LOCAL_SIZE is {size}, but {type(encoder).__name__} takes {encoder.input_sizes};"
-            " choose another one"
+            " choose another size"
         )

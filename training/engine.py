@@ -437,7 +437,7 @@ def evaluate(
         )
     if not math.isfinite(metrics["loss"]):
         raise RunError(
-            f"the evaluation's loss is {metrics['loss']}: the weights yield non-finite outputs",
+            f"the evaluation's loss is {metrics['loss']}: the outputs of the model aren't finite",
             shared=True,
         )
     return metrics

@@ -169,7 +169,7 @@ class Checkpointing:
             raise RunError(f"{problem}; stopped {self._where()}", shared=True)
 
     def _where(self) -> str:
-        again = f"-resume=auto -output={self.saver.run.directory} goes on from there"
+        again = f"-resume=auto -output={self.saver.run.directory} continues from there"
         return f"after step {self.progress.step}, saved in {self.saver.path}; {again}"
 
     def _save(self, stop: int | None, **state: Any) -> None:

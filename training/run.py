@@ -112,7 +112,7 @@ class Run:
         for note in config.notes:
             self.info(note)
         lines = "".join(f"\n  {line}" for line in differences(config))
-        self.info(f"configuration, where it isn't the default:{lines}")
+        self.info(f"configuration, changed keys:{lines}")
 
     def _on_rank_0(self, action: Callable[[], str | None] | None) -> None:
         """Lets rank 0 do ``action``; then all ranks know the folder, or raise what went wrong.
@@ -136,7 +136,7 @@ class Run:
                 path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
                 if not _is_at(folder, self._known_path) and _is_at(folder, path):
                     self._known_path = path
-                    self.info(f"the run's folder was moved; the run continues in {path}")
+                    self.info(f"the run's folder was moved; continuing in {path}")
         return self._known_path
 
     @property
@@ -283,7 +283,7 @@ class Run:
             self.info(
                 f"input-bound: {share:.0%} of the time in epoch {values['epoch']} so far is spent"
                 f" waiting for data; DATA.NUM_WORKERS is {self.workers} per process on"
-                f" {num_cores()} cores: more of them, or smaller images, make training faster"
+                f" {num_cores()} cores: more workers or smaller images make training faster"
             )
 
     def _append(self, line: str) -> None:
@@ -300,7 +300,7 @@ class Run:
                     os.truncate(file, size)
             if self.on_error != "stop":
                 self.info(
-                    f"{file}: a line is lost ({error.strerror}); the run continues (SAVE_ON_ERROR)"
+                    f"{file}: a line couldn't be written ({error.strerror}); the run continues (SAVE_ON_ERROR)"
                 )
             elif not self.problem:
                 self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"
@@ -390,7 +390,7 @@ class Run:
                 why = f"{error.strerror}: {remedy(error)}"
                 what = os.path.basename(os.fsdecode(error.filename)) if error.filename else what
             again = command or self._same_again()
-            self.info(one_line(f"{what} can't be written ({why}); {again} makes it again"))
+            self.info(one_line(f"{what} can't be written ({why}); {again} writes it again"))
 
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:
@@ -463,7 +463,7 @@ class RunFolder:
         if not existing.is_dir():
             return self._cannot("make", f"{existing} is a file")
         if self.path.is_symlink() and not self.path.exists():
-            return self._cannot("make", "it is a link to what isn't there")
+            return self._cannot("make", "it is a broken link")
         if os.access(existing, os.W_OK):
             return None
         if existing == self.path:
@@ -496,7 +496,7 @@ class RunFolder:
                 return problem
             if locked:
                 # The lock wasn't there when the checkpoints were read.
-                return f"{self.path}: another run was there meanwhile; give the command again"
+                return f"{self.path}: another run used it in the meantime; repeat the command"
         return self._sign()
 
     def _check_content(self) -> str | None:
@@ -513,7 +513,7 @@ class RunFolder:
         if checkpoints.is_symlink():
             return (
                 f"{checkpoints} is a link, expected a folder;"
-                " move what it leads to here, or make -output the link"
+                " move its target here, or make -output the link"
             )
         if os.path.lexists(checkpoints) and not checkpoints.is_dir():
             return (
@@ -523,7 +523,7 @@ class RunFolder:
         replaced = [name for name in own if name in _REPLACED]
         if replaced and not self._is_run():
             return (
-                f"{self.path} holds {replaced[0]}, which no run made;"
+                f"{self.path} contains {replaced[0]}, which no run wrote;"
                 " move it away, or choose another -output"
             )
         return None
@@ -551,8 +551,7 @@ class RunFolder:
         if self.resumes or not any(file.exists() for file in files):
             return None
         return (
-            f"{self.path} already holds a run;"
-            " go on from it with -resume, or choose another -output"
+            f"{self.path} already contains a run; resume it with -resume, or choose another -output"
         )
 
     def _cannot(self, what: str, why: str | None) -> str:
@@ -568,7 +567,7 @@ class RunFolder:
             except (BlockingIOError, PermissionError):
                 owner = os.read(lock, 200).decode(errors="replace")
                 return (
-                    f"{self.path}: another run writes there ({owner});"
+                    f"{self.path}: another run is using it ({owner});"
                     " wait for it, or choose another -output"
                 )
         # The disk is full, or has no locks.

@@ -139,7 +139,7 @@ class Segmentation(Task):
             if self.config.TRAIN.CLASS_WEIGHTS is not None:
                 raise InputError(
                     f"TRAIN.CLASS_WEIGHTS is set, but HEAD.NAME {self.config.HEAD.NAME} has a loss of"
-                    " its own, without them; leave it out"
+                    " its own, which doesn't use them; leave it out"
                 )
 
     def after_update(self, model: Any, share: float) -> None:

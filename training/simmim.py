@@ -64,7 +64,7 @@ class MaskedImageModelling(Task):
         squares = math.prod(self.units)
         if masked_count(squares, self.mask_ratio) == squares:
             raise InputError(
-                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks all of an image, which has {squares}"
+                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks the whole image, which has {squares}"
                 f" squares of {network.mask_patch} x {network.mask_patch} pixels; lower it, or use larger"
                 " images"
             )

@@ -256,7 +256,7 @@ def check_values(batch: Batch, values: Any) -> None:
     elif "loss" not in values:
         found = f"a dict of {', '.join(values) or 'nothing'}, expected the entry loss in it"
     elif taken := NAMES_OF_REPORTS.intersection(values):
-        found = f"an entry {min(taken)}, which a report has itself; choose another name"
+        found = f"an entry {min(taken)}, a name that reports use themselves; choose another one"
     else:
         for name, value in values.items():
             kind = type(value).__name__
@@ -264,7 +264,7 @@ def check_values(batch: Batch, values: Any) -> None:
                 if list(value.shape) == expected and value.is_floating_point():
                     continue
                 kind = f"{str(value.dtype).removeprefix('paddle.')} {list(value.shape)}"
-            found = f"{name} as {kind}, expected a float tensor {expected}: a value of each sample"
+            found = f"{name} as {kind}, expected a float tensor {expected}: one value per sample"
             break
     if found:
         raise RunError(f"the task's step returned {found}")
@@ -279,7 +279,7 @@ def check_names(names: Sequence[str], before: Sequence[str]) -> None:
     if names != before:
         raise RunError(
             f"the task's step returned {', '.join(names)} after {', '.join(before)}, expected the same"
-            " names in each step"
+            " names at each step"
         )
 
 

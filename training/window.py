@@ -312,10 +312,14 @@ class Window:
         run.report("train", task.line("train", values), **values)
         if skipped_images:
             were = "unreadable image was" if skipped_images == 1 else "unreadable images were"
-            run.info(f"{skipped_images:.0f} {were} skipped; log_<rank>.txt lists each rank's")
+            run.info(
+                f"{skipped_images:.0f} {were} skipped; log_<rank>.txt lists those of each rank"
+            )
         for index in _skipped_images(self.steps):
             name = self.training.loader.dataset.name(index)
-            run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
+            run.local.warning(
+                f"epoch {self.epoch}: unreadable image, replaced by the next one: {name}"
+            )
         self._restart(Record())
 
     def _raise_not_finite(self) -> None:

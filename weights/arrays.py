@@ -43,7 +43,7 @@ def sizes(value: Any) -> tuple[int, ...]:
         Unreadable: it isn't a tuple of up to 32 sizes.
     """
     if type(value) is not tuple or len(value) > 32 or not all(map(is_count, value)):
-        raise Unreadable("it contains an array whose shape or strides are no tuple of sizes")
+        raise Unreadable("it contains an array whose shape or strides aren't a tuple of sizes")
     return value
 
 
@@ -136,7 +136,9 @@ class Array:
 
     def __post_init__(self) -> None:
         if len(sizes(self.shape)) != len(sizes(self.strides)) or not is_count(self.first):
-            raise Unreadable("it contains an array whose shape, strides and offset don't agree")
+            raise Unreadable(
+                "it contains an array whose shape, strides and offset are inconsistent"
+            )
         # The length of a text's Latin-1 form isn't known before the text is read.
         if not isinstance(self.data, Span) or self.data.is_text:
             return

@@ -111,11 +111,13 @@ def blind_classifiers(model: Target, file: Path) -> str:
     are_equal = all((values == values[..., :1]).all() for values in [*weights, *biases])
     if model.num_classes > 1 and are_equal:
         return (
-            f"{file}: its classifier's values are the same for all classes:"
-            " each gets the same probability"
+            f"{file}: the weights of its classifier are the same for all classes,"
+            " so all classes get the same probability"
         )
     if not any(values.any() for values in weights):
-        return f"{file}: its classifier's weights are 0: all images get the same probabilities"
+        return (
+            f"{file}: the weights of its classifier are 0, so all images get the same probabilities"
+        )
     return ""
 
 

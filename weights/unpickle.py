@@ -130,7 +130,7 @@ class DataUnpickler:
             elif opcode in _ACTIONS:
                 _ACTIONS[opcode](self)
             else:
-                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which no arrays need")
+                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which isn't allowed")
         return self.stack.pop()
 
     def _take(self, count: int) -> bytes:
@@ -146,7 +146,7 @@ class DataUnpickler:
         offset = self.file.tell()
         if length > self.end - offset:
             raise Unreadable(
-                f"it is truncated: {length} bytes are announced, {self.end - offset} are left"
+                f"it is truncated: expected {length} more bytes, found {self.end - offset}"
             )
         self.file.seek(length, 1)
         return Span(self.file, offset, length)
@@ -180,7 +180,7 @@ class DataUnpickler:
         if type(self.stack[-1]) is list:
             self.stack[-1].extend(items)
         elif type(self.stack[-1]) is not _Blank:
-            raise Unreadable("its pickle appends to what is no list")
+            raise Unreadable("its pickle appends to an object that isn't a list")
 
     def _set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -192,7 +192,7 @@ class DataUnpickler:
                 if type(key) is str
             )
         elif type(target) is not _Blank:
-            raise Unreadable("its pickle sets items of what is no dictionary")
+            raise Unreadable("its pickle sets items of an object that isn't a dictionary")
 
     def _global(self) -> None:
         module = self.file.readline(256).rstrip(b"\n")
@@ -203,7 +203,7 @@ class DataUnpickler:
         name = self.stack.pop()
         module = self.stack.pop()
         if type(module) is not str or type(name) is not str:
-            raise Unreadable("its pickle names a global by what is no text")
+            raise Unreadable("its pickle names a global by an object that isn't text")
         self._name(module, name)
 
     def _name(self, module: str, name: str) -> None:
@@ -229,10 +229,10 @@ class DataUnpickler:
             target.update(state)
         # The state of a dictionary or a placeholder would be its attributes, which aren't needed.
         elif type(target) not in (dict, _Blank):
-            raise Unreadable("its pickle sets the state of what has none")
+            raise Unreadable("its pickle sets the state of an object without one")
 
     def _persistent(self) -> None:
-        problem = "its pickle refers to an object outside of it that is no tensor's storage"
+        problem = "its pickle refers to an external object that isn't the storage of a tensor"
         name = self.stack.pop()
         is_tuple = type(name) is tuple and len(name) in (5, 6) and name[5:] in ((), (None,))
         if self.storage is None or not is_tuple:
@@ -300,10 +300,10 @@ def _describe(function: Any, arguments: Any) -> Any:
         # It is a module, or a member of an enumeration, whose arguments are a value.
         return Script()
     if type(function) is not _Name or type(arguments) is not tuple:
-        raise Unreadable("its pickle calls what is no admitted name")
+        raise Unreadable("its pickle calls an object that isn't an allowed name")
     describe = ADMITTED[function.label]
     if describe is None:
-        raise Unreadable(f"its pickle calls {function.label}, which is only a name here")
+        raise Unreadable(f"its pickle calls {function.label}, which isn't allowed")
     return describe(*arguments)
 
 
@@ -355,13 +355,13 @@ def _typed_tensor(
 ) -> Array:
     code = TORCH_DTYPES.get(dtype.label) if type(dtype) is _Name else None
     if code is None:
-        raise Unreadable("it contains a tensor of a dtype that isn't read")
+        raise Unreadable("it contains a tensor of an unsupported dtype")
     return _tensor(storage, first, shape, strides, dtype=code)
 
 
 def _dictionary(*arguments: Any) -> dict[str, Any]:
     if any(type(argument) not in (_Name, type(None)) for argument in arguments):
-        raise Unreadable("it contains a dictionary that is made from something else")
+        raise Unreadable("it contains a dictionary that is built from something else")
     # The pickle sets its items later.
     return {}
 

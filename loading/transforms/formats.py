@@ -74,7 +74,7 @@ _READ = 200
 _LARGE_PNG = 32 << 20
 # The most segments, chunks or blocks of a file. JPEG and PNG may have one more for each KiB.
 _MOST_SEGMENTS = 10_000
-_TOO_MANY = "it is in too many parts; save it again"
+_TOO_MANY = "it has too many parts; save it again"
 
 
 def check_size(size: tuple[int, int], most: int) -> None:
@@ -86,7 +86,9 @@ def check_size(size: tuple[int, int], most: int) -> None:
     if size[0] * size[1] > most:
         raise Unreadable(f"it has {size[0]} x {size[1]} pixels, DATA.MAX_PIXELS is {most}")
     if max(size) > LONGEST_SIDE:
-        raise Unreadable(f"it has {size[0]} x {size[1]} pixels, a side may have {LONGEST_SIDE}")
+        raise Unreadable(
+            f"it has {size[0]} x {size[1]} pixels, at most {LONGEST_SIDE} per side are allowed"
+        )
 
 
 def largest_file(most: int) -> int:
@@ -112,7 +114,7 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     kind = kind_of(data)
     plain = True
     if kind == NPY:
-        raise Unreadable("it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads")
+        raise Unreadable("it is a NumPy array, which needs DATA.IMAGE_DTYPE float32")
     if kind == "JPEG":
         data, plain = _jpeg(data)
     elif kind in _CLEAN:
@@ -149,7 +151,7 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
         # The text of this error has an address in memory, so it isn't quoted.
         if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
             raise Unreadable(
-                f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them"
+                f"its {count} channels aren't colours; set DATA.IMAGE_CHANNELS {count} to read them"
             ) from None
         raise Unreadable(f"its {kind} header is damaged") from None
     opened: Any = image
@@ -187,7 +189,7 @@ def kind_of(data: bytes) -> str:
     """Returns the format of a file by its first bytes; raises Unreadable if it isn't read here."""
     if kind := magic_numbers.kind_of(data):
         return kind
-    raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
+    raise Unreadable("its format is unknown; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are supported")
 
 
 class _Counted(io.BytesIO):
@@ -242,7 +244,7 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
             channels = data[place + 9] if place + 9 < len(data) else 0
             if marker not in _HUFFMAN:
                 raise Unreadable(
-                    "it is a JPEG with arithmetic or lossless coding, which isn't read; save it again"
+                    "it is a JPEG with arithmetic or lossless coding, which isn't supported; save it again"
                 )
             if frames or end != place + 10 + 3 * channels:
                 raise Unreadable("its JPEG header is damaged")
@@ -267,7 +269,7 @@ def _png(data: bytes) -> bytes:
             if kind != b"IDAT" and length > _LONGEST_PNG_CHUNK:
                 name = printable(kind.decode("latin-1"))
                 raise Unreadable(
-                    f"its chunk {name} has {length} bytes, up to {_LONGEST_PNG_CHUNK} are read"
+                    f"its chunk {name} has {length} bytes, at most {_LONGEST_PNG_CHUNK} are allowed"
                 )
             kept.append(data[place:end])
         place = end

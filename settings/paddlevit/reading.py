@@ -418,7 +418,9 @@ def difference_lines(name: str, config: Configuration) -> list[str]:
             "changes the rate once per epoch (as with TRAIN.LR_SCHEDULER.PER_EPOCH True)"
         )
     if "decay" in differs and not train.DECAY_ALL:
-        differences.append("applies weight decay to biases, norms and tokens, too (TRAIN.DECAY_ALL True)")
+        differences.append(
+            "applies weight decay to biases, norms and tokens, too (TRAIN.DECAY_ALL True)"
+        )
     if "iterations" in differs:
         differences.append(
             "counts steps instead of epochs, so n processes train n times as long"

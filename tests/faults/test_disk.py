@@ -17,7 +17,7 @@ from support.programs import descendants, ranks_of, start, wait_for
 from training.checkpoint.storage import find_checkpoints, verify
 
 LOGS_ALONE = 200_000  # bytes: a log fits, model.safetensors (549 kB) doesn't
-NOT_SAVED = r"epoch_\w+ wasn't saved \(\[Errno {}\] {}\): {}; the last whole checkpoint is {}"
+NOT_SAVED = r"epoch_\w+ wasn't saved \(\[Errno {}\] {}\): {}; the last complete checkpoint is {}"
 FULL = (27, "File too large", "raise the limit on a file's size")
 
 
@@ -54,7 +54,7 @@ def saving(folder, *options):
 
 
 def assert_whole(run):
-    """What is left of the checkpoints is whole, and ``last`` the newest."""
+    """What is left of the checkpoints is complete, and ``last`` the newest."""
     checkpoints = run / "checkpoints"
     found = find_checkpoints(checkpoints)
     assert not list(checkpoints.glob(".epoch_*"))
@@ -80,7 +80,7 @@ def test_the_first_checkpoint_does_not_fit(tmp_path, whole):
     # its ranks inherit it
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LOGS_ALONE, resource.RLIM_INFINITY))
     none = NOT_SAVED.format(*FULL, "").replace(
-        "the last whole checkpoint is ", "there is none before it"
+        "the last complete checkpoint is ", "there is no earlier checkpoint"
     )
     assert_fails(process, 1, re.compile(f"error: {none}\n"))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
@@ -133,7 +133,7 @@ def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path)
     limit_files(process, 1)
     written = metrics.stat().st_size
     while (
-        "run/metrics.jsonl: a line is lost (File too large); the run continues"
+        "run/metrics.jsonl: a line couldn't be written (File too large); the run continues"
         not in process.stdout.readline()
     ):
         assert process.poll() is None
@@ -187,7 +187,7 @@ def test_a_file_system_that_is_full_from_the_start(disk):
 @pytest.mark.slow
 def test_a_read_only_file_system_is_refused(disk):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    expected = r"error: run: can't make the run's folder \(Read-only file system\); choose another with -output\n"
+    expected = r"error: run: can't create the run's folder \(Read-only file system\); choose another with -output\n"
     assert_fails(start(disk, *RUN), 2, re.compile(expected))
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     (disk / "run").mkdir()
@@ -208,7 +208,7 @@ def test_a_file_system_becomes_read_only(disk, whole, part):
         ["mount", "-o", "remount,ro,bind", disk / part], capture_output=True
     ).returncode:
         assert process.poll() is None  # a checkpoint was being written
-    saved = r"it is saved in run-saved/checkpoints/epoch_\w+, from where -resume goes on with a new -output"
+    saved = r"it is saved in run-saved/checkpoints/epoch_\w+; resume from there with a new -output"
     message = rf"epoch_\w+ wasn't saved \(\[Errno 30\] Read-only file system: '\S+'\): make it writable; {saved}"
     assert_fails(process, 1, re.compile(f"error: {message}\n"), pids)
     subprocess.run(["umount", "-l", disk / part], check=True)

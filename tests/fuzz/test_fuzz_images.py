@@ -55,7 +55,7 @@ FOUND = {
         lambda: b"\xff\xd8"
         + forged_images.segment(0xFE) * 100_000
         + forged_images.saved("JPEG")[2:],
-        "it is in too many parts; save it again",
+        "it has too many parts; save it again",
     ),
     "run lengths of BMP that skip rows: 4 GB": (
         lambda: bmp(8_000_000, 1, b"\0\2\xff\xff"),
@@ -97,7 +97,7 @@ FOUND = {
         lambda: b"II*\0\x08\0\0\0"
         + forged_images.directory([*GREY, (273, 6, 12_000_000, 200)])
         + bytes(12_000_200),
-        "its tags hold more than 500000 values",
+        "its tags have more than 500000 values",
     ),
     "strips whose lengths are signed": (
         lambda: b"II*\0\x08\0\0\0"

@@ -339,7 +339,7 @@ def test_several_labels_keep_their_answers_and_have_no_sets(place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["calibrated"], "calibrated is calibrated already; give the weights that it was made from"),
+        (["calibrated"], "calibrated is calibrated already; pass the weights that it was made from"),
         (["w.safetensors", "-coverage=0.9,1"], "'1' is no share between 0 and 1"),
         (["w.safetensors", "-k=2000"], "-k is 2000, and there are 1433 training images; lower it"),
         (["w.safetensors", "-o", "DATA.CACHE", "ram"], "DATA.CACHE has no effect on a calibration"),

@@ -287,9 +287,7 @@ def test_logits_that_no_classifier_scales_are_refused():
     model = small_model("vit")
     model.head.bias = None
     shift = scaling.Scaling("vector", np.ones(model.num_classes), np.ones(model.num_classes))
-    with pytest.raises(
-        InputError, match="has no bias to shift; use -scaling temperature or class"
-    ):
+    with pytest.raises(InputError, match="has no bias to shift; use -scaling temperature or class"):
         fold(model, shift, images)
 
 
@@ -329,7 +327,7 @@ def test_a_calibration_of_another_form_is_named(name, value, problem):
 
 
 def test_thresholds_of_other_classes_are_named():
-    with pytest.raises(Unreadable, match="2 thresholds of a coverage, expected 1 or 3"):
+    with pytest.raises(Unreadable, match="2 thresholds per coverage, expected 1 or 3"):
         read_calibration(some_calibration().as_json(), 3)
 
 

@@ -167,7 +167,7 @@ def test_what_cant_be_written_is_said_before_anything_is_computed(
     monkeypatch.setattr(features, "rows", lambda *_: pytest.fail("computed"))
     (tmp_path / "there.json").touch()
     for name, message in (
-        ("features.txt", r"the ending tells what to write; expected \.npy or \.safetensors"),
+        ("features.txt", r"unknown file ending; expected \.npy or \.safetensors"),
         ("there.npy", r"there\.json exists; choose another -output, or remove it"),
         ("nowhere/a.npy", "there is no folder .*nowhere; make it, or choose another -output"),
     ):

@@ -202,7 +202,9 @@ def put_program(folder, output, inputs=1):
 )
 def test_a_program_that_gives_no_logits_is_a_line(output, inputs, message, folders):
     put_program(folders / "paddle", output, inputs)
-    with pytest.raises(InputError, match=f"paddle: .*{message}.*; export the model again") as caught:
+    with pytest.raises(
+        InputError, match=f"paddle: .*{message}.*; export the model again"
+    ) as caught:
         Predictor(folders / "paddle")
     assert "\n" not in str(caught.value)
 

@@ -66,7 +66,7 @@ def test_a_list_has_a_path_on_each_line(folder):
             ["blank.txt"],
             "there are no images: the lists, and the folders that the patterns match, hold none",
         ),
-        (["wide.txt"], "wide.txt: it is in UTF-16; save it in UTF-8"),
+        (["wide.txt"], "wide.txt: it is UTF-16; save it as UTF-8"),
         (["pipe.txt"], "pipe.txt: it isn't a regular file"),
         (
             ["lines.txt"],
@@ -97,10 +97,10 @@ def test_classes_are_a_name_a_line(folder):
     for data, message in (
         (b"a\n\nb", "its line 2 is '', expected a class's name"),
         (b"a\x1b[2J", r"its line 1 is 'a\x1b[2J', expected a class's name"),
-        (b"\xff\xfe", "it is in UTF-16; save it in UTF-8"),
+        (b"\xff\xfe", "it is UTF-16; save it as UTF-8"),
         (
             "狗\n猫".encode("gbk"),
-            "its line 1 isn't UTF-8; save it in UTF-8 (of GBK by iconv -f GB18030 -t UTF-8",
+            "its line 1 isn't UTF-8; save it as UTF-8 (from GBK: iconv -f GB18030 -t UTF-8",
         ),
         (b"a" * 2000, "its line 1 is 'aaa"),
     ):

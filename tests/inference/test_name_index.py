@@ -169,7 +169,9 @@ def test_another_programs_file_is_not_replaced(tmp_path):
         assert file.read_bytes() == content
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(InputError, match="it isn't a regular file; remove it, and it is made again"):
+    with pytest.raises(
+        InputError, match="it isn't a regular file; remove it, and it is made again"
+    ):
         open_names(stored)
     file.unlink()
     (tmp_path / "mine").write_text("mine")
@@ -295,7 +297,8 @@ def test_features_that_become_shorter_meanwhile_are_an_error(tmp_path):
     shutil.copy(tmp_path / "x.npy", tmp_path / "whole.npy")
     os.truncate(tmp_path / "x.npy", os.path.getsize(tmp_path / "x.npy") - 4)
     with pytest.raises(
-        InputError, match=r"x\.npy: it ends before its row 8; restore it, or make the features again"
+        InputError,
+        match=r"x\.npy: it ends before its row 8; restore it, or make the features again",
     ):
         list(stored.blocks())
 

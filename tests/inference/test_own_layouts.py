@@ -132,7 +132,7 @@ def test_the_tools_take_the_runs_configuration_and_its_data(trained, monkeypatch
         or "validation images that can't be" in screen
     )
     assert (
-        "remark: entries that aren't data (hidden, the system's, a run's, links), skipped: 1, such as .ipynb_checkpoints"
+        "remark: skipped entries that aren't data (hidden or system files, files of runs, links): 1, such as .ipynb_checkpoints"
         in screen
     )
 

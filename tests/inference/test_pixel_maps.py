@@ -197,7 +197,7 @@ def test_the_command_writes_masks_and_areas(data, weights, tmp_path):
         (["-format", "masks"], "-format masks needs -output: a new folder"),
         (
             ["-format", "pictures", "-output", "{out}/x"],
-            "take -format overlays or masks for those of",
+            "use -format overlays or masks for those of",
         ),
         (["-tta", "ten"], "-tta ten crops images, but each pixel needs a class; use -tta flip"),
         (["-threshold", "0.5"], "-threshold is for models of several labels per image"),
@@ -222,5 +222,5 @@ def test_a_predictor_says_what_it_can_not_do(data, weights, checkpoint):
         Predictor(checkpoint).maps(images_of(data))
     bias = predictor.model.decode_head.classifier.bias
     bias.set_value(np.full(bias.shape, np.nan, np.float32))
-    with pytest.raises(RunError, match=r"0\.png: .*no finite logits"):
+    with pytest.raises(RunError, match=r"0\.png: .*non-finite logits"):
         predictor.maps(images_of(data))

@@ -414,7 +414,7 @@ def test_the_command(tmp_path, run):
         (["RUN", "new", "-private"], "error: -private is for hf-hub:ORG/NAME; leave it out\n"),
         (["RUN", "hf-hub:x"], "error: hf-hub:x: expected hf-hub:ORGANISATION/NAME\n"),
         (["absent", "new"], "error: no weights at absent: no such file or folder"),
-        (["digits", "new", "-check"], "error: -check reads the images of the weights' run, and there is none"),
+        (["digits", "new", "-check"], "error: -check reads the images of the weights' run, but there is none"),
     ]:  # fmt: skip
         status, _, errors = command(tmp_path, *words)
         assert (status, errors.startswith(message), errors.count("\n")) == (2, True, 1), errors

@@ -64,7 +64,7 @@ def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_its
     assert status == 200
     found = answer["predictions"]
     assert [one["name"] for one in found] == ["1.jpg", "no.txt", "cut.jpg", "../../2.png"]
-    assert found[1]["error"] == "it is of no known format; this server takes GIF, JPEG, PNG, WebP"
+    assert found[1]["error"] == "its format is unknown; this server takes GIF, JPEG, PNG, WebP"
     assert found[2] == {"name": "cut.jpg", "error": "it is truncated"}
     expected = Predictor(checkpoint)([photographs[0], photographs[1]])
     for one, other in zip([found[0], found[3]], expected, strict=True):

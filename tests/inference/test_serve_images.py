@@ -103,9 +103,7 @@ def test_kinds_of_images_are_read_and_what_is_none_is_refused(open_server):
         assert sum(answer["predictions"][0]["probabilities"]) == pytest.approx(1)
     for name, data in NONE.items():
         status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
-        found = (
-            "it is of no known format; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
-        )
+        found = "its format is unknown; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
         assert (status, answer["error"].removeprefix(f"{name}: ")) == (422, found)
 
 

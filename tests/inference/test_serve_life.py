@@ -95,7 +95,7 @@ def test_a_classifier_that_tells_nothing_apart_is_warned_of_once(tmp_path, photo
         status, answer, _ = server.ask("POST", "/predict?top=1", photographs[0], JPEG)
         assert (status, answer["predictions"][0]["outputs"]) == (200, [0])
         assert answer["predictions"][0]["probabilities"] == [0.5]
-        warning = "warning: .*: its classifier's values are the same for all classes: each gets the same probability"
+        warning = "warning: .*: the weights of its classifier are the same for all classes, so all classes get the same probability"
         assert len(re.findall(warning, server.text("err"))) == 1
 
 

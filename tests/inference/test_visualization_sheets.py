@@ -149,7 +149,7 @@ def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figure
 
     monkeypatch.setattr(fonts, "_FAMILIES", ("DejaVu Sans", "Tiny CJK"))
     without = drawn()
-    said = "the fonts of this machine lack the letter 图 (U+56FE): a box is drawn; install Noto Sans CJK, say\n"
+    said = "the fonts of this machine lack the letter 图 (U+56FE): a box is drawn instead; install a font such as Noto Sans CJK\n"
     assert capsys.readouterr().err == said  # once
     font_manager.fontManager.addfont(tiny_font(tmp_path / "tiny.ttf"))
     found = drawn()

@@ -258,7 +258,7 @@ def test_templates_of_other_systems_are_the_same(tmp_path):
         (tmp_path / f"{number}.txt").write_bytes(data)
         assert read_templates(tmp_path / f"{number}.txt") == ["a {}.", "the {}"]
     (tmp_path / "utf16.txt").write_text("a {}", encoding="utf-16")
-    with pytest.raises(InputError, match="it is in UTF-16; save it in UTF-8"):
+    with pytest.raises(InputError, match="it is UTF-16; save it as UTF-8"):
         read_templates(tmp_path / "utf16.txt")
 
 
@@ -317,7 +317,7 @@ def test_evaluation_training_and_wise_ft(place):
             *options,
         )
         assert (status, err) == (0, "")
-        assert "classifier left fresh" not in out
+        assert "classifier initialised randomly" not in out
     with open_weights(place / "made") as before, open_weights(place / "probe") as after:
         assert (np.asarray(before.arrays["blocks.0.mlp.fc1.weight"])
                 == np.asarray(after.arrays["blocks.0.mlp.fc1.weight"])).all()  # fmt: skip

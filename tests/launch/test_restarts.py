@@ -88,7 +88,7 @@ def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp
         ),  # as often as was allowed
         (
             [(KILLED, 1), (KILLED, 1)],
-            f"error: {LOST}; no further restart: the last two starts completed no step",
+            f"error: {LOST}; not restarted again: the last two starts didn't complete a step",
         ),
     ],
 )

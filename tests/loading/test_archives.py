@@ -35,6 +35,6 @@ def test_a_set_without_images_or_a_model_without_classes_is_refused(tmp_path):
     with pytest.raises(InputError, match=f"the val set of 'mnist' at {tmp_path} is empty"):
         get_dataset(dataset_config("mnist", tmp_path), "val")
     with pytest.raises(
-        InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes'"
+        InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; set the number"
     ):
         get_dataset(dataset_config("digits", tmp_path, "MODEL.NUM_CLASSES", "0"), "val")

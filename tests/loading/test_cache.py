@@ -274,7 +274,7 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
         images, found, _ = cache.cached_images(folder, "some", NOTHING, decoded)
         assert (images.pixels[:, 0, 0, 0].tolist(), found.tolist()) == ([7, 8], [1, 0])
         assert (
-            f"{folder / 'some.npy'} can't be used ({folder / 'some.npz'}: not what was written): decoding"
+            f"{folder / 'some.npy'} can't be used ({folder / 'some.npz'}: its content has changed): decoding"
             in capfd.readouterr().out
         )
         written = dict(np.load(folder / "some.npz"))
@@ -353,9 +353,7 @@ def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
     dataset = get_dataset(with_cache("folder", folder), "train")
     for index in range(9):
         if index == 5:
-            advice = (
-                r"check the disk\); remove the file, and the next start decodes the images again$"
-            )
+            advice = r"check the disk\); remove the file, so that the next start decodes the images again$"
             with pytest.raises(
                 RunError, match=rf"^{images.file}: its image 5 isn't what was written \({advice}"
             ):
@@ -375,7 +373,7 @@ def test_what_cannot_be_cached_is_an_error(folder):
     assert not (folder / "cache").exists()
     (folder / "train/a/2.png").write_bytes(b"broken")
     with pytest.raises(
-        InputError, match=r"train/a/2.png: it is of no known format; .* repair or remove it$"
+        InputError, match=r"train/a/2.png: its format is unknown; .* repair or remove it$"
     ):
         get_dataset(with_cache("folder", folder), "train")
     assert not (folder / "cache").exists()

@@ -214,7 +214,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
     assert any("DATA.MAX_PIXELS is 100000000" in line for line in broken)
     assert any("it is of no known format" in line for line in broken)
     assert found.pop("training images that are damaged, but decoded") == (1, False)
-    turned = "images whose EXIF turns them; with DATA.EXIF_ORIENTATION False they are read as they are stored"
+    turned = "images with an EXIF rotation; with DATA.EXIF_ORIENTATION False they are read as they are stored"
     assert found.pop(turned) == (1, False)
     assert found.pop("validation images too narrow to be resized") == (1, True)
     assert found.pop("images of one colour") == (2, False)
@@ -269,7 +269,7 @@ def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_
 
 def test_a_process_that_is_killed_is_told():
     source = Source(str, lambda _: os._exit(9), np.zeros(3, int), [])
-    with pytest.raises(RunError, match="a process that decodes was killed; is memory short"):
+    with pytest.raises(RunError, match="a process that decodes was killed; out of memory"):
         check_images(source, 10**8, False, 1)
 
 
@@ -282,7 +282,7 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     result = result_of(tmp_path, dataset="imagenet2012")
     texts = [(one.text, one.is_error) for one in result.findings]
     assert ("training images that can't be read: 1", True) in texts
-    assert ("classes that have validation images alone: 1", True) in texts
+    assert ("classes with validation images only: 1", True) in texts
     assert ("classes without a validation image: 1", False) in texts
     [problem] = [one for one in result.findings if "line 2" in one.text]
     assert (
@@ -308,7 +308,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
     assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
     with pytest.raises(
-        InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"
+        InputError, match="nowhere, but no such folder; .* holds the folders train, val"
     ):
         result_of(tmp_path / "nowhere")
 
@@ -316,7 +316,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
 def test_a_folder_of_classes_alone_says_how_to_split_it(tmp_path):
     write_images(tmp_path, {"a": 3, "b": 3})
     [one] = [one for one in result_of(tmp_path).findings if one.is_error]
-    assert re.search("val: no class folders.*DATA.VAL_SPLIT splits what there is", one.text)
+    assert re.search("val: no class folders.*DATA.VAL_SPLIT splits the images", one.text)
     assert result_of(tmp_path, "DATA.VAL_SPLIT", "0.3").usable
 
 
@@ -371,9 +371,7 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
     (tmp_path / "out" / "classes.txt").write_text("a\n")
     with pytest.raises(InputError, match=r"train_list.txt, line \d+: label 1 is outside 0..0"):
         get_datasets(listed_config)
-    with pytest.raises(
-        InputError, match=r"train_list.txt already exists; choose another -output"
-    ):
+    with pytest.raises(InputError, match=r"train_list.txt already exists; choose another -output"):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
 
 
@@ -413,9 +411,7 @@ def test_a_split_whose_lists_stop_a_run_says_so(tmp_path, monkeypatch, capsys):
             (tmp_path / "whole" / path).write_bytes(b"no image")
     capsys.readouterr()
     assert run(monkeypatch, *where, f"-output={tmp_path / 'val'}") == 1
-    assert (
-        "error: classes that have validation images alone: 1, such as b" in capsys.readouterr().out
-    )
+    assert "error: classes with validation images only: 1, such as b" in capsys.readouterr().out
     for path in training:
         (tmp_path / "whole" / path).write_bytes(b"no image")
     assert run(monkeypatch, *where, f"-output={tmp_path / 'none'}") == 1

@@ -109,15 +109,15 @@ def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
     expected = [
         "error: training masks of the column 'mask' that can't be read: 2, such as"
         " data/masks/train/0.png: can't be read",
-        "error: training masks of the column 'mask' that haven't the size of their images: 2, such"
+        "error: training masks of the column 'mask' whose size isn't that of their images: 2, such"
         " as data/masks/train/2.png: the mask has 32 x 31 pixels, its image data/train/2.png 32 x 32",
-        "remark: training masks of the column 'mask' that hold a single index: 1, such as"
+        "remark: training masks of the column 'mask' with a single index: 1, such as"
         " data/masks/train/2.png",
         "error: validation masks of the column 'mask' that can't be read: 3, such as"
         " data/masks/val/1.png: it has 3 channels, expected a PNG of one channel",
-        "remark: validation masks of the column 'mask' that hold a single index: 1, such as"
+        "remark: validation masks of the column 'mask' with a single index: 1, such as"
         " data/masks/val/0.png",
-        "remark: indices that only validation masks of the column 'mask' hold: 1, such as 7",
+        "remark: indices that occur only in validation masks of the column 'mask' hold: 1, such as 7",
     ]
     assert len(errors) == len(expected)
     for line, start in zip(errors, expected, strict=True):
@@ -255,10 +255,10 @@ def test_what_is_wrong_with_masks_of_classes_is_a_line_each(pairs, check):
     expected = [
         "error: 1 of 4 images have no mask of their name in pairs/masks/val, the first is"
         " images/val/3.png; add or remove files (and 1 more)",
-        "error: training masks of the column 'mask' that hold values of no class: 1, such as"
+        "error: training masks of the column 'mask' with values that aren't classes: 1, such as"
         " pairs/masks/train/1.png: it contains the index 9 at x 5, y 7, and 4 pixels of unknown values in"
-        " all; expected 0..3 or 255; add its class to",
-        "remark: training masks of the column 'mask' of which all is ignored: 1, such as"
+        " total; expected 0..3 or 255; add its class to",
+        "remark: training masks of the column 'mask' in which all pixels are ignored: 1, such as"
         " pairs/masks/train/2.png",
         "error: validation masks of the column 'mask' that can't be read: 1, such as"
         " pairs/masks/val/0.png: it has 3 channels",
@@ -275,7 +275,7 @@ def test_masks_of_which_all_is_ignored_stop_a_run(pairs, check):
     status, lines = check(*DATA)
     assert status == 1
     assert found(lines)[0].startswith(
-        "error: training masks of the column 'mask' of which all is ignored: 4, such as"
+        "error: training masks of the column 'mask' in which all pixels are ignored: 4, such as"
     )
 
 
@@ -283,9 +283,7 @@ def test_without_names_of_classes_the_indices_are_shown(pairs, check):
     (pairs / "classes.txt").unlink()
     status, lines = check(*DATA)
     assert status == 1
-    assert found(lines)[0].startswith(
-        "error: pairs: nothing says which classes the masks have; wri"
-    )
+    assert found(lines)[0].startswith("error: pairs: the classes of the masks are unknown; wri")
     assert held(lines) == {"0", "1", "2", "3"}
     status, lines = check(*DATA, "-o", "MODEL.NUM_CLASSES", "4")
     assert status == 0

@@ -83,12 +83,12 @@ def test_a_table_without_rows_changes_nothing_and_columns_may_be_moved(data):
         (["", "train/cat/1.png,cat,bird,0,relabel"], "its line 3 names the class 'bird', which the dataset lacks"),
         (["train/cat/1.png,cat,Dog,0,relabel"], "'Dog' and 'dog' differ in upper and lower case alone"),
         (["train/cat/1.png,cat,,0,relabel"], "its line 2 names the class ''"),
-        (["train/cat/1.png,dog,cat,0,keep"], "isn't about the image's present label 'cat'"),
+        (["train/cat/1.png,dog,cat,0,keep"], "isn't about the current label 'cat'"),
         (["train/cat/1.png,cat,dog,0,delete"], "has the action 'delete', expected one of keep, relabel, remove"),
         (["train/cat/1.png,cat,dog,0,"], "has the action ''"),
         (["train/cat/1.png,cat,dog,0,keep", "train/cat/1.png,cat,dog,0,remove"], "its lines 2 and 3 name the same image"),
         (["train/cat/1.png,cat,dog,0"], "its line 2 has 4 cells, the header has 5"),
-        (['train/cat/1.png,"cat,dog,0,keep'], "is no row of CSV"),
+        (['train/cat/1.png,"cat,dog,0,keep'], "isn't a valid row of CSV"),
         (["train/cat/" + "x" * 30_000], "its line 2 has more than 20000 bytes"),
         (["train/cat/\udcff\udce9.png,cat,dog,0,keep"], "its line 2 isn't UTF-8"),
         (["val/dog/6.png,dog,dog,0,remove"], "it removes all 1 val images"),
@@ -108,9 +108,9 @@ def test_a_wrong_row_is_one_line(data, lines, message):
     [
         ("image,label,score", "its header lacks suggested_label, action"),
         ("", "its header lacks image, label"),
-        (HEAD.replace(",", ";"), "it has semicolons in place of commas"),
+        (HEAD.replace(",", ";"), "it has semicolons instead of commas"),
         (HEAD + ",action", "it has the column action twice"),
-        (SEVERAL_HEAD, "it is a table of images of several labels each"),
+        (SEVERAL_HEAD, "it is a table of images with several labels each"),
     ],
 )
 def test_a_wrong_header_is_one_line(data, head, message):
@@ -125,7 +125,7 @@ def test_a_missing_table_a_folder_and_utf16_are_one_line(data):
             apply_table(path, parts_of(data), str(data))
     wide = data.parent / "wide.csv"
     wide.write_text(HEAD, encoding="utf-16")
-    with pytest.raises(InputError, match="it is in UTF-16; save it in UTF-8"):
+    with pytest.raises(InputError, match="it is UTF-16; save it as UTF-8"):
         apply_table(wide, parts_of(data), str(data))
 
 

@@ -144,9 +144,7 @@ def test_one_class_is_refused(root):
     for mode in ("train", "val"):
         ignore(root, mode, value=0)
     (root / "classes.txt").write_text("background\n")
-    message = (
-        r"^the masks have one class \(background\), so each answer is that class; give the other"
-    )
+    message = r"^the masks have one class \(background\), so each answer is that class; assign"
     with pytest.raises(InputError, match=message):
         get_datasets(configured(root))
     (root / "classes.txt").unlink()

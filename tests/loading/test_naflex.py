@@ -233,7 +233,10 @@ def test_an_evaluation_has_each_image_once_whole_and_packed_alike(tmp_path):
         ),
         (["DATA.MULTI_SCALE", "[8, 16]"], "MULTI_SCALE is .*; set TOKEN_LENGTHS instead"),
         (["DATA.LOADER", "dali"], "LOADER is 'dali', expected paddle with DATA.NUM_TOKENS"),
-        (["DATA.TOKEN_LENGTHS", "[8, 8]"], "TOKEN_LENGTHS is .*, expected None, or numbers, each"),
+        (
+            ["DATA.TOKEN_LENGTHS", "[8, 8]"],
+            "TOKEN_LENGTHS is .*, expected None, or different numbers",
+        ),
         (["DATA.TOKEN_LENGTHS", "[0]"], r"TOKEN_LENGTHS is \[0\], expected 1 to"),
         (["DATA.NUM_TOKENS", "0"], "NUM_TOKENS is 0, expected 1 to"),
         (["EVAL", "True", "DATA.TOKEN_LENGTHS", "[8]"], "TOKEN_LENGTHS has no effect under EVAL"),

@@ -248,7 +248,7 @@ def test_sizes_are_the_same_after_a_resume():
         (["DATA.MULTI_SCALE", "[]"], r"MULTI_SCALE is \[\], expected 1 to 10000"),
         (
             ["DATA.MULTI_SCALE", "[4, 4]"],
-            r"MULTI_SCALE is \[4, 4\], expected None, or sizes, each once",
+            r"MULTI_SCALE is \[4, 4\], expected None, or different sizes",
         ),
         (["DATA.MULTI_SCALE", "[0]"], r"MULTI_SCALE is \[0\], expected 1 to 10000"),
         (["DATA.MULTI_SCALE", "[4]", "TRAIN.REPEATED_AUGMENT", "2"], "with REPEATED_AUGMENT 1"),

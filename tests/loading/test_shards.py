@@ -219,7 +219,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(tmp_path, packer, 
     (tmp_path / "in/train/a/1.png").write_bytes(b"\x89PNG broken")
     status, printed, errors = make_shards(tmp_path, *base, "-output=out")
     assert (status, printed, errors.count("\n")) == (2, "", 1), errors
-    assert errors.startswith("error: in/train/a/1.png: it is of no known format; BMP")
+    assert errors.startswith("error: in/train/a/1.png: its format is unknown; BMP")
     # One that has a header, but can't be decoded, is found when it is resized.
     file = tmp_path / "in/train/a/1.png"
     file.write_bytes((tmp_path / "in/train/a/0.png").read_bytes()[:100])
@@ -346,12 +346,12 @@ def test_shards_that_are_missing_or_changed_are_named_at_the_start(out, tmp_path
     ):
         file.write_bytes(damaged)
         found(
-            r"train-000002.tar: (damaged or cut short at byte|can't be read as an .* tar shard \(.*unexpected)"
+            r"train-000002.tar: (damaged or truncated at byte|can't be read as an .* tar shard \(.*unexpected)"
         )
     changed = bytearray(whole)
     changed[member.offset + 3] ^= 1
     file.write_bytes(changed)
-    found(rf"train-000002.tar: damaged or cut short at byte {member.offset}")
+    found(rf"train-000002.tar: damaged or truncated at byte {member.offset}")
 
 
 def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
@@ -366,7 +366,7 @@ def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
     name = rf"train-00000{shard}.tar: 000000007.png"
     with pytest.raises(
         RunError,
-        match=rf"{name}: not where .* \(another header is there\); restore .*, or train with",
+        match=rf"{name}: not where .* \(found another header\); restore .*, or train with",
     ):
         data[7]
     assert tolerant[7][-1] == 7

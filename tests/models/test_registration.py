@@ -124,7 +124,7 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     [
         ("hue: str", "hue has no default, which a key needs"),
         ("hue='red'", "hue has no type, which a key needs"),
-        ("hue: dict = None", "hue is dict; a key takes bool, int, float, str"),
+        ("hue: dict = None", "hue is dict; the type of a key is one of bool, int, float, str"),
     ],
 )
 def test_an_argument_that_can_be_no_key_is_named_with_its_line(own_file, argument, message):

@@ -405,7 +405,7 @@ def test_outputs_are_imagenets_where_the_tag_says_so(tmp_path, tag, arguments, n
         json.dumps(content | {"pretrained_cfg": {}, "label_names": ["a\nb"]})
     )
     with pytest.raises(
-        InputError, match=r"the name of its class 'a\\nb' can't be printed; rename it there$"
+        InputError, match=r"the class name 'a\\nb' has unprintable characters; rename it there$"
     ):
         description_of(tmp_path)
 
@@ -570,7 +570,7 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "vit_digits",
             {"pretrained_cfg": {"a": 1}},
-            "create_model takes no pretrained_cfg; give pretrained='hf-hub",
+            "create_model takes no pretrained_cfg; pass pretrained='hf-hub",
         ),
         (
             "vit_digits",

@@ -249,7 +249,8 @@ def test_token_labels_train_the_classifier_of_patches_and_no_other_model_takes_t
     task = Classification(config)
     train = SimpleNamespace(labels=np.zeros(1, np.int64))
     with pytest.raises(
-        InputError, match="TRAIN.LOSS is token_label, but VisionTransformer classifies no patches"
+        InputError,
+        match="TRAIN.LOSS is token_label, but VisionTransformer doesn't classify patches",
     ):
         task.prepare(build_model(get_config(None, tiny)), train, None)
     task.prepare(model, train, None)

@@ -34,9 +34,7 @@ def test_the_steepest_and_the_lowest_place_of_a_curve_are_told():
 
 
 def test_too_few_updates_are_an_error():
-    with pytest.raises(
-        RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"
-    ):
+    with pytest.raises(RunError, match="the loss diverged after 3 of 200 updates; lower -low"):
         find_rates(RATES[:3], RATES[:3], 200)
 
 

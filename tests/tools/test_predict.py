@@ -196,7 +196,7 @@ def test_weights_without_a_classifier_are_for_features(place, tool):
 def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
     zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
     photographs.write_weights(place / "blind.safetensors", changes=zeros)
-    warning = "its classifier's values are the same for all classes: each gets the same probability"
+    warning = "the weights of its classifier are the same for all classes, so all classes get the same probability"
     status, out, err = predict(place, VAL, "-format=csv", weights="blind.safetensors")
     assert (status, err.count(warning)) == (0, 1)
     assert {row["probability"] for row in rows(out)} == {"0.5"}
@@ -220,7 +220,10 @@ def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
 def test_a_wrong_flag_is_refused(place):
     status, out, err = predict(place, VAL, "-top=0")
     assert (status, out) == (2, "")
-    assert err == "error: command line: -top: '0' isn't a number of at least 1 on; -h lists the options\n"
+    assert (
+        err
+        == "error: command line: -top: '0' isn't a number of at least 1 on; -h lists the options\n"
+    )
 
 
 @pytest.fixture
@@ -273,7 +276,7 @@ def test_a_rank_that_dies_ends_the_others(place, endless):
     assert time.monotonic() - started < 15
     assert (process.returncode, out) == (1, b"")
     assert re.fullmatch(
-        r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n", err.decode()
+        r"error: rank \d was killed by SIGKILL \(out of memory\?\) at step \d+\n", err.decode()
     )
     assert not [name for name in os.listdir(place) if "stopped" in name]
     assert_none_left(ranks)
@@ -311,7 +314,7 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
     if output == "link.png":
         assert (
             err
-            == f"error: -output {tmp_path}/link.png: it is a link, through which nothing is written; choose another\n"
+            == f"error: -output {tmp_path}/link.png: it is a link, and links aren't written to; choose another\n"
         )
     else:
         assert (

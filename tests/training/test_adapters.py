@@ -81,17 +81,17 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.TARGETS", "['*.attn.qvk']"],
-            r"TARGETS: '\*.attn.qvk' matches none of 8 Linear layers but the classifier; did you mean \*.attn.qkv\?",
+            r"TARGETS: '\*.attn.qvk' matches none of 8 Linear layers other than the classifier; did you mean \*.attn.qkv\?",
         ),
         (
             "convnext_tiny",
             LORA,
-            r"TARGETS: '\*.attn.qkv' matches none of 8 Linear layers but the classifier",
+            r"TARGETS: '\*.attn.qkv' matches none of 8 Linear layers other than the classifier",
         ),
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.RANK", "25"],
-            r"RANK is 25, blocks.0.attn.qkv takes 1 to 24, its smaller side",
+            r"RANK is 25, expected 1 to 24 (the smaller side of blocks.0.attn.qkv)",
         ),
         (
             "vit_tiny_patch16_224",
@@ -101,7 +101,7 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "MODEL.PRETRAINED", "null"],
-            "ADAPTER.NAME is lora, but the weights that it freezes are random; pass -pretrained=FILE",
+            "ADAPTER.NAME is lora, but the weights to freeze are random; pass -pretrained=FILE",
         ),
     ],
 )
@@ -321,9 +321,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     refused(
         message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None
     )
-    tell = (
-        "it is no adapter: its metadata don't say so, and there is no adapter_config.json beside it"
-    )
+    tell = "it isn't an adapter: its metadata don't say so, but there is no adapter_config.json beside it"
     strange = [
         *of_model(tiny),
         "EVAL",
@@ -471,13 +469,13 @@ def test_an_adapter_in_the_place_of_weights_is_named(tmp_path, base):
     folder = peft_folder(tmp_path / "peft")
     for path in (folder, folder / "adapter_model.safetensors"):
         message = (
-            f"{path} (is|holds) an adapter, no whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
+            f"{path} (is|has) an adapter, not a whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
         )
         with pytest.raises(InputError, match=message):
             load_weights(create_model("vit_digits", **SHAPE), path)
 
 
-LACKS = "an adapter of another model, or not whole: it lacks "
+LACKS = "an adapter of another model, or incomplete: it lacks "
 REFUSED = {
     "no A": ({}, {A: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight$"),
     "no B": ({}, {B: None}, LACKS + r"blocks.1.attn.qkv.lora_B.weight$"),
@@ -559,7 +557,7 @@ REFUSED = {
     "too large": (
         {},
         {A: np.full((2, 16), 1e38, "float32"), B: np.full((48, 2), 1e3, "float32")},
-        "that are no finite numbers",
+        "that aren't finite",
     ),
     "another kind": ({"peft_type": "LOHA"}, {}, "peft_type is 'LOHA', expected LORA"),
     "no kind": ({"peft_type": None}, {}, "peft_type is missing, expected LORA"),
@@ -568,11 +566,11 @@ REFUSED = {
     "a broken rank": ({"r": 2.0}, {}, "r is 2.0, expected a rank"),
     "rank 0": ({"r": 0}, {}, "r is 0, expected a rank"),
     "an endless alpha": ({"lora_alpha": 1e300}, {}, "lora_alpha is 1e.300, expected a number"),
-    "DoRA": ({"use_dora": True}, {}, "has use_dora True, which isn't computed here"),
+    "DoRA": ({"use_dora": True}, {}, "has use_dora True, which isn't supported"),
     "ranks by layer": (
         {"rank_pattern": {"qkv": 4}},
         {},
-        "has rank_pattern a dictionary of 1, which isn't computed here",
+        "has rank_pattern a dictionary of 1, which isn't supported",
     ),
     "scales by layer": (
         {"alpha_pattern": {"qkv": 4}},
@@ -582,7 +580,7 @@ REFUSED = {
     "what comes next": (
         {"use_next": True},
         {},
-        "has use_next True, .* or remove the entry if it changes nothing",
+        "has use_next True, .* or remove the entry if it has no effect",
     ),
     "a changed base": (
         {"init_lora_weights": "pissa"},
@@ -617,7 +615,7 @@ REFUSED = {
     "half a pattern": (
         {"target_modules": "("},
         {},
-        r"target_modules has .*no regular expression|no regular expression",
+        r"target_modules has .*isn't a valid regular expression|isn't a valid regular expression",
     ),
 }
 

@@ -67,7 +67,7 @@ def test_a_run_that_stops_early_is_whole_and_goes_on_counting(ranks):
         == "epoch_0004"
     )
     assert (folder / "whole" / "curves.png").exists()
-    told = "TRAIN.EARLY_STOP: 3 evaluations without gain, the last after epoch 4 of 9"
+    told = "TRAIN.EARLY_STOP: 3 evaluations without improvement, the last after epoch 4 of 9"
     assert result(folder / "whole")["ended"] == result(folder / "resumed")["ended"] == told
     assert told in (folder / "whole" / "log.txt").read_text()
     assert_same_run(folder / "whole", folder / "resumed")
@@ -252,10 +252,10 @@ def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):
     assert "an evaluation may take 1.9 s" in (tmp_path / "resumed" / "log.txt").read_text()
     going_on = [*options, "MODEL.RESUME", "auto"]
     for named, message in (
-        (["TRAIN.MAX_MINUTES", "2"], "epochs; TRAIN.MAX_MINUTES is 2.0 and was 1.0: leave it so"),
+        (["TRAIN.MAX_MINUTES", "2"], "epochs; TRAIN.MAX_MINUTES is 2.0 and was 1.0; keep it"),
         (
             ["TRAIN.NUM_EPOCHS", "99"],
-            "TRAIN.NUM_EPOCHS is 99 and was 100: leave it so, or start from the weights with",
+            "TRAIN.NUM_EPOCHS is 99 and was 100; keep it, or start from the weights with",
         ),
     ):
         refused(message, going_on, tmp_path / "resumed", 144, named)

@@ -264,7 +264,7 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     found = json.loads((tmp_path / "out" / "robustness.json").read_text())
     assert found["errors"] == {"fog": {"1": 20, "3": 40}, "snow": {"1": 20, "3": 40}}
     assert (found["clean_error"], found["mean_error"], found["mCE"]) == (10, 30, None)
-    assert "clean: 10.00, mean of the corruptions: 30.00" in capsys.readouterr().out
+    assert "clean: 10.00, mean over corruptions: 30.00" in capsys.readouterr().out
     with pytest.raises(
         InputError, match="out has evaluations of SEED 0, not 4; choose another -output"
     ):

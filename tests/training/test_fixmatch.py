@@ -363,7 +363,7 @@ def test_ranks_with_other_unlabelled_images_are_refused(tmp_path):
         (["BEST_METRIC", "knn", "PROBE.FREQ", "1"], "knn, which reads the labels that METHOD.LAB"),
         (
             ["METHOD.STRONG_VIEW", "False"],
-            "TRAIN.AUTO_AUGMENT is rand-m9-n2, but no view is strong",
+            "TRAIN.AUTO_AUGMENT is rand-m9-n2, but no strong view is used",
         ),
         (["METHOD.UNLABELLED_WEIGHT", "0"], "METHOD.THRESHOLD has no effect without METHOD.UNLAB"),
         (["TRAIN.MIXUP_ALPHA", "0.2"], "TRAIN.MIXUP_ALPHA is 0.2, expected 0.0 with TASK fixmatch"),

@@ -239,5 +239,5 @@ def test_a_picture_that_fails_is_one_line_of_the_log(tmp_path, options, monkeypa
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     [line] = [line for line in lines if "picture of the evaluation" in line]
     assert "can't be written (ValueError: 8 rows of" in line
-    assert "makes it again" in line
+    assert "writes it again" in line
     assert (tmp_path / "run" / "result.json").exists()

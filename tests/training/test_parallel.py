@@ -201,7 +201,7 @@ def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a
         )
         assert status == 0, errors
     assert (
-        "fleet, sharding stage 2: the optimizer's state by rank is of 68,096, 68,042 parameters"
+        "fleet, sharding stage 2: parameters per rank in the optimizer's state: 68,096, 68,042 parameters"
         in (tmp_path / "stopped" / "log.txt").read_text()
     )
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")

@@ -76,5 +76,5 @@ def test_a_line_that_the_disk_has_no_room_for_is_lost_whole(tmp_path, on_error):
         )
     else:
         assert told == [
-            f"{metrics}: a line is lost (File too large); the run continues (SAVE_ON_ERROR)"
+            f"{metrics}: a line couldn't be written (File too large); the run continues (SAVE_ON_ERROR)"
         ]

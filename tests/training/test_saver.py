@@ -164,7 +164,7 @@ def told_by(output, options, error):
 
 def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
     full = OSError(errno.ENOSPC, "No space left on device")
-    problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last whole checkpoint is {}"
+    problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last complete checkpoint is {}"
     runs = [
         (told_by, tmp_path / how, [*tiny, "SAVE_ON_ERROR", how], full)
         for how in ("stop", "continue")

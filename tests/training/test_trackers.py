@@ -225,7 +225,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     monkeypatch.setattr(tracking, "PATIENCE", 0.3)
     real = subprocess.Popen
     for code, told in (
-        ("import time; time.sleep(99)", "TRACKERS: not done 0.3 s after the run's end, and ended"),
+        ("import time; time.sleep(99)", "TRACKERS: ended because they didn't finish within 0.3 s"),
         ("import os; os.kill(os.getpid(), 11)", "TRACKERS: their process was killed by SIGSEGV"),
         ("raise SystemExit(3)", "TRACKERS: their process ended with status 3"),
     ):
@@ -245,7 +245,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     held = TrackerProcess(["tensorboard"])
     assert (
         held.begin(tmp_path)
-        == "TRACKERS: not started (Resource temporarily unavailable); the run continues without"
+        == "TRACKERS: couldn't be started (Resource temporarily unavailable); the run continues without them them them"
     )
     assert held.end() == TrackerProcess([]).begin(tmp_path) == TrackerProcess([]).end() == ""
 

@@ -57,7 +57,7 @@ def test_an_encoder_is_fine_tuned_with_a_fresh_classifier_and_another_size(tmp_p
     kernel = "patch_embed.proj.weight"
     assert (file_arrays(tuned)[kernel] == network[f"encoder.{kernel}"]).all()
     # As a classifier it is refused.
-    with pytest.raises(InputError, match="it has no classifier; train one, or compute its feat"):
+    with pytest.raises(InputError, match="it has no classifier; train one, or use its feat"):
         create_model("vit_digits", tmp_path)
     assert create_model("vit_digits", tmp_path, num_classes=0).num_classes == 0
 

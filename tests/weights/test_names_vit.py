@@ -147,7 +147,7 @@ def test_googles_names_come_back():
     ],
 )
 def test_only_a_plain_vit_is_written_under_googles_names(options, name):
-    with pytest.raises(InputError, match=f"{name} has no place in Google's files"):
+    with pytest.raises(InputError, match=f"{name} can't be written to Google's format"):
         google_names(plain(**options), num_heads=3)
 
 

@@ -82,7 +82,7 @@ def test_a_models_weights_are_the_encoders_and_the_rest_is_named(tmp_path, metho
         assert (array == expected).all(), name
     assert not arrays
     assert report.notes[0].startswith(f"the file's tensors are the encoder's; {fresh} start afresh")
-    assert report.notes[-1].startswith("left out, as there are no classes: head")
+    assert report.notes[-1].startswith("ignored, because the model has no classes: head")
     assert "\n" not in str(report)
     assert set(report.loaded) == {name for name in after if name.startswith("encoder.")}
     # An evaluation needs the whole network.

@@ -195,14 +195,14 @@ def test_every_other_class_is_refused_by_its_name(kind, tmp_path):
         )
         with pytest.raises(
             InputError,
-            match=rf"its class \(architectures\) is {name}, which isn't read; expected one",
+            match=rf"its class \(architectures\) is {name}, which isn't supported; expected one",
         ):
             described_model(path)
     for several in ([], None, [*HEADS[kind]][:1] * 2):
         path = written(
             tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": several}
         )
-        with pytest.raises(InputError, match="which isn't read; expected one of"):
+        with pytest.raises(InputError, match="which isn't supported; expected one of"):
             described_model(path)
 
 
@@ -319,16 +319,16 @@ def test_without_a_problem_type_the_user_decides(folder):
         ({"problem_type": 3}, "its problem_type is 3, expected a short text"),
         (
             {"id2label": {"0": "a"}},
-            "it has one label, which is a regression or a sigmoid there; expected two labels",
+            "it has one label, which means regression or a sigmoid; expected two labels",
         ),
         (
             {"id2label": None, "num_labels": 1},
-            "it has one label, which is a regression or a sigmoid there; expected",
+            "it has one label, which means regression or a sigmoid; expected",
         ),
         *(
             (
                 {"id2label": dict.fromkeys(keys, "a")},
-                "expected an object of names, of the outputs from 0 on without a",
+                "expected an object with the names of all outputs, from 0 on",
             )
             for keys in (
                 ("1", "2"),
@@ -341,11 +341,11 @@ def test_without_a_problem_type_the_user_decides(folder):
         ),
         (
             {"id2label": {"0": 0, "1": 1}},
-            "its id2label is a dictionary of 2, expected an object of names, of the outputs",
+            "its id2label is a dictionary of 2, expected an object with the names of all outputs, of the outputs",
         ),
         (
             {"id2label": ["a", "b"]},
-            "its id2label is ['a', 'b'], expected an object of names, of the outputs from 0",
+            "its id2label is ['a', 'b'], expected an object with the names of all outputs, from 0",
         ),
         (
             {"architectures": "ViTModel"},
@@ -555,7 +555,7 @@ def test_names_tell_the_keys_of_a_head_where_the_model_has_another(case, told, f
     config = description_of(path).to_config()
     (path / "config.json").unlink()
     other = {"global_pool": "token", "final_norm": True, "reg_tokens": 0}
-    with pytest.raises(InputError, match=f"its names tell .*{told}"):
+    with pytest.raises(InputError, match=f"according to the names of its tensors .*{told}"):
         load_weights(build_model(config, **other), path)
 
 

@@ -128,7 +128,7 @@ def read_calibration(entries: Any, outputs: int) -> Calibration:
         thresholds = len(one["thresholds"])
         if outputs and thresholds not in (1, outputs):
             raise Unreadable(
-                f"its calibration has {thresholds} thresholds of a coverage, expected 1 or {outputs}"
+                f"its calibration has {thresholds} thresholds per coverage, expected 1 or {outputs}"
             )
         sets.append(PredictionSets(**{name: one[name] for name in _SETS}))
     rejections = []

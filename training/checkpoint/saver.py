@@ -234,7 +234,7 @@ class Saver:
                 self._start(time.perf_counter(), self._write_content, Path(begun))
             if self._end_writing() is None:
                 saved = Path(begun).parent / self.path.name
-                return f"it is saved in {saved}, from where -resume goes on with a new -output"
+                return f"it is saved in {saved}; resume from there with a new -output"
             if rank() == 0:
                 remove(Path(begun))
         return ""
@@ -245,9 +245,9 @@ class Saver:
             if last := newest_whole(self.run.checkpoints):
                 path = last.resolve()
                 if path.name == self.path.name:
-                    return f"but {path} is whole"
-                return f"the last whole checkpoint is {path}"
-        return "there is none before it"
+                    return f"but {path} is complete"
+                return f"the last complete checkpoint is {path}"
+        return "there is no earlier checkpoint"
 
     def save(
         self,
@@ -364,7 +364,7 @@ class Saver:
             took = time.perf_counter() - started
             self.run.local.info(
                 f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s;"
-                f" the training waited {waited:.3f} s"
+                f" training waited {waited:.3f} s"
             )
 
         self.thread = threading.Thread(target=work, daemon=True)
@@ -549,7 +549,7 @@ class Saver:
             directory, checkpoints, keep_last, save_freq
         )
         for other in set(kept) - self.kept:
-            why = "it contains what no run made, or is another user's"
+            why = "it contains files of another program, or belongs to another user"
             self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
         self.kept.update(kept)
 

@@ -46,7 +46,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
             raise InputError(
-                f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random;"
+                f"TRAIN.ADAPTER.NAME is {name}, but the weights to freeze are random;"
                 " pass -pretrained=FILE"
             )
         trained = adapters.choose(config)(model)
@@ -59,8 +59,8 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
         parameters[name].stop_gradient = True
     if all(parameter.stop_gradient for parameter in parameters.values()):
         raise InputError(
-            f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters"
-            " to train"
+            f"TRAIN.FREEZE {config.TRAIN.FREEZE} freezes all {len(parameters)} parameters;"
+            " nothing would be trained"
         )
     return [name for name in parameters if name in frozen]
 

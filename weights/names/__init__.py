@@ -111,7 +111,7 @@ def unread_classifier(arrays: Collection[str]) -> str:
         arrays: the file's own names.
     """
     if any(re.match(r"(opt/target/)?pre_logits\b", name) for name in arrays):
-        return "its classifier reads a layer pre_logits, which no model here has"
+        return "its classifier reads a layer pre_logits, which isn't supported"
     return ""
 
 

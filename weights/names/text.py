@@ -87,7 +87,7 @@ def tower_names(arrays: Arrays) -> Arrays:
     """
     layout = layout_of(arrays)
     if not layout:
-        raise Unreadable("it contains no text tower; use weights of CLIP or SigLIP with both towers")
+        raise Unreadable("it has no text tower; use weights of CLIP or SigLIP with both towers")
     scales = {}
     for name, array in arrays.items():
         if name in _SCALES:
