@@ -108,7 +108,7 @@ class Export(NamedTuple):
         for name, expected in self.files.items():
             with reading(self.folder / name, "a file of an export", ADVICE):
                 if sha256_of(self.folder / name) != expected:
-                    raise Unreadable("it isn't what was exported: its SHA-256 is another")
+                    raise Unreadable("its SHA-256 differs from that of the export")
 
 
 def is_export(folder: str | Path) -> bool:
@@ -136,7 +136,7 @@ def read_export(folder: str | Path) -> Export:
     folder = Path(folder)
     if not is_export(folder):
         raise InputError(
-            f"{folder}: no export: it contains no {MANIFEST}; tools/export_model.py writes such folders"
+            f"{folder}: it isn't an export of tools/export_model.py: it has no {MANIFEST}"
         )
     name = MANIFEST if (folder / MANIFEST).is_file() else EARLIER
     with reading(folder / name, "the description of an export", ADVICE):

@@ -47,16 +47,18 @@ class Probes(NamedTuple):
             images = images[images > 0]
         if count < len(names):
             raise InputError(
-                f"the training set has {count} labels for {len(names)} classes; a probe needs one of"
-                " each at least"
+                f"the training set has {count} labels for {len(names)} classes; a probe needs at least one"
+                " of each"
             )
         if absent := [name for name, number in zip(names, images, strict=True) if not number]:
             raise InputError(
-                f"no training image has the class {some_of(absent)}; a probe needs one of each at"
-                " least"
+                f"no training image has the class {some_of(absent)}; a probe needs at least one of"
+                " each"
             )
         if "knn" in self.names and max(self.ks) > count:
-            raise InputError(f"-k is {max(self.ks)}, the training set has {count} images; lower -k")
+            raise InputError(
+                f"-k is {max(self.ks)}, but the training set has {count} images; lower -k"
+            )
         fewest = int(images.min())
         for shots in self.shots:
             if shots > fewest and "few_shot" in self.names:

@@ -43,7 +43,7 @@ def of_image(features: FeatureExtractor, image: str) -> np.ndarray:
     if batch.errors[0]:
         raise InputError(batch.errors[0])
     if batch.values.ndim != 2:
-        raise InputError("-pool is map; a search needs pooled features: choose avg or token")
+        raise InputError("-pool is map, but a search needs pooled features: use avg or token")
     return batch.values[0]
 
 
@@ -58,8 +58,8 @@ def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = 
     """
     if features.made["pool"] != "embedding":
         raise InputError(
-            f"{printable(text, 80)} is no file; a text is compared with the embeddings of CLIP and"
-            " SigLIP alone: pass -pool embedding where the features are computed"
+            f"{printable(text, 80)} isn't a file, and texts can only be compared with embeddings of CLIP"
+            " and SigLIP: pass -pool embedding when the features are computed"
         )
     tokens = features.text_encoder.tokens([text])
     if note := features.text_encoder.cut_note([text], tokens.is_cut):
@@ -173,8 +173,8 @@ class Collected:
         if features.made["sha256"] != made["sha256"]:
             weights = printable(str(features.weights))
             raise InputError(
-                f"{weights} isn't what the stored features were made by (another SHA-256);"
-                " give those weights by -checkpoint, or make the features again"
+                f"{weights} doesn't have the weights of the stored features (its SHA-256 differs);"
+                " pass those weights by -checkpoint, or make the features again"
             )
         return features
 
@@ -223,8 +223,8 @@ class Collected:
         for query in queries:
             if query.features.shape != (width,):
                 raise InputError(
-                    f"the query has {query.features.shape[0]} features, those stored {width}; of"
-                    " another model?"
+                    f"the query has {query.features.shape[0]} features, the stored ones {width}; are they"
+                    " from another model?"
                 )
         features = np.stack([query.features for query in queries])
         left_out = [query.rows for query in queries]
@@ -335,7 +335,7 @@ def folder_metrics(collected: Collected, ks: Sequence[int]) -> tuple[dict[str, f
     sums = retrieval_sums(embeddings, labels, np.arange(len(labels)), ks)
     if not sums[-1]:
         raise InputError(
-            f"{collected.stored.path} has no two images in one folder, and a folder is a class here"
+            f"{collected.stored.path} has no folder with two images; folders are used as classes"
         )
     return percentages(sums, ks), len(labels), int(sums[-1])
 
@@ -358,7 +358,7 @@ def write_grid(
         InputError: the file has another ending than .png.
     """
     if output.suffix.lower() != ".png":
-        raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
+        raise InputError(f"{output}: the grid is a PNG; use the ending .png")
     # A text has no picture.
     captions = [(query, "query")] if os.path.lexists(query) else []
     captions += [(name, f"{similarity:.3f}") for name, similarity in neighbours]

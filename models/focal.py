@@ -410,7 +410,7 @@ class FocalTransformer(ImageModel):
         if conv_embed and patch_size != 4:
             raise InputError(f"PATCH_SIZE is {patch_size}, expected 4, because CONV_EMBED is True")
         unit = patch_size * 2 ** (stages - 1)
-        check_multiples(self.image_size, unit, f"{unit}, a place of the last stage")
+        check_multiples(self.image_size, unit, f"{unit}, a position of the last stage")
         self.num_features = dims[-1]
         stem = (7, 4, 2) if conv_embed else (patch_size, patch_size, 0)
         self.patch_embed = PatchEmbed(in_channels, embed_dim, *stem)

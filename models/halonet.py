@@ -209,6 +209,8 @@ def _check_sizes(stem_dim: int, block_size: int, halo_size: int) -> None:
     if stem_dim % 8:
         raise InputError(f"STEM_DIM is {stem_dim}, expected a multiple of 8")
     if block_size % 2:
-        raise InputError(f"BLOCK_SIZE is {block_size}, expected an even number: stride 2 halves it")
+        raise InputError(
+            f"BLOCK_SIZE is {block_size}, expected an even number, because stride 2 halves it"
+        )
     if halo_size > block_size:
         raise InputError(f"HALO_SIZE is {halo_size}, expected at most BLOCK_SIZE {block_size}")

@@ -55,7 +55,9 @@ def described_openclip(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     source = f"the {OPENCLIP_CONFIG} of {path}"
     _expect(vision, _FIXED, source)
     if type(vision.get("layers", 12)) is list:
-        raise InputError(f"{source}: its image tower is a ResNet of OpenAI's, which isn't here")
+        raise InputError(
+            f"{source}: its image tower is a ResNet of OpenAI's, which isn't supported"
+        )
     values = _DEFAULTS | {key: value for key, value in vision.items() if key in _FORM}
     check_form(values, _FORM, where="vision_cfg.")
     return "ViT", {
@@ -93,6 +95,6 @@ def _expect(vision: dict[str, Any], fixed: dict[str, Any], source: str) -> None:
     for key, expected in fixed.items():
         if vision.get(key, expected) != expected:
             raise InputError(
-                f"{source}: vision_cfg.{printable(key)} is {value_text(vision[key])}, models here"
-                f" have {value_text(expected)} alone"
+                f"{source}: vision_cfg.{printable(key)} is {value_text(vision[key])}, only"
+                f" {value_text(expected)} is supported"
             )

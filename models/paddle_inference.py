@@ -166,7 +166,7 @@ def program_in(folder: Path, name: str = PROGRAM) -> Path:
     for file in files:
         if file.is_file():
             return file
-    raise Unreadable(f"it contains neither {files[0].name} nor {files[1].name}")
+    raise Unreadable(f"it has neither {files[0].name} nor {files[1].name}")
 
 
 def difference(model: ImageModel, program: Program) -> float:
@@ -192,7 +192,7 @@ def difference(model: ImageModel, program: Program) -> float:
     # ``not <=`` refuses NaN as well.
     if not (program.bfloat16 or largest <= TOLERANCE):
         raise RunError(
-            f"the exported model's logits differ from eager by {largest:.1e} of their range",
+            f"the logits of the exported model differ from those of the eager model by {largest:.1e} of their range",
             shared=True,
         )
     return largest
@@ -212,7 +212,7 @@ def inference_engine(
     """
     if num_gpus():
         raise InputError(
-            f"EVAL_ENGINE inference runs on the CPU, found {num_gpus()} GPUs; use EVAL_ENGINE eager"
+            f"EVAL_ENGINE inference runs on CPUs only, found {num_gpus()} GPUs; use EVAL_ENGINE eager"
         )
     if config.AMP and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError(

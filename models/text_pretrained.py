@@ -48,7 +48,7 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
         try:
             arrays = tower_names(stored.arrays)
         except InputError as error:
-            raise Unreadable(f"its tensors don't go together ({error})") from None
+            raise Unreadable(f"its tensors are inconsistent ({error})") from None
         arguments = text_arguments(path, stored.arrays)
         # Before the tower is built: a few numbers in a small file could describe one that takes all
         # memory.
@@ -62,7 +62,7 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
         if missing or unexpected:
             listed = printable(", ".join([*missing, *unexpected][:4]))
             raise Unreadable(
-                f"its text tower has other tensors than its configuration describes ({listed})"
+                f"the tensors of its text tower don't match its configuration ({listed})"
             )
         with paddle.no_grad():
             for name, tensor in state.items():

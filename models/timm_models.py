@@ -120,7 +120,7 @@ def timm_model(config: Configuration) -> TimmModel:
         if short not in known or value is None:
             raise InputError(
                 f"{key} is {value_text(value)}, timm's {name} has {value_text(expected)},"
-                " and no argument of timm's is known for it"
+                " and no argument of timm corresponds to it"
             )
         arguments[known[short]] = value
     # PVTv2 has the attribute once it is built.

@@ -257,7 +257,7 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     dataset = get_dataset(dataset_config("folder", tmp_path), "train")
     with pytest.raises(
         RunError,
-        match=r"train/a/2.png: its format is unknown; BMP.* are read; repair or remove it, or train",
+        match=r"train/a/2.png: its format is unknown; BMP.* are supported; repair or remove it, or train",
     ):
         dataset[2]
     tolerant = get_dataset(dataset_config("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")

@@ -193,7 +193,9 @@ def test_a_best_checkpoint_outside_of_the_run_is_refused(tmp_path):
     run = tmp_path / "run" / "checkpoints"
     run.mkdir(parents=True)
     (run / "best").symlink_to(secret)
-    with pytest.raises(InputError, match="best: it is a link out of the run's folder") as found:
+    with pytest.raises(
+        InputError, match="best: it is a link to a file outside the run's folder"
+    ) as found:
         find_weights(run.parent)
     assert "hunter2" not in str(found.value)
 

@@ -138,7 +138,7 @@ def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
     found = docs_site.on_page_markdown("[a](../tests/support/ranks.py)", page, config, None)
     assert found == "[a](https://a.b/c/blob/main/tests/support/ranks.py)"
     with pytest.raises(
-        FileNotFoundError, match=r"^docs/guides/gpu.md: ../tests/no.py leads to no file$"
+        FileNotFoundError, match=r"^docs/guides/gpu.md: ../tests/no.py isn't a file$"
     ):
         docs_site.on_page_markdown("[a](../tests/no.py)", page, config, None)
 

@@ -55,7 +55,7 @@ def write_report_again(folder: Path) -> Path:
         config = with_values(get_config(folder / "config.yaml"), "this command", DATA__CACHE=None)
         dataset = get_dataset(config, "val")
     except RunError as error:
-        print(f"there are no pictures of the mistakes: {error}", file=sys.stderr)
+        print(f"the pictures of the mistakes are missing: {error}", file=sys.stderr)
         dataset = None
     return write_report(folder, dataset)
 
@@ -72,7 +72,7 @@ def main() -> None:
         raise InputError("-output is for a comparison; for one run its report.html is written")
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(
-            f"-output {output}: expected a file that ends in .html, in a folder that is there"
+            f"-output {output}: expected a file that ends in .html, in an existing folder"
         )
     try:
         if len(options.runs) == 1:

@@ -57,7 +57,7 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     from weights.names import google_names
 
     if target.suffix not in ENDINGS:
-        raise InputError(f"{target}: the ending chooses the format; expected {', '.join(ENDINGS)}")
+        raise InputError(f"{target}: unknown file ending; expected {', '.join(ENDINGS)}")
     description = None if cfg else description_of(source, options)
     options = ["MODEL.PRETRAINED", source, *options]
     if description:
@@ -70,8 +70,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     report = load_weights(model, source, adapter=adapter)
     if report.changes:
         raise InputError(
-            f"{report.file} isn't this model's ({'; '.join(report.changes)});"
-            " give its own by -cfg or -o"
+            f"{report.file} is from another model ({'; '.join(report.changes)});"
+            " set the model by -cfg or -o"
         )
     if target.suffix == ".pdparams":
         arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -106,10 +106,7 @@ def _model_of(source: str) -> str:
     for name in (file.stem, file.parent.name):
         if name in models:
             return name
-    raise InputError(
-        f"{file}: neither it, nor a config.json, nor its name says what model it is of;"
-        " add -cfg MODEL"
-    )
+    raise InputError(f"{file}: cannot determine the model; pass -cfg MODEL")
 
 
 def main() -> None:

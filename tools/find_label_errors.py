@@ -37,22 +37,22 @@ DRAWN = 48
 
 def parsed_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run of each fold, or one run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="one run per fold, or one run")
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
     option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
-    option("features", action="store_true", help="by the nearest images, with one run")
-    option("k", type=int, metavar="N", help="with -features: the nearest images; default: 10")
-    text = "which labels are written; default: prune_by_noise_rate"
+    option("features", action="store_true", help="compare with the nearest images, for one run")
+    option("k", type=int, metavar="N", help="with -features: number of nearest images; default: 10")
+    text = "which labels are listed; default: prune_by_noise_rate"
     option("filter", choices=FILTERS, default=FILTERS[0], help=text)
-    text = "what they are sorted by; default: self_confidence, the label's probability"
+    text = "the score to sort by; default: self_confidence, the label's probability"
     option("score", choices=SCORES, default=SCORES[0], help=text)
     option("drawn", type=int, default=DRAWN, metavar="N", help=f"images; default: {DRAWN}")
     option("dataset", metavar="NAME", help="default: the runs'")
-    option("data_path", metavar="PATH", help="where the runs' data is now")
-    option("workers", type=int, default=2, metavar="N", help="processes that load; default: 2")
+    option("data_path", metavar="PATH", help="current folder of the runs' data")
+    option("workers", type=int, default=2, metavar="N", help="data loader workers; default: 2")
     arguments = parser.parse_args()
     if arguments.features and len(arguments.runs) > 1:
         raise InputError(f"-features needs one run, found {len(arguments.runs)}")

@@ -41,10 +41,15 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=float,
         default=1e-5,
         metavar="RATE",
-        help="the first rate; default: 1e-5",
+        help="the first learning rate; default: 1e-5",
     )
     parser.add_argument(
-        "-high", "--high", type=float, default=1.0, metavar="RATE", help="the last rate; default: 1"
+        "-high",
+        "--high",
+        type=float,
+        default=1.0,
+        metavar="RATE",
+        help="the last learning rate; default: 1",
     )
     arguments, rest = parser.parse_known_args(words)
     if not 20 <= arguments.updates <= 100_000:
@@ -65,11 +70,11 @@ def main() -> None:
 
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
-        raise InputError("a rate is for a training from its beginning; leave out -eval and -resume")
+        raise InputError("the test trains from the beginning; leave out -eval and -resume")
     if loss_is_relative(config.TASK):
         raise InputError(
-            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so no rate can be read"
-            " from it; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
+            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so it can't show a good"
+            " learning rate; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
         )
     if not config.OUTPUT:
         raise InputError("pass -output=DIR, or -output=FILE.png")
@@ -103,7 +108,7 @@ def main() -> None:
     tenth = test.lowest / 10
     rate = min(test.steepest, tenth) / rate_scale(config, batch)
     print(
-        f"the loss falls fastest at {test.steepest:.2g}, and is lowest at {test.lowest:.2g},"
+        f"the loss falls fastest at {test.steepest:.2g}and is lowest at {test.lowest:.2g},"
         f" a tenth of which is {tenth:.2g}; suggested for the effective batch of {batch}:"
         f" -o TRAIN.BASE_LR {rate:.2g} (now {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
     )

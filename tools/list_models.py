@@ -28,9 +28,7 @@ from settings.names import TOOLKITS, instead, matches, names  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 # What the error says of models whose costs aren't counted.
-_OF_SEGMENTATION = (
-    "models of segmentation have no row here, docs/guides/segmentation.md tells of them"
-)
+_OF_SEGMENTATION = "segmentation models aren't listed; see docs/guides/segmentation.md"
 TABLE = ROOT / "settings" / "costs.json"
 
 
@@ -137,7 +135,7 @@ def main() -> None:
     parser.add_argument("-keys", "--keys", metavar="NAME", help="a model, or its YAML file")
     parser.add_argument("-family", "--family", help="a folder of configs/")
     parser.add_argument(
-        "-source", "--source", choices=TOOLKITS, help="only models that it has, too"
+        "-source", "--source", choices=TOOLKITS, help="only models that this toolkit also provides"
     )
     parser.add_argument(
         "-least",

@@ -197,7 +197,7 @@ def main() -> int:
     environments = side_by_side.environments(sweep.processes, sweep.side_by_side)
     if not environments:
         raise InputError(
-            f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible"
+            f"{arguments.file}: devices is {sweep.processes}, but fewer GPUs are visible"
         )
     lock = None if arguments.dry else results.lock(sweep.output)
     session = Session(sweep, plan, results.read_points(sweep, plan), metric, environments)

@@ -245,7 +245,7 @@ def _count_pixels(data: bytes, most: int) -> int:
         count = image.width * image.height
         if image.format == "WEBP" and count > most // 2:
             size = f"it is a WebP of {image.width} x {image.height} pixels"
-            raise Unreadable(f"{size}, at most half of DATA.MAX_PIXELS {most} are read")
+            raise Unreadable(f"{size}, at most half of DATA.MAX_PIXELS {most} are allowed")
         return count
 
 
@@ -383,10 +383,10 @@ def _classes_of(
     """
     if of_request and named is None:
         raise InputError(
-            "classes is for models of images and texts; this one has its own classes: leave it out"
+            "classes is for models of images and texts; this one has fixed classes: leave it out"
         )
     if not of_request and not predictor.has_classes:
-        raise InputError("the model has no classes of its own; name some: classes=red flower,bee")
+        raise InputError("the model has no fixed classes; pass some: classes=red flower,bee")
     return of_request or predictor.classes
 
 

@@ -247,7 +247,7 @@ class Pool:
         try:
             head, parts = await asyncio.wait_for(messages.receive(worker.reader), limit)
         except asyncio.TimeoutError:
-            line = f"the model didn't answer within {limit:g} s of its start; raise -timeout where it is slow"
+            line = f"the model didn't answer within {limit:g} s after its start; raise -timeout if it is slow"
             self._record_failed_load(worker, line, RunError.exit_status)
             return
         self._handle(worker, head, parts)
@@ -325,7 +325,7 @@ class Pool:
             self._end(RunError(line))
         elif self._reported != line:
             self._reported = line
-            log(f"error: a worker can't be replaced, {self.ready()} go on: {line}")
+            log(f"error: a worker can't be replaced, {self.ready()} continue: {line}")
 
     def _record_end(self, worker: Worker, code: int) -> None:
         """Records that a worker ended. The requests that ended it are given up, and its other
@@ -349,7 +349,7 @@ class Pool:
                 item.tried = True
         self.batcher.put_back(returned)
         cause = f" on an image from {culprits[0].client}" if culprits else ""
-        log(f"a worker {how}{cause}; another one starts, {len(returned)} images go to it")
+        log(f"a worker {how}{cause}; a new one is started and gets its {len(returned)} images")
         if worker.pending:
             return
         if time.monotonic() - worker.started > _LASTING:
@@ -370,7 +370,7 @@ class Pool:
             lost = Lost(f"reading an image took more than {self.reading_limit:g} s", 504)
         else:
             lost = Lost(
-                f"the process that worked on an image {how}; the image isn't tried again", 500
+                f"the process that worked on an image {how}; the image isn't processed again", 500
             )
         returned = []
         for _, items in worker.pending.values():

@@ -167,7 +167,7 @@ class SETRMLA(Head):
         super().__init__()
         if len(set(maps.reductions)) > 1:
             raise InputError(
-                "HEAD.NAME setr_mla adds up maps of one size, found one place for"
+                "HEAD.NAME setr_mla adds maps of one size, found one position per"
                 f" {maps.reductions} pixels; use a plain ViT"
             )
         dim = decoder_channels

@@ -207,8 +207,8 @@ class Trans2SegHead(Head):
         if [rows, columns] != self.grid:
             raise InputError(
                 f"HEAD.NAME trans2seg got maps of {rows} x {columns}, expected {self.grid[0]} x"
-                f" {self.grid[1]}, of images of {size_text(self.image_size)}; set HEAD.STRIDE, for"
-                " maps that are computed in windows of IMAGE_SIZE"
+                f" {self.grid[1]}, of images of {size_text(self.image_size)}; set HEAD.STRIDE to"
+                " compute maps in windows of IMAGE_SIZE"
             )
         places = self._encode(coarse)
         count = self.cls_embed.shape[1]

@@ -209,11 +209,11 @@ def synchronise(model: nn.Layer) -> None:
     """
     if not any(isinstance(layer, BatchNorm2D) for layer in model.sublayers()):
         raise InputError(
-            f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm of images; set it False"
+            f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm; set it to False"
         )
     if not num_gpus():
         raise InputError(
-            "TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs on GPUs alone; set it False:"
+            "TRAIN.SYNC_BN is True, but no GPU is visible, and Paddle's SyncBatchNorm needs GPUs; set it to False:"
             " each process then normalises by its own images, and their statistics are averaged at an epoch's end"
         )
     # Paddle's convert_sync_batchnorm expects the statistics among the parameters, as its own layers

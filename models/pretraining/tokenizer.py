@@ -305,7 +305,7 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
     if height % side or width % side:
         raise InputError(
             f"IMAGE_SIZE is {height} x {width}, expected multiples of {side}: a token of"
-            f" {type(encoder).__name__} has {side} x {side} pixels"
+            f" {type(encoder).__name__} covers {side} x {side} pixels"
         )
     return (height // side, width // side), side
 
@@ -314,7 +314,7 @@ def without_map(encoder: ImageModel) -> InputError:
     """Returns the error of an encoder whose last features are no map."""
     name = type(encoder).__name__
     return InputError(
-        f"TASK is tokenizer, but {name} has no map of its last features; use a ViT or a ConvMixer"
+        f"TASK is tokenizer, but {name} has no map of last features; use a ViT or a ConvMixer"
     )
 
 

@@ -90,7 +90,7 @@ KINDS = [
         "pixels.csv",
         '"%d",1,1,0,1,' + 400 * "9" + "\n",
         "isn't a number of pixels",
-        "is no number of",
+        "isn't a number of",
     ),
     ("confusion.csv", "0,1\n", "expected 1 rows of 2 columns", "expected 1 rows of 2 columns"),
     ("confusion.csv", "1", "has a line of 1048576 bytes", "has a line of 1048576 bytes"),

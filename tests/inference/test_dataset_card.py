@@ -92,7 +92,7 @@ def test_the_licence_is_not_guessed(tmp_path, folder):
     assert status == 0, errors
     card = DatasetCard.load(tmp_path / "card.md")
     assert card.data.to_dict()["license"] == "unknown"
-    assert "The licence isn't known: who made this card didn't name one." in card.text
+    assert "The licence isn't known, because none was given." in card.text
     assert license_entries("My own: v1") == {"license": "other", "license_name": "My own: v1"}
     assert license_entries("MIT") == {"license": "mit"}
 

@@ -43,17 +43,17 @@ weights = exports.weights
         (
             "paddle",
             "int8",
-            "-format paddle -precision int8: int8 and int4 are made for ONNX Runtime and Open",
+            "-format paddle -precision int8: int8 and int4 are for ONNX Runtime and Open",
         ),
         (
             "paddle",
             "int8_weights",
-            "-format paddle -precision int8_weights: int8 and int4 are made for ONNX Runtime and Open",
+            "-format paddle -precision int8_weights: int8 and int4 are for ONNX Runtime and Open",
         ),
         (
             "paddle",
             "int4_weights",
-            "-format paddle -precision int4_weights: int8 and int4 are made for ONNX Runtime and",
+            "-format paddle -precision int4_weights: int8 and int4 are for ONNX Runtime and",
         ),
         (
             "onnx",
@@ -88,7 +88,7 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
     def shifted(images):
         return np.roll(model(paddle.to_tensor(images)).numpy(), 1, axis=1)
 
-    with pytest.raises(RunError, match=r"logits differ from eager by \d"):
+    with pytest.raises(RunError, match=r"differ from those of the eager model by \d"):
         compare_with_eager(config, model, shifted, "float32")
     with pytest.raises(
         RunError,
@@ -107,7 +107,7 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
         outputs="features",
     )
     assert doubled.agreement == pytest.approx(1)
-    with pytest.raises(RunError, match="the exported model's logits aren't finite in float16"):
+    with pytest.raises(RunError, match="the logits of the exported model aren't finite in float16"):
         compare_with_eager(config, model, lambda images: shifted(images) * np.inf, "float16")
 
 
@@ -128,7 +128,8 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         file = tmp_path / "damaged" / name
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(
-            InputError, match=rf"{name}: it isn't what was exported.*; export the model again"
+            InputError,
+            match=rf"{name}: its SHA-256 differs from that of the export.*; export the model again",
         ):
             open_export(tmp_path / "damaged")
         file.unlink()
@@ -149,7 +150,9 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
     ):
         manifest.write_text(json.dumps(json.loads(whole) | {"files": {}}))
         open_export(tmp_path / "out")
-    with pytest.raises(InputError, match="no export: it contains no preprocess.json"):
+    with pytest.raises(
+        InputError, match="it isn't an export of tools/export_model.py: it has no preprocess.json"
+    ):
         open_export(tmp_path)
 
 
@@ -198,7 +201,7 @@ def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, 
     for kind in ("onnx", "openvino"):
         with pytest.raises(
             RunError,
-            match=r"the exported model's logits differ from eager by [\d.e-]+ of their range",
+            match=r"the logits of the exported model differ from those of the eager model by [\d.e-]+ of their range",
         ):
             exported(weights, tmp_path / "out", kind, "float16")
 
@@ -280,7 +283,7 @@ def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
     )
     with pytest.raises(
         RunError,
-        match=r"the exported model's logits differ from eager by [\d.]+e-04 of their range",
+        match=r"the logits of the exported model differ from those of the eager model by [\d.]+e-04 of their range",
     ):
         write_export(config, model, tmp_path / "out", [])
     assert list(tmp_path.iterdir()) == []
@@ -324,6 +327,6 @@ def test_group_norms_of_one_epsilon_have_it_in_onnx_and_others_are_refused():
     assert (told.f, other.f) == (1e-5, 1e-12)
     with pytest.raises(
         InputError,
-        match=r"group norms have epsilons of \[1e-06, 1e-05\]: ONNX would get them wrong",
+        match=r"group norms have epsilons of \[1e-06, 1e-05\]: the conversion to ONNX would be wrong",
     ):
         formats._correct_epsilons(onnx, paddle.nn.Sequential(*norms))

@@ -326,7 +326,7 @@ def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
 
 def test_who_takes_no_exports_refuses_them_before_they_run(place):
     with pytest.raises(
-        InputError, match="endless is an export, which gives logits alone; give the checkpoint"
+        InputError, match="endless is an export, which only gives logits; use the checkpoint"
     ):
         FeatureExtractor(place / "endless")
     for tool, words in (
@@ -361,5 +361,5 @@ def test_a_server_whose_model_never_answers_ends(monkeypatch):
     assert isinstance(error, RunError)
     assert (
         str(error)
-        == "the model didn't answer within 0.1 s of its start; raise -timeout where it is slow"
+        == "the model didn't answer within 0.1 s after its start; raise -timeout if it is slow"
     )

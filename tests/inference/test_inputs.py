@@ -59,12 +59,12 @@ def test_a_list_has_a_path_on_each_line(folder):
     ("words", "message"),
     [
         (["none.jpg"], "'none.jpg': there is no such file or folder"),
-        (["a.jpg", "n\x1b*"], r"'n\x1b*': no file has such a name"),
-        (["**/*.gif"], "'**/*.gif': no file has such a name"),
-        (["empty"], "empty: holds no image; images end in .jpg .jpeg"),
+        (["a.jpg", "n\x1b*"], r"'n\x1b*': no matching files"),
+        (["**/*.gif"], "'**/*.gif': no matching files"),
+        (["empty"], "empty: no image files found; images end in .jpg .jpeg"),
         (
             ["blank.txt"],
-            "there are no images: the lists, and the folders that the patterns match, hold none",
+            "no image files found in the lists, or in the folders that the patterns match",
         ),
         (["wide.txt"], "wide.txt: it is UTF-16; save it as UTF-8"),
         (["pipe.txt"], "pipe.txt: it isn't a regular file"),
@@ -74,7 +74,7 @@ def test_a_list_has_a_path_on_each_line(folder):
         ),
         (
             ["-"],
-            "-: several processes have no standard input to share; write its paths into a list.txt",
+            "-: several processes can't share the standard input; write the paths to a list.txt",
         ),
         ([""], "'': there is no such file or folder"),
         (["a\0b"], r"there is no such file or folder"),

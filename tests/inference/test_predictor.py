@@ -166,10 +166,11 @@ def test_timms_config_tells_of_timms_weights(tmp_path):
     assert predictor.classes == ["a", "b", "c"]
     (tmp_path / "config.json").unlink()
     with pytest.raises(
-        InputError, match=r"doesn't tell what model it is of; give its YAML file or name \(-cfg\)"
+        InputError,
+        match=r": cannot determine the model; pass the model's YAML file or name by -cfg",
     ):
         Predictor(tmp_path)
-    with pytest.raises(InputError, match="found 2 names of classes, the model has 3 outputs"):
+    with pytest.raises(InputError, match="found 2 class names, but the model has 3 outputs"):
         Predictor(
             tmp_path,
             "vit_tiny_patch16_224",
@@ -350,7 +351,10 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
             lambda d: d | {"thresholds": [0.5, 2.0]},
             "its thresholds is [0.5, 2.0], expected a list of probabilities",
         ),
-        (lambda d: d | {"thresholds": [0.5] * 3}, "tells 3 thresholds, the model has 2 outputs"),
+        (
+            lambda d: d | {"thresholds": [0.5] * 3},
+            "tells 3 thresholds, but the model has 2 outputs",
+        ),
         (lambda d: {"model": "x"}, "its task is missing"),
     ],
 )
@@ -384,7 +388,7 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
         assert own.classes == theirs.classes
         np.testing.assert_allclose(own.probabilities, theirs.probabilities, atol=1e-5)
     assert (exported.pixels(files[0]) == predictor.pixels(files[0])).all()
-    with pytest.raises(InputError, match="an export, which tells its model itself; leave out -cfg"):
+    with pytest.raises(InputError, match="an export, whose model is known; leave out -cfg"):
         Predictor(tmp_path / "export", "vit_tiny_patch16_224")
     with pytest.raises(
         InputError,

@@ -94,7 +94,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
     [
         ("/predict?top=0", b"x", JPEG, 422, "top: Input should be greater than or equal to 1"),
         ("/predict?threshold=nan", b"x", JPEG, 422, "threshold: Input should be"),
-        ("/predict", b"", JPEG, 400, "the request holds no image"),
+        ("/predict", b"", JPEG, 400, "the request has no image"),
         (
             "/predict",
             b"x",
@@ -116,14 +116,14 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             415,
             "the body is compressed (Content-Encoding)",
         ),
-        ("/predict", b"{", JSON, 400, "the JSON can't be taken: Invalid JSON: EOF while parsing"),
-        ("/predict", b"{}", JSON, 400, "the JSON can't be taken: images: Field required"),
+        ("/predict", b"{", JSON, 400, "invalid JSON: Invalid JSON: EOF while parsing"),
+        ("/predict", b"{}", JSON, 400, "invalid JSON: images: Field required"),
         (
             "/predict",
             b'{"images": []}',
             JSON,
             400,
-            "the JSON can't be taken: images: List should have at least 1 item",
+            "invalid JSON: images: List should have at least 1 item",
         ),
         ("/predict", b'{"images": [1]}', JSON, 400, "images.0: Input should be a valid string"),
         (
@@ -133,7 +133,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             400,
             "top: Extra inputs are not permitted",
         ),
-        ("/predict", b'{"images": ["\xff"]}', JSON, 400, "the JSON can't be taken"),
+        ("/predict", b'{"images": ["\xff"]}', JSON, 400, "invalid JSON"),
         ("/predict", b'{"images": ["a-b"]}', JSON, 400, "image 0 isn't in base64"),
         (
             "/predict",
@@ -142,10 +142,10 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             413,
             "9 images, at most 8 are taken",
         ),
-        ("/predict", b"[" * 1000, JSON, 413, "the JSON holds more than the 8 images"),
+        ("/predict", b"[" * 1000, JSON, 413, "the JSON has more than 8 images"),
         ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are taken"),
         ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more images than the 8 that are taken"),
-        ("/predict", *form(), 400, "the request holds no image"),
+        ("/predict", *form(), 400, "the request has no image"),
         (
             "/predict",
             b"x",
@@ -158,21 +158,21 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             FORM[0].removesuffix(b"--\r\n"),
             FORM[1],
             400,
-            "the form ends before its last boundary",
+            "the form is truncated",
         ),
         (
             "/predict",
             FORM[0][: len(FORM[0]) // 2],
             FORM[1],
             400,
-            "the form ends before its last boundary",
+            "the form is truncated",
         ),
         (
             "/predict",
             FORM[0].replace(b"filename=", b"FileName*=UTF-8''"),
             FORM[1],
             400,
-            "filename* alone, expected filename",
+            "filename* but no filename",
         ),
         (
             "/predict",
@@ -238,11 +238,11 @@ def test_paths_that_tell(server):
     assert status == 200
     assert b"POST /predict" in page
     assert (
-        b"<td>?top=</td><td>classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
+        b"<td>?top=</td><td>number of number of classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
         in page
     )
     assert (
-        b"<td>?threshold=</td><td>multi-label: least probability; default: trained</td><td>0 to 1</td>"
+        b"<td>?threshold=</td><td>multi-label: lowest probability; default: the trained threshold</td><td>0 to 1</td>"
         in page
     )
     assert b"<td>application/json</td><td>images</td>" in page

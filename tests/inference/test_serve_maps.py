@@ -125,11 +125,11 @@ def test_an_image_that_cant_be_read_is_an_entry_of_its_own(segmenter, weights, i
 
 def test_each_kind_of_model_refuses_the_others_answers(segmenter, server, images):
     status, answer, _ = segmenter.ask("POST", "/attention", images[0], JPEG)
-    line = "small gives a class for each pixel, and no picture of where it looks; /mask answers"
+    line = "small classifies pixels and can't explain its answer by a map; use /mask"
     assert (status, answer["error"].startswith(line)) == (404, True)
     status, answer, _ = server.ask("POST", "/mask", images[0], JPEG)
     assert status == 404
-    assert answer["error"].endswith("and none of its pixels; send it to /predict")
+    assert answer["error"].endswith("not pixels; use /predict")
     before = server.metric("paddle_vit_batch_images_sum")
     server.ask("POST", "/mask", images[0], JPEG)
     assert server.metric("paddle_vit_batch_images_sum") == before

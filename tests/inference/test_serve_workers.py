@@ -45,7 +45,9 @@ def test_a_worker_that_hangs_costs_a_timeout_and_is_replaced(checkpoint, photogr
         os.kill(worker, signal.SIGSTOP)
         status, answer, _ = server.ask("POST", "/predict", photographs[0], JPEG)
         assert (status, answer) == (504, {"error": "there was no answer within 1 s"})
-        server.said("a worker was killed by SIGKILL; another one starts, 0 images go to it", "err")
+        server.said(
+            "a worker was killed by SIGKILL; a new one is started and gets its 0 images", "err"
+        )
         wait_until(lambda: server.ask("GET", "/ready")[0] == 200)
         assert server.ask("POST", "/predict", photographs[0], JPEG)[0] == 200
         assert server.metric("paddle_vit_worker_restarts_total") == 1
@@ -247,7 +249,7 @@ def lost(item):
 
 ENDED = (
     500,
-    "the process that worked on an image was killed by SIGSEGV; the image isn't tried again",
+    "the process that worked on an image was killed by SIGSEGV; the image isn't processed again",
 )
 
 
@@ -270,7 +272,7 @@ def test_an_image_that_ended_its_worker_as_it_was_read_is_given_up_with_its_requ
         assert pool.metrics.restarts._value.get() == 1
 
     asyncio.run(lives())
-    how = "a worker was killed by SIGSEGV on an image from 1.2.3.4; another one starts, 4 images go to it"
+    how = "a worker was killed by SIGSEGV on an image from 1.2.3.4; a new one is started and gets its 4 images"
     assert capsys.readouterr().err.splitlines() == [how]
 
 
@@ -403,13 +405,13 @@ def test_clients_that_end_workers_cost_others_time_alone(checkpoint, photographs
             for one in asking:
                 one.result(300)
             answers = [attack.result(300) for attack in attacks]
-        line = (
-            "the process that worked on an image was killed by SIGKILL; the image isn't tried again"
-        )
+        line = "the process that worked on an image was killed by SIGKILL; the image isn't processed again"
         assert answers[:3] == [(500, {"error": line})] * 3
         assert answers[3] == (504, {"error": "reading an image took more than 24 s"})
         assert server.metric("paddle_vit_worker_restarts_total") == 4  # one for each
-        assert server.text("err").count("\n") == server.text("err").count("another one starts") == 4
+        assert (
+            server.text("err").count("\n") == server.text("err").count("a new one is started") == 4
+        )
         assert server.process.poll() is None
 
 

@@ -49,7 +49,7 @@ def test_an_overlay_is_the_attention_where_there_is_some(files, name):
     if name == "convnext_tiny":
         assert found == overlay(predictor, photograph, "cam")
         with pytest.raises(
-            InputError, match="ConvNeXt has no attention that can be drawn; cam shows"
+            InputError, match="ConvNeXt has no attention that can be drawn; use cam"
         ):
             overlay(predictor, photograph, "attention")
     else:
@@ -196,7 +196,7 @@ def test_positions_are_the_models(files):
         positions(predictor, 3)
     with pytest.raises(
         InputError,
-        match="ConvNeXt has no position embeddings and no table of relative positions; positions is for",
+        match="ConvNeXt has no position embeddings and no table of relative positions; positions supports",
     ):
         positions(Predictor(files["convnext_tiny"]))
 
@@ -250,7 +250,7 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
     assert f"2 of {len(certain)} shown" in title
     assert {panel.frame for panel in panels} == {WRONG}
     assert all("\nit is " in panel.title for panel in panels)
-    with pytest.raises(InputError, match="there is no mistake to show: 8 of 8 right"):
+    with pytest.raises(InputError, match="there are no mistakes to show: 8 of 8 right"):
         predictions(predictor, images, said, mistakes=True)
     with pytest.raises(InputError, match="-mistakes needs the true classes"):
         predictions(predictor, images, [None] * 8, mistakes=True)

@@ -77,7 +77,9 @@ def test_words_have_room_of_their_own(shapes, columns, figures):
             ]
         )
     title = "vit_small_patch16_224: attention of the class and distillation tokens, block 11 (12 blocks, from 0)"
-    sheet(rows, title, "attention, from 0 to the most in its panel (at least twice the mean)")
+    sheet(
+        rows, title, "attention, from 0 to the highest value in its panel (at least twice the mean)"
+    )
     _, images = boxes(figures[0])
     assert len(images) == columns * len(shapes) + 1
     for (height, width), own in zip(shapes, images[::columns], strict=False):

@@ -202,7 +202,7 @@ def test_the_ranks_of_a_machine_read_the_data_once(tmp_path):
         for rank in (1, 0)
     ]
     assert statuses(*started) == [0, 0], printed(*started)
-    assert printed(*started).count("isn't there yet: decoding") == 2  # training and validation
+    assert printed(*started).count("doesn't exist yet: decoding") == 2  # training and validation
     flags = ("-cfg=vit_digits", "-dataset=folder", "-data_path=absent")
     wrong = [torchrun(tmp_path, rank, port, *flags) for rank in (1, 0)]
     assert statuses(*wrong) == [2, 2]

@@ -54,7 +54,7 @@ def test_cached_files_give_the_same_samples_and_are_decoded_once(
     options = ("DATA.NUM_WORKERS", workers, "TRAIN.AUTO_AUGMENT", "rand-m9", "DATA.BATCH_SIZE", "2")
     plain = get_dataset(dataset_config("folder", folder, *options), "train")
     config, train, val = get_datasets(with_cache("folder", folder, *options))
-    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+    assert capfd.readouterr().out.count("doesn't exist yet: decoding") == 2
     assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (
         ["a", "b"],
         [0] * 5 + [1] * 4,
@@ -74,7 +74,7 @@ def test_another_decoding_of_the_same_files_has_another_cache(folder, capfd, mon
     get_dataset(with_cache("folder", folder), "val")
     monkeypatch.setattr("datasets._DECODING", "1")  # under which 16-bit grey was white
     get_dataset(with_cache("folder", folder), "val")
-    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+    assert capfd.readouterr().out.count("doesn't exist yet: decoding") == 2
 
 
 @pytest.mark.parametrize("first", ["center", "squash"])
@@ -98,7 +98,7 @@ def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
         found["squash"]
         == np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))
     ).all()
-    assert capfd.readouterr().out.count("isn't there yet: decoding") == 1
+    assert capfd.readouterr().out.count("doesn't exist yet: decoding") == 1
 
 
 def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):

@@ -203,7 +203,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
     found = told(result)
     broken = {name for one in result.findings if "read" in one.text for name in one.examples}
     assert not result.usable
-    assert result.verdict == "not usable: 3 of what was found stop a run"
+    assert result.verdict == "not usable: 3 of the findings stop a run"
     assert found.pop("training images that can't be read") == (2, True)
     assert found.pop("validation images that can't be read") == (1, True)
     assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {
@@ -475,7 +475,7 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text
     assert text.count("data:image/png;base64,") == 5
-    verdict = "not usable: 3 of what was found stop a run"
+    verdict = "not usable: 3 of the findings stop a run"
     assert verdict in screen
     assert verdict in text
     assert re.search(r"<small>\S+/val/dog/photo\.jpg \| \S+/train/dog/photo\.jpg</small>", text)
@@ -503,7 +503,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
     [
         (
             ["--split=0.2"],
-            "--split SHARE or --apply FILE, and -output DIR, where their lists go, are given together",
+            "--split SHARE or --apply FILE need -output DIR",
         ),
         (["--report=x.pdf"], "expected a file that ends in .html"),
         (["--report=no/x.html"], "its folder isn't there"),

@@ -122,7 +122,7 @@ def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
     assert len(errors) == len(expected)
     for line, start in zip(errors, expected, strict=True):
         assert line.startswith(start)
-    assert lines[-2] == "not usable: 3 of what was found stop a run"
+    assert lines[-2] == "not usable: 3 of the findings stop a run"
     # A training may leave out what is broken, and lists name images alone.
     status, lines = check("-dataset=images", "-data_path=data", "-o", "DATA.SKIP_BROKEN", "True")
     assert [line for line in lines if line.startswith("error")] == [
@@ -331,7 +331,7 @@ def test_a_split_lists_pairs(pairs, check, tmp_path, of_colours):
 
 def test_lists_of_other_indices_are_refused(pairs, check):
     with pytest.raises(
-        InputError, match="and DATASET ade20k stores other indices than those of its"
+        InputError, match="but the indices that DATASET ade20k stores aren't those of its"
     ):
         check("-dataset=ade20k", "-data_path=pairs", "--split=0.2", "-output=lists")
 

@@ -196,7 +196,7 @@ def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_name
     with pytest.raises(
         InputError,
         match=re.escape(
-            f"no file has such a name; skipped 1 entry that isn't data {KINDS}, such as train/@eaD"
+            f"no matching files; skipped 1 entry that isn't data {KINDS}, such as train/@eaD"
         ),
     ):
         paths_of(["train/@e*"])
@@ -367,7 +367,7 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
             get_dataset(listed_config(path, dataset=dataset), "train")
         return str(caught.value)
 
-    with pytest.raises(InputError, match="-data_path is missing: pass the dataset's folder"):
+    with pytest.raises(InputError, match="-data_path is missing: pass the folder of the dataset"):
         get_dataset(get_config(None, []), "train")
     for dataset in (
         "folder",

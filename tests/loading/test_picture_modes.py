@@ -165,7 +165,8 @@ def test_what_has_no_white_is_not_packed(tmp_path, name):
     path = tmp_path / f"0{suffix}"
     path.write_bytes(data)
     with pytest.raises(
-        InputError, match=rf"0{suffix}: its pixels are {kind}, and nothing tells .*, or remove it$"
+        InputError,
+        match=rf"0{suffix}: its pixels are {kind}, and their white value is unknown.*, or remove it$",
     ):
         inspect(str(path), 10**8)
 

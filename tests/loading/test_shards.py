@@ -209,7 +209,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(tmp_path, packer, 
         ),
         (("-output=out", "-shard_size=5XB"), "'5XB' is neither"),
         (("-output=out", "-quality=101"), "command line: --quality is 101"),
-        (("-output=out", "-resize=-3"), "'-3' is no number of 1 or more"),
+        (("-output=out", "-resize=-3"), "'-3' isn't a number of at least 1"),
         (("-output=out", "-dataset=cifar10"), "invalid choice: 'cifar10'"),
     ]:
         with pytest.raises(InputError) as caught:

@@ -89,7 +89,7 @@ def tiff(more, content):
             lambda: forged_images.png(
                 8, 8, forged_images.chunk(b"PLTE", bytes(1000)), pixels=forged_images.black(8, 8)
             ),
-            "its chunk PLTE has 1000 bytes, up to 768 are read",
+            "its chunk PLTE has 1000 bytes, at most 768 are allowed",
         ),
         (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it has too many parts"),
         (

@@ -99,7 +99,7 @@ def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
     ):
         inference_engine(config, None, print)
     monkeypatch.setattr("models.paddle_inference.num_gpus", lambda: 2)
-    with pytest.raises(InputError, match="EVAL_ENGINE inference runs on the CPU, found 2 GPUs"):
+    with pytest.raises(InputError, match="EVAL_ENGINE inference runs on CPUs only, found 2 GPUs"):
         inference_engine(config, None, print)
 
 

@@ -108,7 +108,7 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "vit_tiny_patch16_224",
             {"pos_embed": "none"},
-            "pos_embed is 'none', which ViT here can't be",
+            "pos_embed is 'none', which ViT doesn't support",
         ),
         (
             "eva02_tiny_patch14_224",
@@ -168,7 +168,7 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "resnet18",
             {"act_layer": "gelu"},
-            "act_layer is 'gelu', but ResNet here has 'relu' alone",
+            "act_layer is 'gelu', but ResNet only supports 'relu'",
         ),
         (
             "resnet18",
@@ -194,7 +194,7 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "resnet18",
             {"layers": [1, 1, 1, 1]},
-            "layers is .*, but ResNet here has no such argument",
+            "layers is .*, but ResNet has no such argument",
         ),
         (
             "convnext_atto",
@@ -215,7 +215,7 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     taken = with_timm_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
     assert (taken.MODEL.NUM_HEADS, taken.notes) == (
         6,
-        [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"],
+        [f"MODEL.NUM_HEADS 6, according to the config.json of {tmp_path} tells"],
     )
     mine = with_timm_arguments(
         get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path
@@ -224,7 +224,7 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     assert mine.notes == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
     with pytest.raises(
         InputError,
-        match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o",
+        match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; choose one by -o",
     ):
         with_timm_arguments(get_config("vit_base_patch16_224"), tmp_path)
     other = get_config("vit_base_patch16_224", ["MODEL.NUM_HEADS", "12"])
@@ -353,7 +353,7 @@ def test_another_preparation_is_refused_and_options_come_first(tmp_path):
     ):
         with pytest.raises(
             InputError,
-            match=rf"^the config.json of .*: {message}.*; with -o KEY VALUE yours is taken$",
+            match=rf"^the config.json of .*: {message}.*; set the key by -o KEY VALUE$",
         ):
             description_of(tmp_path, options)
         options += [key, value]
@@ -427,7 +427,7 @@ def test_a_description_of_more_than_the_file_holds_is_refused_before_it_is_built
     )
     with pytest.raises(
         InputError,
-        match=r"lie.safetensors: it describes a model of more than .* parameters, more than",
+        match=r"lie.safetensors: it describes a model of more than .* parameters, but doesn't",
     ):
         Predictor(file)
     assert sum(made) < 26e6
@@ -540,45 +540,45 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "vit_digits",
             {"features_only": True},
-            "create_model takes no features_only; model.forward_intermediates(i",
+            "create_model doesn't take features_only; model.forward_intermediates(i",
         ),
         (
             "vit_digits",
             {"out_indices": [1]},
-            "create_model takes no out_indices; model.forward_intermediates(images",
+            "create_model doesn't take out_indices; model.forward_intermediates(images",
         ),
         (
             "vit_digits",
             {"scriptable": True},
-            "create_model takes no scriptable; leave it out: paddle.jit.to_static",
+            "create_model doesn't take scriptable; leave it out: paddle.jit.to_static",
         ),
         (
             "vit_digits",
             {"exportable": True},
-            "create_model takes no exportable; leave it out: tools/export_model.py",
+            "create_model doesn't take exportable; leave it out: tools/export_model.py",
         ),
         (
             "vit_digits",
             {"drop_rate": 0.1},
-            "create_model takes no drop_rate; timm's is before the classifier, where",
+            "create_model doesn't take drop_rate; timm's dropout before the classifier",
         ),
         (
             "vit_digits",
             {"proj_drop_rate": 0.1},
-            "create_model takes no proj_drop_rate; dropout=RATE is after",
+            "create_model doesn't take proj_drop_rate; dropout=RATE applies after",
         ),
         (
             "vit_digits",
             {"pretrained_cfg": {"a": 1}},
-            "create_model takes no pretrained_cfg; pass pretrained='hf-hub",
+            "create_model doesn't take pretrained_cfg; pass pretrained='hf-hub",
         ),
         (
             "vit_digits",
             {"cache_dir": "x"},
-            "create_model takes no cache_dir; set HF_HOME before the program starts",
+            "create_model doesn't take cache_dir; set HF_HOME before the program starts",
         ),
-        ("vit_digits", {"in_chans": 0}, "image_channels is 0, expected a number from 1 on"),
-        ("vit_digits", {"in_chans": "3"}, "image_channels is '3', expected a number from 1 on"),
+        ("vit_digits", {"in_chans": 0}, "image_channels is 0, expected a number of at least 1"),
+        ("vit_digits", {"in_chans": "3"}, "image_channels is '3', expected a number of at least 1"),
         ("vit_digits", {"img_size": -8}, "DATA.IMAGE_SIZE is -8, expected 1 to 10000"),
         (
             "vit_digits",
@@ -593,7 +593,7 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "resnet18",
             {"global_pool": "max"},
-            "global_pool is 'max', but ResNet here has 'avg' alone; leave it out",
+            "global_pool is 'max', but ResNet only supports 'avg'; leave it out",
         ),
         (
             "vit_digits",
@@ -689,7 +689,7 @@ def test_attention_pooling_reads_patches_alone(tmp_path):
         (
             "vit_tiny_patch16_224",
             {"pos_embed": "none"},
-            "pos_embed is 'none', which ViT here can't be; leave it out",
+            "pos_embed is 'none', which ViT doesn't support; leave it out",
         ),
         (
             "vit_tiny_patch16_224",

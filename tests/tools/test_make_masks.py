@@ -114,7 +114,7 @@ def test_a_file_names_the_classes_and_their_order(convert, tmp_path):
     mask = read(tmp_path / "other/masks/train/a.png")
     assert (mask[0, 0], mask[20, 40], mask[9, 10]) == (255, 255, 0)
     write_labelme(tmp_path / "in/a.json", SHAPES)
-    message = r"a.json: the label 'car' isn't in -classes; add it, or write __ignore__ in its place"
+    message = r"a.json: the label 'car' isn't in -classes; add it, or use __ignore__ in its place"
     with pytest.raises(InputError, match=message):
         convert(*words, output="third")
     assert not (tmp_path / "third").exists()
@@ -166,7 +166,7 @@ def test_validation_images_are_a_function_of_names_and_seed(convert, tmp_path):
         ),
         (
             {"points": [[1, 1], [2, 2], [3, 90]]},
-            "an outline at 90, outside of the image of 60 x 40 p",
+            "an outline at 90, outside the image of 60 x 40 p",
         ),
         ({"points": [[1, 1], [2, 2], ["3", 3]]}, "an outline whose points aren't pairs of numbers"),
         (
@@ -210,12 +210,12 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
         convert(*words)
     write_labelme(tmp_path / "in/a.json", SHAPES, size=(61, 40))
     with pytest.raises(
-        InputError, match="it is of an image of 61 x 40 pixels, the image has 60 x 40"
+        InputError, match="it is for an image of 61 x 40 pixels, but the image has 60 x 40"
     ):
         convert(*words)
     os.rename(tmp_path / "in/a.jpg", tmp_path / "in/b.jpg")
     with pytest.raises(
-        InputError, match="a.json: its image 'a.jpg' isn't there; put it beside the"
+        InputError, match="a.json: its image 'a.jpg' doesn't exist; put it next to the"
     ):
         convert(*words)
     os.rename(tmp_path / "in/b.jpg", tmp_path / "in/a.jpg")
@@ -378,19 +378,19 @@ def test_runs_are_painted(convert, tmp_path):
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ([], "it has no segmentation; boxes alone make no masks"),
+        ([], "it has no segmentation, and boxes alone aren't enough for masks"),
         (None, "it has no segmentation"),
         ([[1, 2, 3, 4, 5]], "an outline that isn't a list of pairs"),
         ([[1, 2, 3, 4]], "an outline of fewer than 3 points"),
-        ([[1, 2, 3, 4, 5, 1e12]], "an outline at 1000000000000.0, outside of the image of 60 x 40"),
+        ([[1, 2, 3, 4, 5, 1e12]], "an outline at 1000000000000.0, outside the image of 60 x 40"),
         ([[0, 0, 60, 40] * 9000], "an outline of more than 500000 pixels"),
-        ({"size": [60, 40], "counts": [2400]}, "runs of an image of another size than 60 x 40"),
+        ({"size": [60, 40], "counts": [2400]}, "runs for an image of another size than 60 x 40"),
         ({"size": [40, 60], "counts": [2399]}, "runs of 2399 pixels, expected 2400"),
-        ({"size": [40, 60], "counts": [-1, 2401]}, "runs whose counts are neither numbers nor a t"),
-        ({"size": [40, 60], "counts": [1 << 80]}, "runs whose counts are neither numbers nor a t"),
-        ({"size": [40, 60], "counts": "\u00ff" * 60}, "runs whose text isn't COCO's"),
-        ({"size": [40, 60], "counts": "o" * 60}, "runs whose text isn't COCO's"),
-        ({"size": [40, 60], "counts": "oooooooo0"}, "runs whose text isn't COCO's"),
+        ({"size": [40, 60], "counts": [-1, 2401]}, "runs whose counts are neither numbers nor t"),
+        ({"size": [40, 60], "counts": [1 << 80]}, "runs whose counts are neither numbers nor t"),
+        ({"size": [40, 60], "counts": "\u00ff" * 60}, "runs whose text isn't in COCO's format"),
+        ({"size": [40, 60], "counts": "o" * 60}, "runs whose text isn't in COCO's format"),
+        ({"size": [40, 60], "counts": "oooooooo0"}, "runs whose text isn't in COCO's format"),
         ({"size": [40, 60], "counts": ""}, "runs of 0 pixels, expected 2400"),
         ({"size": [40, 60], "counts": "1N3"}, "runs of .* pixels, expected 2400"),
         ({"size": [40, 60]}, "runs whose counts are neither"),
@@ -411,8 +411,8 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
     ("change", "message"),
     [
         ({"images": None}, 'it has no list of "images"'),
-        ({"images": []}, "it has no image"),
-        ({"categories": [{"id": 9, "name": "a"}] * 2}, "it has the category 9 twice"),
+        ({"images": []}, "it has no imagess"),
+        ({"categories": [{"id": 9, "name": "a"}] * 2}, "the category 9 twice"),
         ({"categories": [{"id": 9, "name": 9}]}, "a category has no name"),
         (
             {"categories": [{"id": 9, "name": "\n"}]},
@@ -423,20 +423,20 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
             "its category's name is '.*', expected a class's",
         ),
         ({"categories": [{"id": "9", "name": "a"}]}, 'its "id" is 9, expected a number'),
-        ({"categories": [{"id": 1, "name": "a"}]}, "an annotation is of the unknown category 9"),
-        ({"annotations": [{"category_id": 9, "image_id": 1}]}, "of the unknown image 1"),
+        ({"categories": [{"id": 1, "name": "a"}]}, "an annotation has the unknown category 9"),
+        ({"annotations": [{"category_id": 9, "image_id": 1}]}, "has the unknown image 1"),
         (
             {"images": [{"file_name": "../../x.jpg", "id": 7}]},
-            "the name '../../x.jpg' leads out of t",
+            "the path '../../x.jpg' is outside t",
         ),
         (
             {"images": [{"file_name": "/etc/passwd", "id": 7}]},
-            "the name '/etc/passwd' leads out of t",
+            "the path '/etc/passwd' is outside t",
         ),
-        ({"images": [{"file_name": "a\0", "id": 7}]}, "is no name of a file"),
+        ({"images": [{"file_name": "a\0", "id": 7}]}, "isn't a file name"),
         (
             {"images": [{"file_name": "a.jpg", "id": 7}] * 2},
-            "it has the image a.jpg or its id twice",
+            "the image a.jpg , or its id, occurs twice",
         ),
     ],
 )
@@ -532,7 +532,7 @@ def test_cvats_colours_are_labels(convert, tmp_path):
         ("a:1,2::\n", "line 1: 'a:1,2::' has no colour R,G,B"),
         ("a\n", "line 1: 'a' has no colour"),
         ("a:1,2,300::\n", "line 1: 'a:1,2,300::' has no colour"),
-        ("a:1,2,3::\nb:1,2,3::\n", "line 2: its label or its colour already exists"),
+        ("a:1,2,3::\nb:1,2,3::\n", "line 2: its label or its colour occurs twice"),
         (":1,2,3::\n", "its line 1 is '', expected a class's name"),
         ("# label\n", "it has no label"),
     ],
@@ -553,15 +553,15 @@ def test_what_is_missing_of_voc_is_named(convert, tmp_path):
         convert("-format=cvat", "-data_path=voc")
     write_lists(tmp_path / "voc", train=["2007_0", "2007_9"], val=["2007_1"])
     with pytest.raises(
-        InputError, match="2007_9: its image isn't there; expected voc/JPEGImages/200"
+        InputError, match="2007_9: its image is missing; expected voc/JPEGImages/200"
     ):
         convert(*words)
     write_lists(tmp_path / "voc", train=["2007_0", "../../x"], val=["2007_1"])
-    with pytest.raises(InputError, match="train.txt: the name '../../x' leads out of the folder"):
+    with pytest.raises(InputError, match="train.txt: the path '../../x' is outside the folder"):
         convert(*words)
     write_lists(tmp_path / "voc", train=["2007_0"], val=["2007_1"])
     Image.new("L", (5, 5)).save(tmp_path / "voc/SegmentationClass/2007_0.png")
-    message = "2007_0.jpg: it has 60 x 40 pixels, its annotation is of 5 x 5; annotate this image"
+    message = "2007_0.jpg: it has 60 x 40 pixels, but its annotation has 5 x 5; annotate this image"
     with pytest.raises(InputError, match=message):
         convert(*words)
     shutil.rmtree(tmp_path / "voc/SegmentationClass")

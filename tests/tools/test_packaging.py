@@ -209,7 +209,7 @@ def test_the_command_refuses_what_it_does_not_know(installed):
 def test_an_installed_doctor_says_where_the_checks_of_gpus_are(installed):
     command = [installed / "site" / "bin" / "paddle-vit", "doctor", "--gpu"]
     done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
-    line = "error: --gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu\n"
+    line = "error: --gpu needs a checkout of the toolkit; run python tools/doctor.py --gpu there\n"
     assert (done.returncode, done.stderr) == (2, line)
 
 

@@ -147,7 +147,7 @@ def test_several_labels_are_those_above_the_threshold(place):
 
 
 REFUSED = {
-    "-threshold=0.3": "-threshold is for models of several labels per image; -top says how many classes",
+    "-threshold=0.3": "-threshold is for models with several labels per image; use -top",
     "-format=pictures": "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg",
     "-output=none/a.csv": "none/a.csv: there is no folder ",
     "-output=photographs": "photographs: it is a folder, expected a file; choose another",
@@ -155,7 +155,7 @@ REFUSED = {
     "-output=photographs -format=pictures": "photographs already exists and isn't an empty folder; choose another",
     "none.jpg -output=new.csv": "'none.jpg': there is no such file or folder",
     "-classes=photographs -output=new.csv": "photographs: it isn't a regular file",
-    "-classes=imagenet1k": "found 1000 names of classes, the model has 2 outputs; give one for each",
+    "-classes=imagenet1k": "found 1000 class names, but the model has 2 outputs; pass one for each",
     "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
     "-o TASK multilabel": "weights of TASK classification, found TASK multilabel; pass -o TASK classification",
     "-ngpus=99": "NGPUS asks for 99 processes, found",
@@ -187,7 +187,7 @@ def test_weights_without_a_classifier_are_for_features(place, tool):
     command = [warm.python(), str(ROOT / "tools" / tool)]
     words = {"predict.py": [VAL], "serve.py": ["-port=0"]}[tool]
     status, _, err = predict(place, *words, command=command, weights="features.safetensors")
-    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes its features"
+    told = "features.safetensors has no classifier: it gives features, not classes; compute its features by tools/features.py"
     assert status
     assert told in err
     assert "Traceback" not in err
@@ -317,7 +317,5 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
             == f"error: -output {tmp_path}/link.png: it is a link, and links aren't written to; choose another\n"
         )
     else:
-        assert (
-            err == f"error: {tmp_path / output} would be read and written; choose another output\n"
-        )
+        assert err == f"error: {tmp_path / output} is an input as well; choose another output\n"
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

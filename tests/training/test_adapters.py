@@ -299,7 +299,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
         arrays = load_file(base)
         write_weights(other, arrays | {name: arrays[name] + np.float32(0.1)})
         told = name if name in ("cls_token", "pos_embed") else "biases or factors"
-        message = f" (the {told} differ); pass -pretrained what it was trained on"
+        message = f" (the {told} differ); set -pretrained to those weights"
         refused(message, [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
     # The classifier is the adapter's own.
     write_weights(other, load_file(base) | {"head.bias": np.ones(5, np.float32)})

@@ -188,7 +188,7 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
         (["b", "-output", "out.html"], "for one run its report.html is written"),
         (
             ["b", "a", "-output", "out.pdf"],
-            "expected a file that ends in .html, in a folder that is there",
+            "expected a file that ends in .html, in an existing folder",
         ),
         (["b", "c"], "c/metrics.jsonl: it isn't a regular file; move it away"),
     ],
@@ -202,6 +202,6 @@ def test_a_wrong_command_is_a_line(tmp_path, command, words, message):
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, command, capsys):
-    with pytest.raises(InputError, match="none: no result.json; it is no run's folder"):
+    with pytest.raises(InputError, match="none: no result.json; it isn't a run's folder"):
         command("none")
     assert capsys.readouterr() == ("", "")

@@ -141,10 +141,13 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             [*PATCHES, "MODEL.PATCH_SIZE", "8", "METHOD.LOCAL_SIZE", "8"],
             "an image has 1 patch, but masking needs several",
         ),
-        ([*PATCHES, "MODEL.GLOBAL_POOL", "avg"], "so the patches have none; set MODEL.GLOBAL_POOL"),
+        (
+            [*PATCHES, "MODEL.GLOBAL_POOL", "avg"],
+            "and doesn't apply to patches; set MODEL.GLOBAL_POOL",
+        ),
         (
             ["MODEL.TYPE", "resnet", *PATCHES],
-            "isn't a transformer whose patches have one token each",
+            "isn't a transformer with one token per patch",
         ),
         ([*PATCHES, "MODEL.GLOBAL_POOL", "token_avg"], "set METHOD.SEPARATE_HEAD True"),
         (
@@ -179,7 +182,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ),
         (
             ["MODEL.TYPE", "Mixer", "MODEL.PATCH_SIZE", "2"],
-            "METHOD.LOCAL_SIZE is 4: MlpMixer takes images of one size; use another MODEL.TYPE, such"
+            "METHOD.LOCAL_SIZE is 4: MlpMixer needs images of one size; use another MODEL.TYPE, such"
             " as vit, deit, eva, swin, swinv2, xcit or convnext; or set METHOD.LOCAL_VIEWS 0",
         ),
         (

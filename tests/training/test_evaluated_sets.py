@@ -269,7 +269,7 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
         InputError, match="out has evaluations of SEED 0, not 4; choose another -output"
     ):
         run("-o", "SEED", "4")
-    with pytest.raises(InputError, match="leave out DATA.CORRUPTION: -corruptions does it"):
+    with pytest.raises(InputError, match="leave out DATA.CORRUPTION: use -corruptions"):
         run("-o", "DATA.CORRUPTION", "fog")
 
 
@@ -308,7 +308,7 @@ def test_published_images_are_folders_of_their_own():
     whole = ["DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]
     assert flags == ["-dataset=folder", "-data_path=C/fog/2", "-o", "DATA.CROP_PCT", "1.0", *whole]
     for flag in ("-corruptions=fogg", "-severities=6"):
-        with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected some of "):
+        with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected any of "):
             robustness.arguments_of([flag])
 
 

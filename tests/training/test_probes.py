@@ -154,7 +154,7 @@ def test_it_is_frozen_with_the_classifier_not_with_the_backbone(patterns, moves)
 
 def test_other_processes_images_are_not_asked_for():
     with pytest.raises(
-        InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm of images"
+        InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"
     ):
         synchronise(digits(head_batch_norm=True))
 

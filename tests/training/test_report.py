@@ -267,7 +267,11 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
             "image,label,predicted,probability\na,1,1048576,0.5\n",
             "isn't the number of a class",
         ),
-        ("predictions.csv", "image,label,predicted,probability\na,1,2,nan\n", "is no probability"),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\na,1,2,nan\n",
+            "isn't a probability",
+        ),
         (
             "predictions.csv",
             'image,label,predicted,probability\n"a,1,2,0.5\n',
@@ -287,7 +291,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         (
             "result.json",
             '{"loss": 1, "num_samples": 0}',
-            "its num_samples is 0, expected a number from 1 on",
+            "its num_samples is 0, expected a number of at least 1",
         ),
         (
             "result.json",

@@ -572,11 +572,11 @@ def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):
         (
             plain,
             tmp_path / "new",
-            "its optimizer's state is in one file already; there is nothing to merge",
+            "the optimizer's state is a single file already; there is nothing to merge",
         ),
         (sharded, tmp_path, f"{tmp_path} already exists; choose another folder"),
         (sharded, tmp_path / "dangling", "dangling already exists; choose another folder"),
-        (sharded, sharded / "new", "new is within the checkpoint; choose a folder outside of it"),
+        (sharded, sharded / "new", "new is inside the checkpoint; choose a folder outside it"),
         (tmp_path, tmp_path / "new", f"no checkpoint at {tmp_path}: "),
     ):
         with pytest.raises(InputError, match=message):

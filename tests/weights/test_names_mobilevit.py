@@ -135,7 +135,7 @@ def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(
         description_of(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(golden["config"] | {"output_stride": 16}))
-    with pytest.raises(InputError, match="output_stride is 16, models here have 32 alone"):
+    with pytest.raises(InputError, match="output_stride is 16, only 32 is supported"):
         description_of(tmp_path)
 
 

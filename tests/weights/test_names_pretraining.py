@@ -141,8 +141,8 @@ def test_names_that_do_not_go_together_are_one_line(tmp_path):
     both = prefixed("teacher.", arrays) | prefixed("teacher.backbone.", arrays)
     write_weights(tmp_path / "model.safetensors", both)
     message = (
-        r"model\.safetensors: its tensors don't go together \(teacher\.backbone\.(\S+)"
-        r" and teacher\.\1 both mean \1; remove one of them\)$"
+        r"model\.safetensors: its tensors are inconsistent \(teacher\.backbone\.(\S+)"
+        r" and teacher\.\1 both correspond to \1; remove one of them\)$"
     )
     with pytest.raises(InputError, match=message):
         load_weights(model, tmp_path)

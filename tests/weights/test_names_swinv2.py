@@ -61,7 +61,8 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
     config = with_switches(get_config(None, words), file)
     assert config.MODEL.PRETRAINED_WINDOW_SIZES == [3, 3, 2]
     assert any(
-        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], as the names in" in note for note in config.notes
+        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], according to the names in" in note
+        for note in config.notes
     )
     model = build_model(config)
     load_weights(model, file)

@@ -90,7 +90,7 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
     config = with_preprocessing(get_config("poolformer_s12", options))
     assert config.MODEL.FC_NORM is True
-    assert config.notes == [f"MODEL.FC_NORM True, as the names in {timms} tell"]
+    assert config.notes == [f"MODEL.FC_NORM True, according to the names in {timms} tell"]
     size = GOLDEN["poolformer"][case]["size"]
     expected = evaluated(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]), size)
     assert (evaluated(config, size) == expected).all()
@@ -300,7 +300,10 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         status, _, errors = program("main_single_gpu.py", *flags, *others, "-o", *words, *more)
         assert status == 0, errors
         run = tmp_path / others[-1].partition("=")[2]
-        assert f"MODEL.FC_NORM True, as the names in {file} tell" in (run / "log.txt").read_text()
+        assert (
+            f"MODEL.FC_NORM True, according to the names in {file} tell"
+            in (run / "log.txt").read_text()
+        )
         assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is True
     status, _, errors = program(
         "main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "False"

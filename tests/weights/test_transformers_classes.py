@@ -353,7 +353,7 @@ def test_without_a_problem_type_the_user_decides(folder):
         ),
         (
             {"quantization_config": {"bits": 8}},
-            "quantization_config is a dictionary of 1, models here have None alone",
+            "quantization_config is a dictionary of 1, only None is supported",
         ),
     ],
 )
@@ -399,23 +399,23 @@ def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
         (
             "pvt_v2",
             {"strides": [4, 2, 2, 1]},
-            "strides is [4, 2, 2, 1], models here have [4, 2, 2, 2] alone",
+            "strides is [4, 2, 2, 1], only [4, 2, 2, 2] is supported",
         ),
         (
             "poolformer",
             {"padding": [2, 1, 1, 0]},
-            "padding is [2, 1, 1, 0], models here have [2, 1, 1, 1] alone",
+            "padding is [2, 1, 1, 0], only [2, 1, 1, 1] is supported",
         ),
         (
             "resnet",
             {"depths": [2, 2, 3, 2]},
-            "depths is [2, 2, 3, 2] of layer_type 'basic', which no ResNet here has",
+            "depths is [2, 2, 3, 2] of layer_type 'basic', which isn't supported",
         ),
-        ("dinov3", {"key_bias": True}, "key_bias is True, models here have False alone"),
+        ("dinov3", {"key_bias": True}, "key_bias is True, only False is supported"),
         (
             "dinov3_gated",
             {"hidden_act": "gelu"},
-            "hidden_act is 'gelu', models here have 'silu' alone",
+            "hidden_act is 'gelu', only 'silu' is supported",
         ),
     ],
 )
@@ -460,7 +460,7 @@ def test_features_are_no_classes(case, folder):
     predictor = Predictor(folder(case))
     with pytest.raises(
         InputError,
-        match=r"has no classifier: it gives features, and no classes; tools/features\.py",
+        match=r"has no classifier: it gives features, not classes; tools/features\.py",
     ):
         predictor([np.zeros((16, 16, 3), np.uint8)])
 
@@ -480,12 +480,12 @@ def test_an_exported_projection_gives_features(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     exported = Predictor(tmp_path / "out")
     assert exported.logits(np.zeros((1, 16, 16, 3), np.uint8)).shape[0] == 1
-    told = f"{tmp_path}/out has no classifier: it gives features, and no classes; an export of a classifier"
+    told = f"{tmp_path}/out has no classifier: it gives features, not classes; export a classifier"
     with pytest.raises(InputError, match=f"^{re.escape(told)}"):
         exported([np.zeros((16, 16, 3), np.uint8)])
     done = export(f"-output={tmp_path}/for-paddlex", "-format=paddlex")
     assert done.returncode == 2
-    assert "has no classifier: it gives features, and no classes" in done.stderr
+    assert "has no classifier: it gives features, not classes" in done.stderr
     assert not (tmp_path / "for-paddlex").exists()
 
 
@@ -564,15 +564,15 @@ def test_names_tell_the_keys_of_a_head_where_the_model_has_another(case, told, f
     [
         (
             {"fc_norm": True},
-            "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens",
+            "FC_NORM is True, expected False, because GLOBAL_POOL token_avg needs normalised tokens",
         ),
         (
             {"class_token": False},
-            "GLOBAL_POOL is 'token_avg', expected 'avg' or 'map': without CLASS_TOKEN there is",
+            "GLOBAL_POOL is 'token_avg', expected 'avg' or 'map', because the model has no",
         ),
         (
             {"distilled": True},
-            "GLOBAL_POOL is 'token_avg', expected 'token': DISTILLED heads read their tokens",
+            "GLOBAL_POOL is 'token_avg', expected 'token', because because because DISTILLED heads read their tokens",
         ),
     ],
 )

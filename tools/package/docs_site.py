@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         target, _, anchor = (found[3] or found[4]).partition("#")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(own), target))
         if not (ROOT / path).exists():
-            raise FileNotFoundError(f"{own}: {target} leads to no file")
+            raise FileNotFoundError(f"{own}: {target} isn't a file")
         if path in PAGES or path.startswith("docs/"):
             site = PAGES.get(path, path.removeprefix("docs/"))
             there = posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or ".") + (
