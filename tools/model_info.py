@@ -180,8 +180,8 @@ def show_plan(described: dict[str, Any]) -> None:
     )
     _print_columns(rows, left=1)
     print(
-        "GPUs: the lowest number, of 1, 2, 4 ... {COUNTS[-1]:,}, that can train it with this"
-        f" batch on each; none: more"
+        f"GPUs: the lowest number, of 1, 2, 4 ... {COUNTS[-1]:,}, that can train it with this"
+        " batch on each; none: more"
     )
     print(f"TRAIN.MODEL_EMA adds {4 * described['parameters'] / MIB:,.0f} MiB to each process")
 

@@ -49,7 +49,7 @@ FOUND = {
     ),
     "Ghostscript": (
         lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n",
-        "it is of no known format",
+        "its format is unknown",
     ),
     "100,000 segments": (
         lambda: b"\xff\xd8"
@@ -106,7 +106,7 @@ FOUND = {
     ),
     "BigTIFF for us, and another for Pillow: 315 MB": (
         lambda: b"MM\0+\0\x08\0\0" + bytes(200),
-        "it is of no known format",
+        "its format is unknown",
     ),
     "a narrow PNG: 20 bytes a pixel": (
         lambda: forged_images.png(1, 49_000_000, pixels=forged_images.black(1, 1)),

@@ -132,7 +132,7 @@ def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs)
     found = [one.get("error", "").split(";")[0] for one in answer["predictions"]]
     assert (status, found) == (
         200,
-        ["its format is TIFF", "", "its format is BMP", "it is of no known format"],
+        ["its format is TIFF", "", "its format is BMP", "its format is unknown"],
     )
     assert server.metric("paddle_vit_batch_images_sum") == before + 1
     assert b"<span>GIF, JPEG, PNG, WebP</span>" in server.ask("GET", "/")[1]

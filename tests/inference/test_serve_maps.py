@@ -120,7 +120,7 @@ def test_an_image_that_cant_be_read_is_an_entry_of_its_own(segmenter, weights, i
     assert (status, answer) == (413, {"error": line})
     status, answer, _ = segmenter.ask("POST", "/mask", b"text", JPEG)
     assert status == 422
-    assert answer["error"].startswith("image 0: it is of no known format")
+    assert answer["error"].startswith("image 0: its format is unknown")
 
 
 def test_each_kind_of_model_refuses_the_others_answers(segmenter, server, images):

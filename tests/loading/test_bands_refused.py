@@ -37,7 +37,7 @@ REFUSED = {
     "integers": (lambda: tiff(bands().astype(np.int32)), 5, "it has channels of 32 bits and the photometric interp"),
     "one axis": (lambda: npy(np.zeros(4, np.uint8)), 1, r"it is an array \[4\], expected \[H, W\] or \[H, W, C\]"),
     "nothing": (lambda: npy(np.zeros((0, 4), np.uint8)), 1, r"it is an array \[0, 4\], expected"),
-    "cut short": (lambda: npy(bands())[:-1], 5, r"its header has the shape \[60, 80, 5\], which doesn't match its size"),
+    "cut short": (lambda: npy(bands())[:-1], 5, r"it has the shape \[60, 80, 5\], which doesn't match its size"),
     "a header of spaces": (lambda: npy_of(b"1" + b" " * 9000 + b"$"), 5, "its header isn't one that NumPy writes"),
     "a header that Python warns of": (
         lambda: npy_of(b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x1for 2, 2), }"),
@@ -49,7 +49,7 @@ REFUSED = {
     "pixels": (lambda: npy(np.zeros((1001, 1000), np.uint8)), 1, "it has 1000 x 1001 pixels, DATA.MAX_PIXELS is"),
     "bytes": (lambda: npy(np.zeros((500, 500, 64), np.uint8)), 64, "500 pixels of 64 bytes: more than 8 of DATA.MAX"),
     "a tile": (lambda: tiff(bands(), tile=(1024, 1024)), 5, "it has 1024 x 1024 pixels, DATA.MAX_PIXELS is 1000000"),
-    "a format": (lambda: b"GRIB" + bytes(99), 5, "it is of no known format"),
+    "a format": (lambda: b"GRIB" + bytes(99), 5, "its format is unknown"),
 }  # fmt: skip
 
 
@@ -64,15 +64,15 @@ def test_what_is_no_such_image_is_refused_by_its_name(name):
 NO_COLOURS = {
     "five bands": (
         tiff(bands("uint8")),
-        "its 5 channels aren't colours; set DATA.IMAGE_CHANNELS 5 reads them",
+        "its 5 channels aren't colours; set DATA.IMAGE_CHANNELS 5 to read them",
     ),
     "near infrared": (
         tiff(bands("uint8", 4), photometric="rgb", extrasamples=["unspecified"]),
-        "of its 4 channels 1 channels would be lost; set DATA.IMAGE_CHANNELS 4 to read them, or convert it",
+        "1 of its 4 channels would be lost; set DATA.IMAGE_CHANNELS 4 to read them, or convert it",
     ),
     "two more": (
         tiff(bands("uint8"), photometric="rgb", extrasamples=["unassalpha", "unspecified"]),
-        "of its 5 channels 2 would be lost",
+        "2 of its 5 channels would be lost",
     ),
     "an array": (
         npy(bands("uint8", 3)),

@@ -212,7 +212,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
         "large.png",
     }
     assert any("DATA.MAX_PIXELS is 100000000" in line for line in broken)
-    assert any("it is of no known format" in line for line in broken)
+    assert any("its format is unknown" in line for line in broken)
     assert found.pop("training images that are damaged, but decoded") == (1, False)
     turned = "images with an EXIF rotation; with DATA.EXIF_ORIENTATION False they are read as they are stored"
     assert found.pop(turned) == (1, False)

@@ -538,7 +538,7 @@ def test_indices_of_16_bits_need_a_column_that_holds_them(tmp_path):
         (png(np.zeros((8, 8, 3), np.uint8)), "it has 3 channels, expected a PNG of one channel"),
         (png(np.zeros((8, 8, 2), np.uint8)), "it has 2 channels, expected a PNG of one channel"),
         (png(np.zeros((8, 8), np.uint8), format="JPEG"), "its format is JPEG, expected a PNG"),
-        (b"", "it is of no known format"),
+        (b"", "its format is unknown"),
         (png(np.zeros((8, 8), np.uint8))[:45], r"can't be read as an image \("),
         (png(np.zeros((2000, 2000), np.uint8)), "it has 2000 x 2000 pixels, DATA.MAX_PIXELS is"),
     ],

@@ -215,7 +215,7 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     taken = with_timm_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
     assert (taken.MODEL.NUM_HEADS, taken.notes) == (
         6,
-        [f"MODEL.NUM_HEADS 6, according to the config.json of {tmp_path} tells"],
+        [f"MODEL.NUM_HEADS 6, according to the config.json of {tmp_path}"],
     )
     mine = with_timm_arguments(
         get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path

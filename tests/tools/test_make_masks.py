@@ -226,7 +226,7 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
         convert(*words)
     (tmp_path / "in/a.jpg").write_bytes(b"no image")
     write_labelme(tmp_path / "in/a.json", SHAPES)
-    with pytest.raises(InputError, match="in/a.jpg: it is of no known format"):
+    with pytest.raises(InputError, match="in/a.jpg: its format is unknown"):
         convert(*words)
     assert sorted(os.listdir(tmp_path)) == ["in"]
 

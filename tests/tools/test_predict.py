@@ -157,7 +157,7 @@ REFUSED = {
     "-classes=photographs -output=new.csv": "photographs: it isn't a regular file",
     "-classes=imagenet1k": "found 1000 class names, but the model has 2 outputs; pass one for each",
     "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
-    "-o TASK multilabel": "weights of TASK classification, found TASK multilabel; pass -o TASK classification",
+    "-o TASK multilabel": "the weights are for TASK classification, found TASK multilabel; pass -o TASK classification",
     "-ngpus=99": "NGPUS asks for 99 processes, found",
     "-ngpus=0": "NGPUS asks for 0 processes, expected 1 or more",
     "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the crop's",

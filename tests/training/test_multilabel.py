@@ -459,7 +459,7 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
     with pytest.raises(
         InputError,
-        match="weights of TASK classification, found TASK multilabel; pass -o TASK classific",
+        match="the weights are for TASK classification, found TASK multilabel; pass -o TASK classific",
     ):
         read_datasets(get_config(None, [*asked, "EVAL", "True"]))
     adapted = [
@@ -481,7 +481,7 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     assert again["thresholds"] == result["thresholds"]
     asked = [*without(asked, "TASK", "DATA."), "TASK", "classification", "DATA.DATASET", "digits"]
     with pytest.raises(
-        InputError, match="adapted.*: weights of TASK multilabel, found TASK classification"
+        InputError, match="adapted.*: the weights are for TASK multilabel, found TASK classification"
     ):
         words = [*asked, "MODEL.PRETRAINED_ADAPTER", own, "EVAL", "True"]
         read_datasets(get_config(None, words))

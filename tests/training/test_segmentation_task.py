@@ -114,7 +114,7 @@ def test_a_training_starts_from_a_classifier_an_encoder_or_other_classes(tmp_pat
     other = build_model(config)
     save_weights(other, tmp_path / "other.safetensors")
     for file, source, note in (
-        ("classifier", classifier, "; decode_head start afresh"),
+        ("classifier", classifier, "; decode_head are initialised randomly"),
         (
             "other",
             other.encoder,

@@ -213,7 +213,7 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     for extra, message in (
         (
             {"encoder.norm.bias": arrays["norm.bias"]},
-            r"norm\.bias both mean norm\.bias; remove one",
+            r"norm\.bias both correspond to norm\.bias; remove one",
         ),
         (
             {

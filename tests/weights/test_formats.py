@@ -464,7 +464,7 @@ def test_weights_lie_in_three_dictionaries_at_most(tmp_path, depth, read):
     if read:
         assert read_weights(file).arrays.keys() == {"a"}
     else:
-        with pytest.raises(InputError, match="holds no array"):
+        with pytest.raises(InputError, match="contains no array"):
             read_weights(file)
 
 

@@ -111,7 +111,7 @@ def test_a_file_whose_shared_tensors_differ_is_refused(tmp_path, name, own):
 def test_parallel_blocks_are_told(tmp_path):
     write_weights(tmp_path / "lite.safetensors", file_arrays(small_coat()))
     with pytest.raises(
-        InputError, match="according to the names of its tensors, MODEL.PARALLEL_DEPTH 0: set that"
+        InputError, match="according to the names of its tensors, set MODEL.PARALLEL_DEPTH 0"
     ):
         load_weights(
             small_coat(parallel_depth=1, embed_dims=(8, 16, 16, 16)), tmp_path / "lite.safetensors"

@@ -72,7 +72,7 @@ def test_the_epsilon_of_transformers_is_taken_or_told(tmp_path):
     assert with_switches(get_config("convnextv2_atto"), file).MODEL.HEAD_NORM_EPS == 1e-12
     report = load_weights(small_convnext("convnext_v2"), file)
     assert report.notes == [
-        "according to the names of its tensors, MODEL.HEAD_NORM_EPS 1e-12, the model has 1e-06"
+        "according to the names of its tensors, MODEL.HEAD_NORM_EPS is 1e-12, the model has 1e-06"
     ]
     other = written(tmp_path / "other.safetensors", "facebookresearch/ConvNeXt-V2")
     assert with_switches(get_config("convnextv2_atto"), other).MODEL.HEAD_NORM_EPS == 1e-6

@@ -80,7 +80,7 @@ def test_a_file_of_the_other_form_is_refused_with_the_key(tmp_path, deploy):
     with pytest.raises(
         InputError,
         match=re.escape(
-            f"according to the names of its tensors, MODEL.DEPLOY {not deploy}: set that"
+            f"according to the names of its tensors, set MODEL.DEPLOY {not deploy}"
         ),
     ):
         load_weights(model, tmp_path / "other.safetensors")

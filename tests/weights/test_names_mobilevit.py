@@ -101,8 +101,8 @@ def test_paddlevits_files_tell_how_its_model_computes(tmp_path):
     assert (other.stem.conv.weight.numpy() == before).all()
     four = small_mobilevit(**{**PADDLEVIT, "num_heads": 4, "last_norm_eps": 1e-5})
     assert load_weights(four, file).notes == [
-        "according to the names of its tensors, MODEL.NUM_HEADS 8, the model has 4",
-        "according to the names of its tensors, MODEL.LAST_NORM_EPS 1e-06, the model has 1e-05",
+        "according to the names of its tensors, MODEL.NUM_HEADS is 8, the model has 4",
+        "according to the names of its tensors, MODEL.LAST_NORM_EPS is 1e-06, the model has 1e-05",
     ]
     assert difference(four, "PaddleViT") > 1e-3
 

@@ -70,7 +70,7 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
     logits = model(paddle.to_tensor(values("images", (2, 3, 32, 32)))).numpy()
     np.testing.assert_allclose(logits, CASE["logits"], atol=1e-5 * np.ptp(CASE["logits"]), rtol=0)
     own = SwinTransformerV2(**CASE["model"] | {"pretrained_window_sizes": None})
-    told = "according to the names of its tensors, MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], the model has [4, 4, 2]"
+    told = "according to the names of its tensors, MODEL.PRETRAINED_WINDOW_SIZES is [3, 3, 2], the model has [4, 4, 2]"
     assert load_weights(own, file).notes == [told]
 
 

@@ -90,7 +90,7 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
     config = with_preprocessing(get_config("poolformer_s12", options))
     assert config.MODEL.FC_NORM is True
-    assert config.notes == [f"MODEL.FC_NORM True, according to the names in {timms} tell"]
+    assert config.notes == [f"MODEL.FC_NORM True, according to the names in {timms}"]
     size = GOLDEN["poolformer"][case]["size"]
     expected = evaluated(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]), size)
     assert (evaluated(config, size) == expected).all()
@@ -113,11 +113,11 @@ def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
     with pytest.raises(InputError, match=message):
         load_weights(build_model(given), theirs)
     with pytest.raises(
-        InputError, match="according to the names of its tensors, MODEL.FC_NORM False: set that"
+        InputError, match="according to the names of its tensors, set MODEL.FC_NORM False"
     ):
         load_weights(build_model(given), theirs, strict=False)  # for fine-tuning, too
     with pytest.raises(
-        InputError, match="according to the names of its tensors, MODEL.FC_NORM True: set that"
+        InputError, match="according to the names of its tensors, set MODEL.FC_NORM True"
     ):
         load_weights(small_pyramid("poolformer", "poolformer"), timms_poolformer(tmp_path))
 
@@ -141,7 +141,7 @@ def test_pvtv2s_norms_have_the_files_epsilon(tmp_path, case, epsilon):
     assert_golden(evaluated(config, GOLDEN["pvtv2"][case]["size"]), "pvtv2", case)
     report = load_weights(small_pyramid("pvtv2", case, norm_eps=1e-3), file)
     told = (
-        ["according to the names of its tensors, MODEL.NORM_EPS 1e-06, the model has 0.001"]
+        ["according to the names of its tensors, MODEL.NORM_EPS is 1e-06, the model has 0.001"]
         if epsilon
         else []
     )
@@ -233,7 +233,7 @@ def test_convnexts_layer_scale_is_told(tmp_path, file, model):
     save_weights(small_convnext(init_values=file), tmp_path / "file.safetensors")
     with pytest.raises(
         InputError,
-        match=f"; according to the names of its tensors, MODEL.INIT_VALUES {file}: set that$",
+        match=f"; according to the names of its tensors, set MODEL.INIT_VALUES {file}$",
     ):
         load_weights(small_convnext(init_values=model), tmp_path / "file.safetensors")
 
@@ -301,7 +301,7 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         assert status == 0, errors
         run = tmp_path / others[-1].partition("=")[2]
         assert (
-            f"MODEL.FC_NORM True, according to the names in {file} tell"
+            f"MODEL.FC_NORM True, according to the names in {file}"
             in (run / "log.txt").read_text()
         )
         assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is True
@@ -309,7 +309,7 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         "main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "False"
     )
     assert (status, errors.count("error: ")) == (2, 1)
-    assert "according to the names of its tensors, MODEL.FC_NORM True: set that" in errors
+    assert "according to the names of its tensors, set MODEL.FC_NORM True" in errors
 
 
 # ---------------------------------------------------------- PaddleViT's MAE
@@ -351,7 +351,7 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
             )
     with pytest.raises(
         InputError,
-        match="unexpected norm.weight, norm.bias; according to the names of its tensors, MODEL.GLOBAL_POOL token",
+        match="unexpected norm.weight, norm.bias; according to the names of its tensors, set MODEL.GLOBAL_POOL token",
     ):
         load_weights(small_vit(global_pool="avg"), tmp_path / "mae.pdparams")
     with pytest.raises(InputError, match="missing pos_embed"):  # there the class token has no place
@@ -361,7 +361,7 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
     # its later MAE, which reads the patches' mean
     write_weights(tmp_path / "mean.pdparams", theirs | norm)
     with pytest.raises(
-        InputError, match="according to the names of its tensors, MODEL.GLOBAL_POOL avg"
+        InputError, match="according to the names of its tensors, set MODEL.GLOBAL_POOL avg"
     ):
         load_weights(small_vit(), tmp_path / "mean.pdparams")
 

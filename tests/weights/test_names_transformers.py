@@ -85,7 +85,7 @@ def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
         6,
     )
     told = [
-        note for note in config.notes if f"according to the config.json of {path} tells" in note
+        note for note in config.notes if f"according to the config.json of {path}" in note
     ]
     assert [note.partition(",")[0] for note in told] == [
         "MODEL.NUM_HEADS 6",
@@ -107,7 +107,7 @@ def test_other_models_and_settings_are_refused(folder):
             "vit_tiny_patch16_224",
             "it describes a bert, which isn't supported; use other weights",
         ),
-        ("swin", {}, "vit_tiny_patch16_224", "it is of a Swin, vit_tiny_patch16_224 is a ViT"),
+        ("swin", {}, "vit_tiny_patch16_224", "it describes a Swin, but vit_tiny_patch16_224 is a ViT"),
         (
             "swin",
             {"hidden_act": "relu"},

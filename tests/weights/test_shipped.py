@@ -70,7 +70,7 @@ def test_a_file_or_folder_of_the_name_is_never_passed_over(name, tmp_path, monke
     (tmp_path / "digits").mkdir()
     model = create_model("vit_digits")
     save_weights(model, tmp_path / "digits" / "model.safetensors")
-    with pytest.raises(InputError, match=f"give {tmp_path}/digits, or {FILE}$"):
+    with pytest.raises(InputError, match=f"pass {tmp_path}/digits, or {FILE}$"):
         Predictor("digits")
     assert find_weights(tmp_path / "digits") == tmp_path / "digits" / "model.safetensors"
     assert find_weights(FILE) == FILE

@@ -282,10 +282,10 @@ def test_the_task_is_that_of_problem_type(folder):
     assert Predictor(path, options=["TASK", "multilabel"]).task == "multilabel"
     with pytest.raises(
         InputError,
-        match="weights of TASK multilabel, found TASK classification; pass -o TASK multi",
+        match="the weights are for TASK multilabel, found TASK classification; pass -o TASK multi",
     ):
         Predictor(path, options=["TASK", "classification"])
-    with pytest.raises(InputError, match="weights of TASK multilabel, found TASK classification"):
+    with pytest.raises(InputError, match="the weights are for TASK multilabel, found TASK classification"):
         check_task(path, "classification")
     check_task(path, "multilabel")
 
@@ -299,9 +299,9 @@ def test_without_a_problem_type_the_user_decides(folder):
     ]
     check_task(path, "multilabel")
     path = folder("vit", problem_type="single_label_classification")
-    with pytest.raises(InputError, match="weights of TASK classification, found TASK multilabel"):
+    with pytest.raises(InputError, match="the weights are for TASK classification, found TASK multilabel"):
         check_task(path, "multilabel")
-    with pytest.raises(InputError, match="weights of TASK classification, found TASK multilabel"):
+    with pytest.raises(InputError, match="the weights are for TASK classification, found TASK multilabel"):
         Predictor(path, options=["TASK", "multilabel"])
 
 
@@ -341,7 +341,7 @@ def test_without_a_problem_type_the_user_decides(folder):
         ),
         (
             {"id2label": {"0": 0, "1": 1}},
-            "its id2label is a dictionary of 2, expected an object with the names of all outputs, of the outputs",
+            "its id2label is a dictionary of 2, expected an object with the names of all outputs, from 0",
         ),
         (
             {"id2label": ["a", "b"]},
