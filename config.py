@@ -143,7 +143,7 @@ class Root(Section):
     # of the classifier. Each image is compared with all others. None: don't.
     RETRIEVAL: Sequence[Every] | None = key(None, is_("TASK", "classification"))
 
-    # End the run if a checkpoint can't be written (full disk). "continue": report it and go on.
+    # End the run if a checkpoint can't be written (full disk). "continue": report it and continue.
     SAVE_ON_ERROR: Literal["stop", "continue"] = "stop"
 
     # Steps between two reports of the training, in the log and in metrics.jsonl.
@@ -368,8 +368,8 @@ class MODEL(Section):
     # What logs and files call the model.
     NAME: str = "vit_base_patch16_224"
 
-    # Continue from this checkpoint. "auto": from the newest whole one in OUTPUT, or anew if there
-    # is none.
+    # Continue from this checkpoint. "auto": from the newest complete one in OUTPUT; without one, a new
+    # run starts.
     RESUME: FilePath | None = None
 
     # Weights to start from or to evaluate: a file, a folder or hf-hub:org/name. None: random.
@@ -654,7 +654,7 @@ class TRAIN(Section):
     # The largest number of boxes. They share the erased area.
     RANDOM_ERASE_COUNT: Few = key(1, TRAINING, LABELS, above_zero("TRAIN.RANDOM_ERASE_PROB"))
 
-    # Copies of an image in a global batch. Each is augmented anew. DeiT uses 3.
+    # Copies of an image in a global batch. Each is augmented again. DeiT uses 3.
     REPEATED_AUGMENT: Few = key(1, TRAINING)
 
     # Mixup draws its share from Beta(alpha, alpha). 0: no mixup.

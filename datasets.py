@@ -527,7 +527,7 @@ def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) ->
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Raises an error for a name of PaddleViT's ``datasets`` that isn't here, with what to use
+    """Raises an error for a name of PaddleViT's ``datasets`` that isn't supported, with what to use
     instead.
     """
     instead("datasets", name)

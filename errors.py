@@ -206,7 +206,7 @@ class InputError(RunError):
 
 
 class OutOfMemory(RunError):
-    """Something takes more memory than there is. The program can go on with something smaller."""
+    """Something takes more memory than there is. The program can continue with something smaller."""
 
 
 class Unreadable(ValueError):
@@ -222,7 +222,7 @@ class Allowance:
 
     It may take 64 MiB of memory and three times the file's size, and 10 s and 1 s per 100 MB. Each
     reader counts the memory that it is about to use. The time is this thread's CPU time: a slow
-    disk is no attack.
+    disk isn't an attack.
 
     Attributes:
         left: bytes of memory that may still be used.
@@ -253,7 +253,7 @@ class Allowance:
 
     def resume(self) -> None:
         """Leaves out the time since the last ``take``, in which this thread did something else.
-        Call it before the reading goes on.
+        Call it before the reading continues.
         """
         self.until += time.thread_time() - self.counted_at
 
@@ -265,7 +265,7 @@ _opened = threading.local()
 
 
 def leads_out(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is a link that leads out of its folder. In a folder that somebody else
+    """Returns whether a path is a link that points outside its folder. In a folder that somebody else
     made, it may lead to any file of the user.
     """
     path = os.fsdecode(path)
@@ -301,8 +301,8 @@ def reading(
     """Turns any exception of the body, which reads a file that somebody else wrote, into an error
     of one line.
 
-    The line may quote the file's content. If the file was reached through a link that leads out of
-    its folder, the line quotes nothing. Such a link may lead to a secret of the user.
+    The line may quote the file's content. If the file was reached through a link that points outside its
+    folder, the line quotes nothing. Such a link may lead to a secret of the user.
 
     Args:
         file: its name or path.
@@ -352,7 +352,7 @@ class Failure(NamedTuple):
     unforeseen: bool
 
 
-# Errors of a disk or of its administration, which are no mistake of the program; and what to do.
+# Errors of a disk or of its administration, which aren't mistakes of the program; and what to do.
 _DISK = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of the quota",

@@ -155,7 +155,7 @@ def as_rank(failed, beats):
     if len(beats) == progress.FIELDS:
         first = 0
     progress.share_beats(beats, first)
-    # Under "spawn", each of the loader's workers would import Paddle anew.
+    # Under "spawn", each of the loader's workers would import Paddle again.
     multiprocessing.set_start_method("fork", force=True)
     # A fork inherits the signals that its parent has recorded. The parent sends them to it, too, so
     # they would count twice.
@@ -217,8 +217,8 @@ def spawn(worker, count, failed, beats, *objects):
 def read_datasets(config, ranks=1):
     """Returns (configuration, training set, validation set).
 
-    From here on the configuration is final. It has what pretrained weights tell of their model and
-    of its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
+    From here on the configuration is final. It has what pretrained weights say about their model and
+    its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
     evaluation's classes are those of the weights.
     """
     import datasets

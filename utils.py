@@ -459,7 +459,7 @@ def write_log(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name of PaddleViT's ``utils``. For one that isn't here, the error says what to write
+    """Returns a name of PaddleViT's ``utils``. For an unsupported one, the error says what to write
     instead.
     """
     from settings.paddlevit import helpers

@@ -131,7 +131,7 @@ def read_export(folder: str | Path) -> Export:
     """Reads the manifest of an export. The other files aren't read.
 
     Raises:
-        InputError: the folder is no export, or its manifest can't be read.
+        InputError: the folder isn't an export, or its manifest can't be read.
     """
     folder = Path(folder)
     if not is_export(folder):

@@ -234,7 +234,7 @@ def save_openvino(model: Any, file: Path, half: bool) -> None:
     """Writes OpenVINO's IR.
 
     Args:
-        file: the .xml file. A .bin file with the weights is written beside it.
+        file: the .xml file. A .bin file with the weights is written next to it.
         half: whether the weights are written in float16.
     """
     import_extra("openvino").save_model(model, str(file), compress_to_fp16=half)

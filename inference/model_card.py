@@ -1,7 +1,7 @@
 """The card of a published model: the README.md of a repository on the Hugging Face Hub.
 
 Names of classes and whatever else comes from files is escaped (``training.pages.markdown``). Paths
-of this machine and names of images aren't told.
+of this machine and names of images aren't included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _ROWS = 1000
 
 
 class Card(NamedTuple):
-    """What a model card tells.
+    """The content of a model card.
 
     Attributes:
         name: the model's.

@@ -36,7 +36,7 @@ MODEL_NAMES = {
     "sigmoid": "CLIP_vit_base_patch16_448_ML",
 }
 INPUTS = paddle.static.InputSpec([None, 3, None, None], "float32", "images")
-# The threshold of a multi-label model that has none of its own.
+# The threshold of a multi-label model without one of its own.
 _THRESHOLD = 0.5
 # The number of classes that the clients print.
 _TOP = 5

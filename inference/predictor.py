@@ -107,7 +107,7 @@ class Predictor:
         classes: the names of the outputs; None: those that the weights have.
         batch_size: the number of images that are computed together.
         templates: of weights of images and texts, the sentences that stand for a class, with {} in
-            the place of its name. The classes are given, and their names make the classifier.
+            place of its name. The classes are given, and their names make the classifier.
 
     Attributes:
         config: the configuration of the model and of its images.

@@ -18,7 +18,7 @@ class Probes(NamedTuple):
         names: some of PROBES.
         ks: the numbers of neighbours; by default those of DINO's paper.
         shots: the numbers of labels a class; empty: those of 1, 5 and 10 that each class has.
-        draws: how often the few labels are drawn anew.
+        draws: how often the few labels are drawn again.
         seed: of what is held out, of the order of SGD's batches, and of the first draw.
     """
 

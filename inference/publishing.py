@@ -79,7 +79,7 @@ def read_source(path: str, cfg: str | None = None, options: list[str] | None = N
         options: words as after ``-o``.
 
     Raises:
-        InputError: they can't be read, don't describe their model, or are no classifier's.
+        InputError: they can't be read, don't describe their model, or aren't a classifier's.
     """
     options = options or []
     predictor = Predictor(path, cfg, options, batch_size=_IMAGES)
@@ -336,7 +336,7 @@ def upload(folder: Path, repo_id: str, private: bool) -> str:
         # The class of the error depends on huggingface_hub's version, which uses httpx or requests.
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        # The text may quote the request, so only the class and the status are told.
+        # The text may quote the request, so only the class and the status are reported.
         why = type(error).__name__ if status is None else f"{type(error).__name__}, status {status}"
         advice = "log in by hf auth login with a token that has write access, and check the name"
         raise RunError(

@@ -72,7 +72,7 @@ class Query(NamedTuple):
 
     Attributes:
         features: [D].
-        rows: those of the query's own image among the stored ones, which are no neighbours.
+        rows: those of the query's own image among the stored ones, which aren't neighbours.
     """
 
     features: np.ndarray

@@ -1,7 +1,7 @@
 """An index of images in one file, to which images are added and from which they are removed.
 
 FILE.index holds the images' features, their paths, and how the features were made. It is one file,
-so a change is whole or absent: FILE.index is written anew beside the old one, and replaces it. It
+so a change is whole or absent: FILE.index is written again beside the old one, and replaces it. It
 begins with a line of JSON. Then come four arrays: the features, where each path ends, a checksum of
 each path, and the paths one after the other. ``inference.search`` searches it as it does the
 features of tools/features.py.
@@ -63,7 +63,7 @@ def open_index(file: Path) -> tuple[StoredFeatures, Names]:
     """Returns the features of an index, memory-mapped, and the images' paths.
 
     Raises:
-        InputError: it can't be read, or is no index.
+        InputError: it can't be read, or isn't an index.
     """
     with reading(file, "an index of images"), open_file(file) as stream:
         line = stream.read(_HEAD)

@@ -124,7 +124,7 @@ class Channel:
                 self.rest += data
                 self.heard = time.monotonic()
                 self._check_lines()
-                # After the first bytes, only read what is there.
+                # After the first bytes, only read what has arrived.
                 self.socket.settimeout(0)
         except (BlockingIOError, TimeoutError):
             return

@@ -103,7 +103,7 @@ def _obstacle(mode: int, path: Path) -> OSError | None:
 
 
 def check_new_folder(output: Path) -> None:
-    """Raises InputError if -output can't become a new folder: something is there that is no empty
+    """Raises InputError if -output can't become a new folder: something is there that isn't an empty
     folder, or the folder around it can't be written to.
     """
     if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
@@ -284,7 +284,7 @@ def removing_if_stopped(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making_mark(folder: Path) -> Iterator[Path]:
-    """Yields a new empty file in a folder, by which another process can tell that it sees the same
+    """Yields a new empty file in a folder, by which another process can check that it sees the same
     folder. It is removed afterwards.
     """
     mark = unfinished_path(folder / "mark")

@@ -328,7 +328,7 @@ class ReportingWatcher(LaunchedWatcher):
             return self.decided
         if self.decides_alone:
             return judge([self.own_state], self.started, self.timeout)
-        # Without a time limit: only rank 0's parent can tell whether the run stalls.
+        # Without a time limit: only rank 0's parent can see whether the run stalls.
         own_verdict = judge([self.own_state], self.started, math.inf)
         if own_verdict and not self.failed_at:
             self.failed_at = self.now

@@ -1,4 +1,4 @@
-"""Reads what a launcher told this process: its rank, the number of ranks, and where rank 0 is.
+"""Reads what a launcher set for this process: its rank, the number of ranks, and where rank 0 is.
 
 Paddle's launcher, torchrun, mpirun and SLURM's srun each have variables of their own. All other
 modules read the PADDLE_* variables of Paddle's launcher, to which ``is_launched`` translates the
@@ -122,7 +122,7 @@ def telling_others(
     ranks: Sequence[str], sizes: Sequence[str], kind: str = "rank"
 ) -> Iterator[None]:
     """Tells the other ranks, or nodes, of an InputError that is raised within: they would wait for
-    this one in vain.
+    this one.
 
     Args:
         ranks: variables that may hold this one's number.
@@ -134,7 +134,7 @@ def telling_others(
     except InputError as error:
         from launch import rendezvous
 
-        # The others can't be told if rank 0's address or the secret is unknown, or if nobody
+        # The others can't be informed if rank 0's address or the secret is unknown, or if nobody
         # listens.
         with contextlib.suppress(InputError, OSError):
             rendezvous.cancel(
@@ -290,7 +290,7 @@ def _translate_slurm() -> bool:
     """Translates srun's variables; returns whether srun started this process as one of several.
 
     The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's
-    SLURM_NTASKS), but is no rank: only processes of srun have a SLURM_STEP_ID. A shell that srun
+    SLURM_NTASKS), but isn't a rank: only processes of srun have a SLURM_STEP_ID. A shell that srun
     started (srun --pty) is a step of one task.
     """
     job_id = first_set("SLURM_JOB_ID", "SLURM_JOBID")

@@ -192,8 +192,8 @@ def cancel(
     job: str = "",
     kind: str = "rank",
 ) -> None:
-    """Tells all ranks that this one can't start, so that none waits for it. Rank 0 tells all
-    others; another rank tells rank 0.
+    """Informs all ranks that this one can't start, so that none waits for it. Rank 0 informs all
+    others; another rank informs rank 0.
 
     Args:
         place: this rank's number as the user or a launcher gave it: maybe no number, or None.
@@ -328,7 +328,7 @@ def claim(port: int) -> socket.socket | None:
     while True:
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # An abstract name is no file, and belongs to the network namespace, as the port does.
+            # An abstract name isn't a file, and belongs to the network namespace, as the port does.
             held.bind(f"\0{channel.HELLO}:{port}")
             return held
         except OSError:
@@ -358,7 +358,7 @@ def listen(
         # If the name is unknown, the listener stays as it is, and ``_greet`` raises the error.
         with contextlib.suppress(OSError):
             ip = socket.gethostbyname(host)
-            # A loopback address counts only if the user named it, or if all ranks are here.
+            # A loopback address counts only if the user named it, or if all ranks are on this machine.
             is_meant = host == ip or (host == "localhost" and not has_other_machines)
             if ip != "0.0.0.0" and (is_meant or not ip.startswith("127.")):
                 listener.close()

@@ -106,7 +106,7 @@ class Lasting(io.RawIOBase):
 def _non_blocking(descriptor: int) -> int:
     """Returns a descriptor of the same pipe or terminal that never blocks.
 
-    It is opened anew. If O_NONBLOCK were set on ``descriptor`` itself, it would hold for all other
+    It is opened again. If O_NONBLOCK were set on ``descriptor`` itself, it would hold for all other
     programs that share it.
     """
     kind = os.fstat(descriptor).st_mode

@@ -36,7 +36,7 @@ class RankState:
         time: the time of its last beat, by the clock of the watching process; 0: none yet.
         step: the step that it is in.
         doing: a place in ``progress.DOING``.
-        trouble: why it can't go on, such as "is suspended (SIGSTOP, or a debugger)".
+        trouble: why it can't continue, such as "is suspended (SIGSTOP, or a debugger)".
         gone: how it ended, if that was an error, such as "was killed by SIGKILL".
         gone_at: when it was found to have ended.
         failure: the error that it reported.

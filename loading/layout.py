@@ -190,7 +190,7 @@ def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[s
 
     Such a class has no image in its own folder, but several folders of images, while other classes
     have their images in their own folders. The images of a folder come before those below it, so
-    the first and the last image of each class are enough to tell.
+    the first and the last image of each class are enough.
 
     Args:
         labels: of the images, [n].

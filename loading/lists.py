@@ -16,7 +16,7 @@ A dataset format that is a text file is read with these in any file below ``load
         files = Paths(paths(lines))
         lines.check_files(files)
 
-A list is read as bytes, because a path may hold bytes that are no UTF-8. Lists are written by
+A list is read as bytes, because a path may hold bytes that aren't UTF-8. Lists are written by
 others, so each reader counts the memory that it is about to hold (``errors.Allowance``).
 """
 

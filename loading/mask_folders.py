@@ -1,6 +1,6 @@
 """The readers of images with masks: two folders of the same names, and lists of pairs.
 
-``segmentation_sets.py`` reads published datasets with what is here.
+``segmentation_sets.py`` reads published datasets with these readers.
 """
 
 import os
@@ -67,11 +67,11 @@ def folder_pairs(
     Args:
         images, masks: the folders, relative to ``root``.
         image_ending, mask_ending: what the names of files end in before the dot, such as
-            "_leftImg8bit". It is left out of the comparison; other files are no part of the data.
+            "_leftImg8bit". It is left out of the comparison; other files aren't part of the data.
 
     Raises:
         InputError: a folder is missing or has no such file, or an image or a mask has no partner.
-            A check goes on with the pairs that there are.
+            A check continues with the pairs that there are.
     """
     image_of = _by_stem(split, root, images, image_ending, "images")
     mask_of = _by_stem(split, root, masks, mask_ending, "masks")
@@ -159,8 +159,8 @@ def declared_classes(
         ignore_index: DATA.IGNORE_INDEX.
 
     Raises:
-        InputError: a file can't be read, both are there, or nothing says how many classes there are.
-            A check goes on with any indices.
+        InputError: a file can't be read, both are there, or the number of classes is unknown.
+            A check continues with any indices.
     """
     names = names_beside(root)
     if os.path.lexists(root / COLORS):
@@ -277,8 +277,8 @@ def masks(
             255 classes.
 
     Raises:
-        InputError: a folder is missing, an image or a mask has no partner, or nothing says which
-            classes there are.
+        InputError: a folder is missing, an image or a mask has no partner, or the classes are
+            unknown.
     """
     root = Path(data_path)
     images, its_masks = _folders(root, split)
@@ -350,8 +350,8 @@ def masks_list(
             255 classes.
 
     Raises:
-        InputError: the list or files are missing, a line isn't a pair (which), or nothing says which
-            classes there are.
+        InputError: the list or files are missing, a line isn't a pair (which), or the classes are
+            unknown.
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"

@@ -1,6 +1,6 @@
 """The readers of lists and tables of images that have any number of classes each.
 
-Folders of classes can't tell this: a file of one name in two of them may be one image of two
+Folders of classes can't express this: a file of one name in two of them may be one image of two
 classes, or two images.
 """
 

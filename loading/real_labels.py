@@ -1,6 +1,6 @@
 """ReaL: several labels for each of ImageNet's validation images (DATA.LABELS).
 
-Beyer et al. 2020 (arXiv:2006.07159) labelled the images anew. An image has any number of labels.
+Beyer et al. 2020 (arXiv:2006.07159) labelled the images again. An image has any number of labels.
 """
 
 import re

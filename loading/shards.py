@@ -483,7 +483,7 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Yields the members of a tar file that are files.
 
     Raises:
-        Unreadable: the tar file isn't whole, or a member's content doesn't follow its header.
+        Unreadable: the tar file is truncated, or a member's content doesn't follow its header.
     """
     size = os.fstat(raw.fileno()).st_size
     bounded: Any = TarBytes(raw, Allowance(size))

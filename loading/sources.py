@@ -54,7 +54,7 @@ class Split(NamedTuple):
     Args:
         mode: "train" or "val".
         num_classes: labels have to be below it; "auto": any label is allowed.
-        problems: a list that collects problems for a check of the data, if the reader can go on
+        problems: a list that collects problems for a check of the data, if the reader can continue
             without them. None: a problem is raised.
         alone: the dataset has no validation part beside the training part.
         skipped: a list that collects the paths of entries that aren't data
@@ -188,7 +188,7 @@ def checked_columns(
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
-    """Returns a column's numbers [n, ...]; raises InputError where they are no such array."""
+    """Returns a column's numbers [n, ...]; raises InputError where they aren't such an array."""
     try:
         numbers = np.asarray(values)
     except ValueError:
@@ -339,7 +339,7 @@ def class_folders(split: Split, *, data_path: str) -> Files:
         paths = Paths(image_paths())
         if empty := sorted(set(names) - {classes[label] for label in np.unique(labels)}):
             split.refuse(
-                f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
+                f"{root / mode / empty[0]}: no image files found ({len(empty)} such classes);"
                 f" images end in {' '.join(IMAGE_SUFFIXES)}"
             )
         return Files(root, paths, np.array(labels), classes)
@@ -360,7 +360,7 @@ def _no_classes(root: Path, mode: str, alone: bool) -> str:
 
 
 def check_no_parts(root: Path, names: Sequence[str], dataset: str) -> None:
-    """Checks that a folder whose images are one part holds no several parts.
+    """Checks that a folder whose images are one part doesn't contain several parts.
 
     Args:
         names: of its folders.

@@ -105,7 +105,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     (``weights.names.switches``). Some are in the config.json beside the weights
     (``with_timm_arguments``, ``with_transformers_arguments``,
     ``with_head_arguments``). Others follow from the names of the
-    tensors. A note tells of each. If somebody set another value, ``load_weights`` refuses the
+    tensors. A note reports each. If somebody set another value, ``load_weights`` refuses the
     weights or reports the difference.
 
     Args:

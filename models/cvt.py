@@ -364,7 +364,7 @@ class CvT(ImageModel):
         if isinstance(layer, nn.Conv2D):
             init_as_torch(layer)
         elif isinstance(layer, nn.Linear) and layer is getattr(self, "head", None):
-            # The authors draw its weight anew and leave PyTorch's bias.
+            # The authors draw its weight again and leave PyTorch's bias.
             init_as_torch(layer)
             Normal(std=0.02)(layer.weight)
         else:

@@ -41,7 +41,7 @@ class FocalAttention(RelativePositionBias):
     """Multi-head attention of each window to itself, to the places around it, and to pooled windows.
 
     The places around a window are those of the authors' four copies of the map, each rolled by
-    ``expand_size`` in both directions. So maps go on at their other side. A place of two copies
+    ``expand_size`` in both directions. So maps continue at their other side. A place of two copies
     counts twice there, with a bias for each: here it counts once, with the logarithm of the sum of
     both biases' exponentials, which gives the same weights.
 

@@ -103,7 +103,7 @@ class HaloAttention(nn.Layer):
     def _with_halo(self, x: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Returns x with the halo along one side of the maps.
 
-        Before and after the places of each block come the nearest places of the blocks beside it,
+        Before and after the places of each block come the nearest places of the neighbouring blocks,
         or zeros beyond the map.
 
         Args:

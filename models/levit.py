@@ -352,7 +352,7 @@ class LeViT(ImageModel):
         return (logits + distilled_logits) / 2
 
     def inference_model(self) -> ImageModel:
-        """Returns a copy with every batch norm folded into the convolution or Linear beside it, as
+        """Returns a copy with every batch norm folded into the convolution or Linear next to it, as
         the authors' ``fuse`` does.
         """
         return fold(self)

@@ -80,7 +80,7 @@ def timm_tower(path: str | Path) -> str | None:
         path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: the file can't be read, or the tower has a head that isn't here.
+        InputError: the file can't be read, or the tower has a head that isn't supported.
     """
     config = read_openclip(path)
     vision = config["model_cfg"]["vision_cfg"] if config else {}
@@ -91,7 +91,7 @@ def timm_tower(path: str | Path) -> str | None:
 
 
 def _expect(vision: dict[str, Any], fixed: dict[str, Any], source: str) -> None:
-    """Raises InputError unless settings of an image tower have the only values that are here."""
+    """Raises InputError unless settings of an image tower have the only supported values."""
     for key, expected in fixed.items():
         if vision.get(key, expected) != expected:
             raise InputError(

@@ -126,7 +126,7 @@ def _functions_seen_once() -> Iterator[None]:
     """Makes Paddle examine and convert a method once instead of once for each layer that has it.
     Each of the two halves the time of an export.
 
-    Paddle caches what it has converted, but by bound methods, which Python creates anew at each
+    Paddle caches what it has converted, but by bound methods, which Python creates again at each
     access. Functions of Paddle and of other packages stay as they are. To know them, Paddle builds
     a list of all 19,000 at each call.
     """

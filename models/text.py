@@ -64,7 +64,7 @@ class TextTransformer(nn.Layer):
         logit_bias: what is added to the scaled cosines, []; 0 for CLIP.
 
     Raises:
-        InputError: embed_dim is no multiple of num_heads.
+        InputError: embed_dim isn't a multiple of num_heads.
     """
 
     def __init__(self, arguments: TextArguments) -> None:

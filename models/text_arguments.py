@@ -104,7 +104,7 @@ _OPENCLIP_FIXED = {
     "scale_attn": (False,),
     "scale_fc": (False,),
 }
-# Heads of towers whose files don't tell them, by channels of a token. OpenAI's have 64 channels a
+# Heads of towers whose files don't name them, by channels of a token. OpenAI's have 64 channels a
 # head; of big_vision's, So400m has 72.
 _HEADS = {512: 8, 640: 10, 768: 12, 1024: 16, 1152: 16, 1280: 20}
 
@@ -117,7 +117,7 @@ def text_arguments(path: str | Path, arrays: dict[str, Any]) -> TextArguments:
         arrays: the file's, by its own names.
 
     Raises:
-        InputError: nothing tells it, or a text tower here can't compute what is told.
+        InputError: it is unknown, or text towers don't support it.
     """
     config = json_beside(path, CONFIG)
     if config.get("model_type") in _DEFAULTS:

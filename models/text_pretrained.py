@@ -41,7 +41,7 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: the file can't be read, holds no text tower, or one that isn't here.
+        InputError: the file can't be read, has no text tower, or an unsupported one.
     """
     with open_weights(path) as stored, reading(stored.path, "weights of a text tower"):
         layout = layout_of(stored.arrays)

@@ -92,7 +92,7 @@ _RESNET = ("aa_layer", "block_args", "replace_stem_pool", "stem_type")
 def with_timm_arguments(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL in ``model_args`` of the weights' config.json.
 
-    Values that the user has set stay. A note tells of each of them that differs, and of each value
+    Values that the user has set stay. A note reports each of them that differs, and of each value
     that is taken.
 
     Args:
@@ -260,7 +260,7 @@ def _keys(
     }
     if kind.lower() == "eva":
         fixed["use_rot_pos_emb"] = True
-    # Hiera here has both values of abs_win_pos_embed; the names of its tensors tell which one.
+    # Hiera here has both values of abs_win_pos_embed; the names of its tensors show which one.
     off = value is False and (name not in fixed or name == "abs_win_pos_embed")
     if off or (name in fixed and fixed[name] == value):
         return {}

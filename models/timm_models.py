@@ -74,7 +74,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
 }
 # What timm's models have, where those of the same names here have something else.
 _EXPECTED: dict[tuple[str, str], Any] = {("poolformer", "FC_NORM"): True}
-# By MODEL.TYPE, the shipped model that a model without a name of timm's is told by.
+# By MODEL.TYPE, the shipped model that a model without a name of timm's is identified by.
 _BASES = {
     "vit": "vit_tiny_patch16_224",
     "deit": "deit_tiny_patch16_224",

@@ -577,11 +577,11 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
         path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: the file can't be read, or describes a model or a setting that isn't here.
+        InputError: the file can't be read, or describes a model or a setting that isn't supported.
     """
     config = read_transformers(path)
     if not config:
-        # timm's own file says more than OpenCLIP's beside it.
+        # timm's own file says more than OpenCLIP's next to it.
         return None if read_config(path) else described_openclip(path)
     encoder = encoder_of(config)
     kind = encoder.get("model_type")
@@ -610,7 +610,7 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
 def with_transformers_arguments(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL in transformers' config.json that change no shapes.
 
-    Values that the user has set stay. A note tells of each of them that differs, and of each value
+    Values that the user has set stay. A note reports each of them that differs, and of each value
     that is taken.
 
     Args:
@@ -643,7 +643,7 @@ def with_transformers_arguments(config: Configuration, path: str | Path) -> Conf
 def with_told(config: Configuration, key: str, value: Any, path: str | Path) -> Configuration:
     """Returns ``config`` with a key's value from the config.json beside weights, and a note of it.
 
-    If the user set another value, that stays, and the note tells of both.
+    If the user set another value, that stays, and the note reports both.
     """
     note = f"{key} {value_text(value)}, according to the config.json of {path}"
     if is_users(config, key):

@@ -65,7 +65,7 @@ def compile_in(folder: str) -> None:
         extra_ldflags=LIBRARIES,
         extra_include_paths=[str(here)],
         build_directory=folder,
-        verbose=True,  # or nothing says why a build failed
+        verbose=True,  # shows why a build failed
     )
 
 

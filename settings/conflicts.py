@@ -89,7 +89,7 @@ def _of_run(config: Configuration) -> Iterator[Conflict]:
             "DATA.BATCH_SIZE",
             "2 or more with MODEL.HEAD_BATCH_NORM: a batch of one image has no variance",
         )
-    # A restart goes on from the newest checkpoint of OUTPUT, and begins anew without one.
+    # A restart resumes from the newest checkpoint of OUTPUT, and starts over without one.
     restartable = config.OUTPUT and resume in (None, "auto") and not config.TRAIN.LAST_EPOCH
     if config.DIST.MAX_RESTART and not config.EVAL and not restartable:
         yield (
@@ -128,7 +128,7 @@ def _of_probes(config: Configuration) -> Iterator[Conflict]:
 
 
 def _of_sharded_weights(config: Configuration) -> Iterator[Conflict]:
-    """Stage 3 needs blocks that are computed anew, and no second copy of all weights."""
+    """Stage 3 needs blocks that are computed again, and no second copy of all weights."""
     strategy = config.DIST.STRATEGY
     if config.EVAL or config.DIST.ENGINE != "fleet" or not strategy.sharding:
         return
@@ -228,7 +228,7 @@ def _of_whole_images(config: Configuration) -> Iterator[Conflict]:
 
 
 def _of_patches(config: Configuration) -> Iterator[Conflict]:
-    """Packed images (NUM_TOKENS) differ in size, and their pixels are no picture."""
+    """Packed images (NUM_TOKENS) differ in size, and their pixels aren't a picture."""
     data = config.DATA
     train = config.TRAIN
     if data.NUM_TOKENS is None:

@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a
             configuration can be.
     """
-    # A run's folder may be a stranger's, and later errors tell a file's keys. Another file was
+    # A run's folder may be a stranger's, and later errors quote a file's keys. Another file was
     # named by the user.
     if path.name == RUN_CONFIG and leads_out(path):
         raise InputError(f"{path}: it is a link to a file outside its folder; name that file")

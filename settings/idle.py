@@ -102,7 +102,7 @@ def refuse_idle(
 ) -> None:
     """Checks that each key that was set has an effect, whatever its value.
 
-    Three cases are no error. What takes the key's effect away was set later: ``-o
+    Three cases aren't errors. What takes the key's effect away was set later: ``-o
     TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS. The key stands in a file, and its need is one
     that files may wait for: EVAL in the file that also trains. The value is None, which takes back
     what an earlier file set.

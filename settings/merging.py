@@ -374,7 +374,7 @@ class Keys:
     ) -> tuple[dict[str, tuple[int, str]], int]:
         """Takes GIVEN out of the content of a file.
 
-        A run's config.yaml has every key. GIVEN tells which of them somebody had set, and where.
+        A run's config.yaml has every key. GIVEN says which of them somebody had set, and where.
         Earlier releases wrote levels without sources, the first ones no GIVEN.
 
         Returns:
@@ -473,11 +473,11 @@ def _check_names(names: Any, path: Path) -> None:
 
 
 def _check_type(content: dict[str, Any], path: Path) -> None:
-    """Checks that a file's architecture and task are here. This comes before the check of its keys,
+    """Checks that a file's architecture and task are supported. This comes before the check of its keys,
     because an error about one of them would be misleading.
 
     Raises:
-        InputError: one isn't here.
+        InputError: one isn't supported.
     """
     keys = dict(leaves(content))
     may_be_absent = "BASE" not in content and not segmentation.is_segmentation(keys)

@@ -136,7 +136,7 @@ def families() -> dict[str, list[str]]:
 def instead(name: str, files: Sequence[Path]) -> str:
     """Returns the end of the error about a model's name that means no file: advice, or "".
 
-    If the name is timm's, the advice says that this variant, or its whole family, isn't here.
+    If the name is timm's, the advice says that this variant, or its whole family, isn't included.
     Otherwise it is the nearest name.
 
     Args:

@@ -45,7 +45,7 @@ def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = 
 
     Raises:
         Unreadable: it is something else, or would take too much memory.
-        ValueError, RecursionError: it is no JSON, or nested too deep.
+        ValueError, RecursionError: it isn't JSON, or nested too deep.
     """
     # An object and each of its entries take at most 250 bytes, an item of a list 160, a character
     # 4.

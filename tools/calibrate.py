@@ -11,7 +11,7 @@ with weights that every command takes: -eval, tools/predict.py, tools/export_mod
 -coverage    sets of classes that contain the right one with these probabilities (RAPS,
              arXiv:2009.14193): tools/predict.py CALIBRATED IMAGES -coverage 0.95
 -by_class    the coverage holds for the images of each class
--false_alarms  pictures of something else are told with these shares of false alarms:
+-false_alarms  pictures of something else are detected with these rates of false alarms:
              tools/predict.py CALIBRATED IMAGES -reject 0.05
 -outside     folders of pictures of something else, on which this is measured
 -folds       runs of a cross-validation (DATA.FOLDS), whose held-out images fit the scaling

@@ -10,7 +10,7 @@ images are compared by McNemar's exact test; for k-fold runs, the answers of all
 a class for each pixel, the images' mIoU are compared by Wilcoxon's signed-rank test.
 
 -output writes a page with the curves of all runs over each other. It needs no network. For one RUN
-alone, its report.html, confusion.csv and confusion.png are written anew.
+alone, its report.html, confusion.csv and confusion.png are written again.
 
 Exit status: 0; 2 if a folder isn't a run's, or a file in it has content that no run writes.
 """
@@ -48,7 +48,7 @@ def write_report_again(folder: Path) -> Path:
     from training.report import write_report
     from training.report.run_files import read_run
 
-    # If this is no run, its error says more than that of a missing config.yaml.
+    # If this isn't a run, its error says more than that of a missing config.yaml.
     read_run(folder)
     try:
         # Only the run's own folder is written to, so no cache of images.

@@ -8,7 +8,7 @@ is. .pdparams is for ``paddle.load`` and this toolkit's ``model.set_state_dict``
 names, for timm's ``checkpoint_path``; only ViT and MLP-Mixer have such files.
 
 MODEL is the YAML file or name of the weights' model. It may be left out if IN itself, a config.json
-of timm's beside it, or IN's name says that. The weights have to fit the model exactly. A .safetensors
+of timm's next to it, or IN's name says that. The weights have to fit the model exactly. A .safetensors
 file describes its model, as a checkpoint's does.
 """
 

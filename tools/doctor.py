@@ -210,7 +210,7 @@ def main() -> None:
     meeting_error = ""
     if launchers.is_launched():
         try:
-            # This also tells gloo which network reaches rank 0.
+            # This also shows gloo which network reaches rank 0.
             meeting = launched.meet(arguments.timeout)
         except RunError as error:
             meeting_error = str(error)

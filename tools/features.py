@@ -4,7 +4,7 @@
 
 FILE.npy (or FILE.safetensors) has a float32 row for each image, in the images' order. A row is the
 input of the model's classifier, or with -layer N an intermediate of the model (-1: the last). Two
-files are written beside it. FILE.csv (or .jsonl) is the index: row, file, error. FILE.json says how
+files are written next to it. FILE.csv (or .jsonl) is the index: row, file, error. FILE.json says how
 the features were made, for tools/search.py. If an image can't be read, its row is NaN, and the
 index has the error.
 

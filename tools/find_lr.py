@@ -6,10 +6,10 @@ All other flags are main_multi_gpu.py's, with -o. Model, data, loss and optimize
 run, and so is the effective batch: this process accumulates it alone.
 
 DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve
-is written to that file, and the table to FILE.csv beside it. No checkpoint is written, and no run's
+is written to that file, and the table to FILE.csv next to it. No checkpoint is written, and no run's
 folder changes. The tool prints two rates: where the loss falls fastest, and a tenth of the rate
 with the lowest loss. It suggests the lower of the two as TRAIN.BASE_LR. TASK dino is refused: its
-loss doesn't tell good rates from bad ones.
+loss doesn't separate good rates from bad ones.
 """
 
 import argparse

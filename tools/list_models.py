@@ -5,7 +5,7 @@
     python tools/list_models.py --keys vit_base_patch16_224
 
 GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them.
-models/costs.py says what is counted, and tools/model_info.py tells more about one model. "=" stands
+models/costs.py says what is counted, and tools/model_info.py says more about one model. "=" stands
 for the name in the first column. --keys lists the keys of MODEL that a model's architecture takes.
 """
 
@@ -34,7 +34,7 @@ TABLE = ROOT / "settings" / "costs.json"
 
 def content(file: Path) -> str:
     """Returns a digest of a model's file without comments. If it differs from the stored one, the
-    costs are computed anew.
+    costs are computed again.
     """
     keys = [line for line in file.read_bytes().splitlines() if not line.startswith(b"#")]
     return hashlib.sha256(b"\n".join(keys)).hexdigest()[:12]

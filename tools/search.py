@@ -22,7 +22,7 @@ known by its path. -remove takes images, folders with all that is in them, or pa
 prints Recall@K and mean average precision, where the class of an image is its folder.
 
 -faiss searches by FAISS: exactly (flat), or approximately and faster (hnsw, ivf). It says how many
-of the exact neighbours were found. The structure is built anew each time, which pays off for
+of the exact neighbours were found. The structure is built again each time, which pays off for
 hundreds of queries.
 
 Exit status: 0; 1 if an image of a folder can't be read; 2 for a wrong command line or input.
@@ -309,7 +309,7 @@ def _in_features(
 
 
 def _is_text(query: str) -> bool:
-    """Returns whether a query is a text: there is no such file, and its ending is no image's."""
+    """Returns whether a query is a text: there is no such file, and its ending isn't an image's."""
     from loading.layout import IMAGE_SUFFIXES
 
     return not os.path.lexists(query) and Path(query).suffix.lower() not in IMAGE_SUFFIXES

@@ -309,7 +309,7 @@ def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | No
     check_scales(config, teacher)
     report = load_equal(teacher, teacher_config, "teacher", "TRAIN.TEACHER_PATH", path)
     run.info(f"teacher {teacher_config.MODEL.NAME}: {report}")
-    # The student's mean and deviation, then the teacher's: images are normalised anew for it.
+    # The student's mean and deviation, then the teacher's: images are normalised again for it.
     scales = [
         each.DATA[name]
         for each in (config, teacher_config)

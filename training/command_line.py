@@ -216,8 +216,8 @@ def choose(
         asked: the values of flags and -o, by dotted key.
 
     Raises:
-        InputError: there is no run to go on with, or what is asked for isn't what ``default`` is
-            made for.
+        InputError: there is no run to resume, or ``default`` isn't made for what was
+            requested.
     """
     if cfg is not None:
         return Choice(cfg)

@@ -64,7 +64,7 @@ class SelfDistillation(Task):
 
     Labels are ignored. ``models.pretraining.dino`` has the networks. An evaluation measures the
     loss on views of the validation images, which are always the same, and warns of a collapse. The
-    teacher changes between two evaluations, so the loss doesn't tell which weights are better: the
+    teacher changes between two evaluations, so the loss doesn't show which weights are better: the
     newest count as the best, unless BEST_METRIC is knn, or a large teacher stays as it is.
 
     Args:
@@ -312,7 +312,7 @@ class SelfDistillation(Task):
 
     @property
     def _newest_is_best(self) -> bool:
-        """Whether nothing tells which weights are better: the teacher, and so the loss, changes."""
+        """Whether it is unknown which weights are better: the teacher, and so the loss, changes."""
         return self.config.BEST_METRIC == "auto" and self.teacher_file is None
 
     def _images(self, pixels: paddle.Tensor) -> paddle.Tensor:

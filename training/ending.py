@@ -29,7 +29,7 @@ FORWARD = 1 / 3
 class Ending:
     """Decides when a run ends. Every rank calls its methods equally often.
 
-    It is made when training begins, or goes on: the budget's clock starts then.
+    It is made when training begins, or continues: the budget's clock starts then.
 
     Args:
         progress: how far the run is. The decisions are stored there.

@@ -127,7 +127,7 @@ def fit(
     while not ending.over:
         epoch = progress.epoch + 1
         train_one_epoch(training, progress, after_step, ending)
-        # A run that is stopped here goes on with the evaluation.
+        # A run that is stopped here continues with the evaluation.
         checkpointing.stop_if_asked()
 
         metrics = {}
@@ -270,7 +270,7 @@ def train_one_epoch(
     steps_before = (epoch - 1) * steps
     accum = config.TRAIN.ACCUM_ITER
     updates = -(-steps // accum)
-    # A run that goes on within an epoch begins with the first batch that it hasn't trained on.
+    # A run that is resumed within an epoch begins with the first batch that it hasn't trained on.
     sampler.set_epoch(epoch, progress.samples)
     first = sampler.first()
     window = Window(training, epoch, progress.step, progress.take_window())

@@ -29,7 +29,7 @@ from weights import LoadReport, load_weights
 from weights.layout import Target
 
 # Keys that may differ between ranks. All others have to be the same, even those that change no
-# result: ranks that report, evaluate or save at other steps would wait for each other in vain. The
+# result: ranks that report, evaluate or save at other steps would wait for each other. The
 # place of the data and what loads them may differ from machine to machine, and so may a machine's
 # own affairs. The files of weights are compared when they are loaded.
 _MAY_DIFFER = (

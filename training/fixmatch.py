@@ -216,7 +216,7 @@ class FixMatch(Classification):
         """Returns the images of METHOD.UNLABELLED; None: there are none.
 
         Raises:
-            InputError: the folder can't be read, holds no images, or other ones on another rank.
+            InputError: the folder can't be read, has no images, or other ones on another rank.
         """
         if self.folder is None:
             return None

@@ -1,4 +1,4 @@
-"""MoCo v3 (Chen et al. 2021, arXiv:2104.02057): an encoder learns to tell an image's other view
+"""MoCo v3 (Chen et al. 2021, arXiv:2104.02057): an encoder learns to distinguish an image's other view
 from the views of other images.
 """
 

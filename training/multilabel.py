@@ -76,7 +76,7 @@ class MultiLabel(Classification):
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
         outputs = config.MODEL.NUM_CLASSES
-        # By output; None: they are chosen anew at each evaluation of a training.
+        # By output; None: they are chosen again at each evaluation of a training.
         self.thresholds: np.ndarray | None = None
         origin = "of the highest F1 on the validation set, chosen at each evaluation"
         if config.EVAL and config.MODEL.PRETRAINED:

@@ -135,7 +135,7 @@ def count_boundaries(
 
     A pixel belongs to its class's boundary if it is at most 2 % of the image's diagonal away from a
     pixel of another class or from the image's border. The distance is the larger one of rows and
-    columns, as by repeated erosion. Pixels that aren't counted are no class's, in answers, too.
+    columns, as by repeated erosion. Pixels that aren't counted have no class, in answers, too.
 
     Args:
         predicted, mask: of one image, [H, W] int64.

@@ -156,7 +156,7 @@ def find_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> RateRange
 
 
 def write(result: RateRange, table: Path, picture: Path) -> None:
-    """Writes a test's values to ``table``, a CSV, and its curve to ``picture``, a PNG beside it."""
+    """Writes a test's values to ``table``, a CSV, and its curve to ``picture``, a PNG next to it."""
     # Matplotlib's import takes a third of a second.
     from training.pages.plotting import figure, figure_png, set_log_scale
 

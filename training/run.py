@@ -100,7 +100,7 @@ class Run:
         self.started = time.time()
         self.on_error = config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
-        # The run's steps, those made when training began or went on, and the time of that.
+        # The run's steps, those made when training began or was resumed, and the time of that.
         self.total = 0
         self.first = 0
         self.clock = 0.0
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Returns the run's folder: where it is now, if it was moved while the run goes on."""
+        """Returns the run's folder: where it is now, if it was moved while the run is active."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 folder = os.fstat(self._descriptor)
@@ -191,7 +191,7 @@ class Run:
         self.epochs = epochs
         self.total = steps
         self.first = done
-        # The trackers follow metrics.jsonl, which holds no lines after ``done`` now.
+        # The trackers follow metrics.jsonl, which has no lines after ``done`` now.
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)
         self.clock = time.monotonic()
@@ -371,7 +371,7 @@ class Run:
         self.info("files: " + ", ".join(names))
 
     def _same_again(self) -> str:
-        """Returns the flags, or the words, for a command that does this run's end anew."""
+        """Returns the flags, or the words, for a command that does this run's end again."""
         return "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
 
     @contextlib.contextmanager
@@ -407,7 +407,7 @@ def _is_at(folder: os.stat_result, path: Path) -> bool:
 def for_others(config: Configuration) -> Configuration:
     """Returns the configuration that config.yaml holds, which means the same in another place.
 
-    Where the run lies and what it went on from belong to its command, and are left out.
+    Where the run lies and what it was resumed from belong to its command, and are left out.
     """
     config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
     # A resumed run takes its weights from the checkpoint. The file keeps those it began with.

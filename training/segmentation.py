@@ -122,7 +122,7 @@ class Segmentation(Task):
         masks = dataset.masks[MASK]
         self.ignored = masks.ignored
         if masks.table is None:
-            # Shards that another program packed: a value that is no class has to be an error.
+            # Shards that another program packed: a value that isn't a class has to be an error.
             table = plain_table(self.config.MODEL.NUM_CLASSES, masks.ignored)
             dataset.masks[MASK] = masks._replace(table=table)
         if mode == "val":

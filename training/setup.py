@@ -377,7 +377,7 @@ def rising_rate_warning(config: Configuration, effective: int) -> str:
         return ""
     ratio = effective / train.LINEAR_SCALED_LR
     rate = train.BASE_LR * (ratio**0.5 if train.LR_SCALING == "sqrt" else ratio)
-    # Equal but for rounding is no rise.
+    # Equal but for rounding isn't a rise.
     if rate >= train.END_LR * (1 - 1e-9):
         return ""
     return (

@@ -121,7 +121,7 @@ class Task:
         """Returns the values of a batch's samples by name, each [B] float32.
 
         "loss" is the loss to minimise. The means of the other values over the samples are reported
-        beside it. The method is called within autocast, and may not wait for the device.
+        in addition. The method is called within autocast, and may not wait for the device.
 
         Args:
             network: what ``build_network`` returned, wrapped for several processes.
@@ -144,7 +144,7 @@ class Task:
 
         All of it belongs to the network's frozen parameters, so that checkpoints hold it. What a
         step learns of a batch waits for this method. Otherwise a run that was stopped between two
-        updates would go on with it.
+        updates would continue with it.
 
         Args:
             model: the network, not wrapped, after the optimizer's step.

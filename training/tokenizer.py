@@ -217,7 +217,7 @@ class TokenizerTraining(Task):
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
         """Draws images, and below each what its tokens become."""
-        # A teacher's features are no picture.
+        # A teacher's features aren't a picture.
         if not model.decodes_pixels:
             return
         [pixels] = shown_columns(dataset, "pixels")

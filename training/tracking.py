@@ -5,7 +5,7 @@ signal handler, network access, crash or wait. ``TrackerProcess`` starts that pr
 ``main`` is what it runs.
 
 A tracker shows what metrics.jsonl holds. A resumed run removes the records after its checkpoint
-from that file. Then each tracker's folder is written anew, so that its curves have no step twice.
+from that file. Then each tracker's folder is written again, so that its curves have no step twice.
 
 The process learns of the run's end by its standard input, a pipe. The run writes a word to it if
 there is a result; if the pipe closes without one, the run ended otherwise.

@@ -46,9 +46,9 @@ class Record:
 
     @classmethod
     def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
-        """Returns the record that this rank goes on with after a resume.
+        """Returns the record that this rank continues with after a resume.
 
-        If the number of ranks has changed, rank 0 goes on with the sum of all records.
+        If the number of ranks has changed, rank 0 continues with the sum of all records.
 
         Args:
             states: the records of all ranks, as plain numbers, by rank.
@@ -108,7 +108,7 @@ class Record:
         """
         numbers = [number for pair in self.means.values() for number in pair]
         numbers += self.totals.values()
-        # A sum is no maximum. So each rank's value has a place of its own among zeros, and the
+        # A sum isn't a maximum. So each rank's value has a place of its own among zeros, and the
         # same collective serves both.
         for value in highest.values():
             numbers += [value if place == rank() else 0.0 for place in range(world_size())]

@@ -406,7 +406,7 @@ def save_weights(model: nn.Layer, file: str | os.PathLike[str]) -> None:
 
 
 def _image_size(stored: WeightFile) -> tuple[int, int] | None:
-    """Returns the (height, width) of the images that a file's model reads; None if it isn't told."""
+    """Returns the (height, width) of the images that a file's model reads; None if it is unknown."""
     if description := read_metadata(stored.path).get(METADATA):
         size = parsed_json(description.encode())["values"].get("DATA.IMAGE_SIZE")
     else:
@@ -424,7 +424,7 @@ def _other_switches(model: Target, expected: dict[str, Any]) -> list[str]:
     """Returns a note for each key of ``expected`` for which the model has another value.
 
     Args:
-        expected: values by key of MODEL, as the file's names tell them.
+        expected: values by key of MODEL, as the file's names imply them.
     """
     notes = []
     for key, value in expected.items():

@@ -317,7 +317,7 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
     """Reads an adapter of a run, or a folder or file of peft's LoRA.
 
     Raises:
-        InputError: it can't be read, is incomplete, belongs to another model, or is no adapter.
+        InputError: it can't be read, is incomplete, belongs to another model, or isn't an adapter.
     """
     file = find_adapter(path)
     stored = read_weights(file)
@@ -413,7 +413,7 @@ def _check_factors(
 
 
 def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
-    """Reads the file's metadata, or peft's adapter_config.json beside it."""
+    """Reads the file's metadata, or peft's adapter_config.json next to it."""
     if text := read_metadata(file).get(METADATA):
         metadata = parsed_json(text.encode())
         check_form(metadata, _FORM, _NEEDED)

@@ -29,7 +29,7 @@ from weights.resize import (
 STATISTICS = (".running_mean", ".running_var")
 TABLE = "relative_position_bias_table"
 BIASES = "attention_biases"
-# What is told of a kernel of patches whose size was changed.
+# What is reported of a kernel of patches whose size was changed.
 _RESAMPLED = "resampled from {} x {} to {} x {} pixels"
 Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
@@ -38,7 +38,7 @@ Arrays = dict[str, np.ndarray]
 def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
     """Returns the tensors of classifiers that can't be loaded, and the reason.
 
-    They are all of the model's classifiers, if the file has none of them, or has them for another
+    They are all of the model's classifiers, if the file lacks them, or has them for another
     number of classes. Otherwise they are ([], "").
     """
     names = classifiers_of(model, state)

@@ -202,8 +202,8 @@ def files_of(path: str | Path) -> list[Path]:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: there is no such file; an index can't be read, or names a file that isn't beside
-            it; or the file is one of several.
+        InputError: there is no such file; an index can't be read, or names a file that isn't next
+            to it; or the file is one of several.
     """
     file = find_weights(path)
     split = _SPLIT.search(file.name)

@@ -104,7 +104,7 @@ def best_of_run(path: str | Path) -> str | Path:
     a name, and any other path unchanged.
 
     Raises:
-        InputError: the link ``best`` leads out of the run's folder. No run makes such a link. Or a
+        InputError: the link ``best`` points outside the run's folder. No run makes such a link. Or a
             shipped name is also that of a file or folder here.
     """
     if str(path) in SHIPPED:
@@ -170,7 +170,7 @@ def find_weights(path: str | Path) -> Path:
 
 
 def _why_no_weights(path: Path) -> str:
-    """Returns the error for a path that holds no weights, with advice for what it is instead."""
+    """Returns the error for a path that has no weights, with advice for what it is instead."""
     if os.path.isfile(path / ".metadata"):
         return (
             f"{path} was written by torch.distributed.checkpoint; its "

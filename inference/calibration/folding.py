@@ -1,7 +1,7 @@
 """Folds a scaling of logits into a model's classifiers.
 
 The model's own logits are then the scaled ones: evaluations, predictions, exports and other
-toolkits need to know nothing of it.
+toolkits don't need to know about it.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a calibration is worth, on images that chose nothing of it: figures, a page, and lines."""
+"""What a calibration is worth, on images that weren't used for it: figures, a page, and lines."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

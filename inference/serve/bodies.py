@@ -15,7 +15,7 @@ from errors import printable
 
 # Bytes of a form that are parsed before other requests have their turn.
 _CHUNK = 1 << 16
-# Fields of a form that are no files. They are ignored.
+# Fields of a form that aren't files. They are ignored.
 _FIELDS = 20
 # The extended parameter of RFC 5987, which RFC 7578 forbids in forms.
 _EXTENDED = re.compile(rb";\s*filename\*", re.I)
@@ -145,8 +145,8 @@ async def _uploads(body: bytes | bytearray, content_type: str, most: int) -> lis
 
 def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
     """Returns the images in a body of JSON."""
-    # JSON of a million small values takes a hundred times its size in memory. Base64 has none of
-    # the characters that are counted here.
+    # JSON of a million small values takes a hundred times its size in memory. Base64 lacks the
+    # characters that are counted here.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
         raise Refused(413, f"the JSON has more than {most} images")
     try:

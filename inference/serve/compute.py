@@ -379,7 +379,7 @@ def _classes_of(
     """Returns the names of the classes of which a request wants to hear; []: the numbers.
 
     Raises:
-        InputError: the model takes no names of classes, or has none of its own.
+        InputError: the model takes no names of classes, or needs some.
     """
     if of_request and named is None:
         raise InputError(

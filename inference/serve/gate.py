@@ -208,7 +208,7 @@ class Gate:
     async def _read(self, scope: Any, receive: Receive) -> None:
         """Reads the body into ``scope["body"]``.
 
-        The app removes it from there, so that it is held no longer than needed.
+        The app removes it from there, so that it is kept no longer than needed.
         """
         more = True
         while more:
@@ -254,7 +254,7 @@ def _client_of(scope: Any) -> tuple[str, int]:
     """Returns the address and port of a request's client.
 
     A proxy on this machine may give the address (X-Forwarded-For). uvicorn takes any text from it.
-    Here a text that is no address becomes "-", because it could forge lines of the log.
+    Here a text that isn't an address becomes "-", because it could forge lines of the log.
     """
     host, port = scope.get("client") or ("-", 0)
     try:

@@ -202,7 +202,7 @@ async def _announce_ready(pool: Pool) -> None:
 
 
 async def _drain(gate: Gate, timeout: float) -> None:
-    """Waits until accepted requests are answered; later ones are told that the server is ending."""
+    """Waits until accepted requests are answered; later ones are answered that the server is shutting down."""
     gate.draining = True
     deadline = time.monotonic() + timeout + 1
     while gate.active and time.monotonic() < deadline:

@@ -121,7 +121,7 @@ class Pool:
         gives_maps: whether the model gives a class for each pixel; None: it isn't known yet.
         keeps_sizes: whether images differ in size when the model sees them.
         takes_classes: whether requests may name their classes.
-        ended: gets an exception once the server can't go on.
+        ended: gets an exception once the server can't continue.
     """
 
     def __init__(self, settings: Settings, batcher: Batcher, metrics: Metrics) -> None:
@@ -313,7 +313,7 @@ class Pool:
     def _record_failed_load(self, worker: Worker, line: str, status: int) -> None:
         """Records that a worker couldn't load the model, or loaded another one.
 
-        The other workers go on. The server ends if no worker has ever loaded the model, or if none
+        The other workers continue. The server ends if no worker has ever loaded the model, or if none
         is left and the input is wrong, so that the next worker would fail, too.
         """
         worker.load_failed = True

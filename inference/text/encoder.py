@@ -29,7 +29,7 @@ class TextEncoder:
         bias: what is added to the scaled cosines.
 
     Raises:
-        InputError: the weights hold no text tower, or have no tokenizer beside them.
+        InputError: the weights have no text tower, or have no tokenizer beside them.
     """
 
     def __init__(self, path: str | Path, batch_size: int = 64) -> None:

@@ -51,7 +51,7 @@ def write_text_export(path: str | Path, target: Path, kind: str = "onnx") -> flo
         the largest difference from the eager tower's embeddings.
 
     Raises:
-        InputError: the weights hold no text tower, or it can't be exported so.
+        InputError: the weights have no text tower, or it can't be exported so.
         RunError: the export's embeddings differ from the tower's.
     """
     if kind not in KINDS:

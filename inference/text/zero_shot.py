@@ -1,7 +1,7 @@
 """Makes classifiers of texts: an image tower whose classifier is computed from the classes' names.
 
 Such a classifier is an ordinary model with a neck (``models.layers.neck``). Every command takes it,
-and training goes on from it.
+and training can start from it.
 """
 
 from collections.abc import Sequence

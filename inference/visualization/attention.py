@@ -248,7 +248,7 @@ def _join_surroundings(
     maps = np.zeros((windows.shape[1], down * size, across * size), np.float32)
     for number, window in enumerate(windows[:, :, : side**2]):
         y, x = divmod(number, across)
-        # Beyond its border, a map goes on at its other side.
+        # Beyond its border, a map continues at its other side.
         rows = (np.arange(side) + y * size - expand) % (down * size)
         columns = (np.arange(side) + x * size - expand) % (across * size)
         places: Any = (slice(None), rows[:, None], columns)

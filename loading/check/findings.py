@@ -1,6 +1,6 @@
 """The findings of a check of data, in words.
 
-An error would end a run with this data. A remark tells what makes its numbers doubtful.
+An error would end a run with this data. A remark names what makes its numbers doubtful.
 """
 
 import math
@@ -227,7 +227,7 @@ def findings(
     Args:
         problems: what the readers left out, by mode.
         skipped: paths of entries that aren't data.
-        listed: lists of the readable images are written, so images that can't be read are no
+        listed: lists of the readable images are written, so images that can't be read aren't
             errors.
     """
     result = _reader_findings(splits, problems, skipped, listed)

@@ -283,7 +283,7 @@ def _undo_differencing(values: np.ndarray, tile: int) -> np.ndarray:
 
     Args:
         values: [H, W, C].
-        tile: the width of a tile; the differences begin anew in each.
+        tile: the width of a tile; the differences start over in each.
     """
     starts = range(0, values.shape[1], tile)
     tiles = [

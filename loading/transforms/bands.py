@@ -91,7 +91,7 @@ def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
         mode: as of ``pixel_mode``.
 
     Raises:
-        Unreadable: it is no such array.
+        Unreadable: it isn't such an array.
     """
     if isinstance(mode, int):
         return bands_of_array(values, mode)
@@ -107,7 +107,7 @@ def bands_of_array(values: np.ndarray, channels: int) -> Bands:
     """Returns the image of an array [H, W] or [H, W, C], uint8, uint16 or float32.
 
     Raises:
-        Unreadable: it is no such array, has other channels, or values that aren't finite.
+        Unreadable: it isn't such an array, has other channels, or values that aren't finite.
     """
     dtype = values.dtype.newbyteorder("=")
     if dtype not in UNITS:

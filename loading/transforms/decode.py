@@ -169,7 +169,7 @@ class EncodedImage:
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
         """Returns at least the first ``rows`` rows at 1 / ``scale``, [H, W, C] uint8.
 
-        None is returned if this is no JPEG, or one that isn't decoded without a flaw.
+        None is returned if this isn't a JPEG, or one that isn't decoded without a flaw.
         """
         # Pillow may have decoded the image already, because the JPEG has a flaw.
         if self._pixels is not None or self._decoded is not None:

@@ -56,7 +56,7 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 _JPEG_NEEDED = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE))
 # The frames that are coded in one scan, if that has all channels.
 _SEQUENTIAL = (0xC0, 0xC1)
-# The frames that are coded by Huffman. libjpeg's arithmetic decoder goes on after the end of the
+# The frames that are coded by Huffman. libjpeg's arithmetic decoder continues after the end of the
 # data, which takes time.
 _HUFFMAN = (0xC0, 0xC1, 0xC2)
 # The start of a scan, with the lengths that libjpeg accepts. Phones append videos to images. In the

@@ -188,8 +188,8 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
     """Puts the batch norms of ``model`` with frozen parameters (TRAIN.FREEZE) into evaluation mode,
     so that their statistics stay as they are.
 
-    A batch norm without parameters is frozen if the layers beside it are, which are the classifier.
-    Those of a moving average (``models.pretraining.momentum``) go on: their weights change, too.
+    A batch norm without parameters is frozen if its neighbouring layers are, which are the classifier.
+    Those of a moving average (``models.pretraining.momentum``) continue: their weights change, too.
     """
     for parent in model.sublayers(include_self=True):
         for layer in parent.children():
@@ -226,6 +226,6 @@ def synchronise(model: nn.Layer) -> None:
                 sync.bias = norm.bias
                 sync._mean = norm._mean
                 sync._variance = norm._variance
-                # Those of an average go on, though their parameters have no gradients.
+                # Those of an average continue, though their parameters have no gradients.
                 sync.is_average = getattr(norm, "is_average", False)
                 setattr(parent, name, sync)

@@ -254,7 +254,7 @@ def add_decoder(
         outputs: numbers that are predicted for each token.
 
     Raises:
-        InputError: width is no multiple of heads.
+        InputError: width isn't a multiple of heads.
     """
     check_heads(width, heads)
     network.decoder_embed = Linear(network.encoder.num_features, width)

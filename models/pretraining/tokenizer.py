@@ -292,7 +292,7 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
     """Returns rows and columns of the encoder's last map, and the pixels along a place's side.
 
     Raises:
-        InputError: it has no map, or the image's size is no multiple of a place.
+        InputError: it has no map, or the image's size isn't a multiple of a place.
     """
     # A class token that joins after the last map is read by layers that a tokenizer wouldn't train.
     joins_late = hasattr(encoder, "cls_token") and not encoder.num_prefix_tokens
@@ -311,7 +311,7 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
 
 
 def without_map(encoder: ImageModel) -> InputError:
-    """Returns the error of an encoder whose last features are no map."""
+    """Returns the error of an encoder whose last features aren't a map."""
     name = type(encoder).__name__
     return InputError(
         f"TASK is tokenizer, but {name} has no map of last features; use a ViT or a ConvMixer"

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class _Family(NamedTuple):
-    """A family of PaddleViT's models for a task that isn't here.
+    """A family of PaddleViT's models for a task that isn't supported.
 
     Attributes:
         name: what PaddleViT calls it.
         task: what the task is called in messages.
         types: a pattern of MODEL.TYPE in its files, in lower case; None: they have none, or that of
-            a family that is here.
+            a supported family.
         keys: keys of its files. Another family's have none of these, or not all. One that ends with
             a dot is a section.
     """
@@ -56,7 +56,7 @@ def absent_type(model_type: str) -> str:
 
 
 def absent_task(keys: Collection[str]) -> str:
-    """Returns the error's line for a file of PaddleViT's whose task isn't here; "" for any other.
+    """Returns the error's line for a file of PaddleViT's whose task isn't supported; "" for any other.
 
     Args:
         keys: the dotted keys that the file sets.

@@ -182,7 +182,7 @@ def read(
         PaddleViT's.
 
     Raises:
-        InputError: the file has a value that isn't here, or has a different meaning as PaddleViT's
+        InputError: the file has a value that isn't supported, or has a different meaning as PaddleViT's
             and as this toolkit's.
     """
     if is_family(path, content):
@@ -335,7 +335,7 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
 
 
 def _settings_of(family: Family, own: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Returns the values of all keys of a file, its family's where it has none of its own.
+    """Returns the values of all keys of a file, its family's where it has none.
 
     Raises:
         InputError: one is of another kind than the family's.

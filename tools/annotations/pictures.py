@@ -126,7 +126,7 @@ def checked_points(points: Any, size: tuple[int, int], least: int) -> list[tuple
         least: points that there have to be.
 
     Raises:
-        Unreadable: they are no points, too few, or far outside of the image.
+        Unreadable: they aren't points, too few, or far outside of the image.
     """
     if not isinstance(points, list) or len(points) < least:
         raise Unreadable(f"an outline of fewer than {least} points")
@@ -251,7 +251,7 @@ def _write_pair(
     """Writes an image, as it is, and its mask.
 
     A mask is stored as its image is, with the same note of EXIF. So both fit each other, whether
-    DATA.EXIF_ORIENTATION turns them or not. Where nothing says which way it was annotated, it has
+    DATA.EXIF_ORIENTATION turns them or not. Where it is unknown which way it was annotated, it has
     no note, and the key decides.
 
     Returns:

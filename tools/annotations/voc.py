@@ -27,7 +27,7 @@ _BYTES_PER_LINE = 300
 class Voc:
     """The masks in SegmentationClass/.
 
-    Where labelmap.txt is beside it, masks are pictures of its colours. Otherwise they hold the
+    Where labelmap.txt is next to it, masks are pictures of its colours. Otherwise they hold the
     indices of the class names, and 255 is ignored.
 
     Args:

@@ -117,7 +117,7 @@ class Bench:
                 returned.
 
         Raises:
-            RunError: the program failed, or didn't end in time. The doctor's exit status 1 is no
+            RunError: the program failed, or didn't end in time. The doctor's exit status 1 isn't a
                 failure: it has found something to do.
         """
         environ = os.environ | environment
@@ -193,7 +193,7 @@ def flash(bench: Bench) -> Finding:
     plain = answer["plain"]
 
     def cost(way: dict[str, float]) -> str:
-        # A CPU doesn't tell how much is kept.
+        # A CPU doesn't report how much is kept.
         memory = "" if bench.rehearsing else f" and {way['MB']:.0f} MB kept"
         return f"{way['ms']:.3g} ms{memory}"
 

@@ -96,7 +96,7 @@ def no_gpu(about: dict[str, Any]) -> str:
 
 def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
     """Returns the finding of a check, which has LIMIT seconds. A check that raises an error counts
-    as something to do, and the other checks go on.
+    as something to do, and the other checks continue.
     """
     bench.deadline = time.monotonic() + LIMIT
     try:

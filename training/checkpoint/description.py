@@ -176,7 +176,7 @@ def _describes(key: str) -> bool:
 
 def without_training_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Returns a description's values without the keys that have an effect in training alone, such as
-    MODEL.DROPPATH. Those of an architecture that isn't here stay.
+    MODEL.DROPPATH. Those of an unsupported architecture stay.
     """
     kind = str(values.get("MODEL.TYPE", "")).lower()
     if kind not in architectures():

@@ -58,7 +58,7 @@ _FREE = (
     "TRAIN.RECIPE_BATCH",
     "AMP_EVAL",
 )
-# Optimizers that keep the same moments, so that one can go on with another's state.
+# Optimizers that keep the same moments, so that one can continue with another's state.
 _SAME_STATE = ("AdamW", "Adam", "LAMB")
 # The beginnings of keys that are compared with those of the checkpoint's run.
 _COMPARED = ("TASK", "METHOD.", "DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
@@ -131,7 +131,7 @@ def rewind_folder(training: Training, progress: Progress, chosen: Path | None) -
 
 
 def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | None:
-    """Returns the verified checkpoint to go on from; None: the run starts afresh.
+    """Returns the verified checkpoint to resume from; None: the run starts afresh.
 
     Args:
         directory: the folder of the run's own checkpoints.
@@ -397,7 +397,7 @@ def _rewind_checkpoints(directory: Path, chosen: Path | None, progress: Progress
     """Restores the folder of checkpoints to its state when ``chosen`` was written.
 
     Returns:
-        By split, the best checkpoints that aren't whole.
+        By split, the best checkpoints that are incomplete.
     """
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
@@ -438,7 +438,7 @@ def _bring_checkpoint(best: Path, directory: Path) -> bool:
     """Copies a checkpoint into the run's folder, unless it lies there already.
 
     Returns:
-        Whether it is there now: one that isn't whole isn't copied.
+        Whether it is there now: an incomplete one isn't copied.
     """
     try:
         names = storage.verify(best)

@@ -77,7 +77,7 @@ class Saver:
 
     Args:
         models: the model as "val" and, with MODEL_EMA, the averaged one as "ema".
-        train: what is trained on; a run can't go on with another number of samples.
+        train: what is trained on; a run can't continue with another number of samples.
         progress: where the run begins: its checkpoint is there, or there is nothing to save yet.
 
     Attributes:
@@ -153,7 +153,7 @@ class Saver:
             last: whether nothing will be saved after this.
 
         Raises:
-            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR goes on and there
+            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR continues and there
                 will be another save.
         """
         problem = self._end_writing()
@@ -558,7 +558,7 @@ def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, 
     """Begins a copy of what ``tensors`` hold now.
 
     On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the
-    tensors comes after it, and this process goes on. (A stream of its own would save the GPU the
+    tensors comes after it, and this process continues. (A stream of its own would save the GPU the
     time of the copy. But Paddle chooses the stream only for the whole process.)
 
     Returns:

@@ -169,7 +169,7 @@ def write_checkpoint(
         state: the content of state.json.
         metadata: by file.
         begun: what ``begin_checkpoint`` has made. Rank 0's files that an earlier try has left there
-            are written anew.
+            are written again.
         sharing: with it other ranks write files into ``begun``, too, and this waits for them.
 
     Raises:
@@ -271,7 +271,7 @@ def write_share(begun: Path, name: str, arrays: Arrays) -> None:
 
     Args:
         begun: the checkpoint's unfinished folder, which rank 0 has made. A share that an earlier
-            try has left there is written anew.
+            try has left there is written again.
         name: the checkpoint's name.
 
     Raises:

@@ -68,7 +68,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
 def own_parameters(model: nn.Layer) -> dict[str, Any]:
     """Returns a model's parameters by their structured names.
 
-    The projection of a feature distillation is no layer of the model's own, and isn't among them.
+    The projection of a feature distillation isn't a layer of the model's own, and isn't among them.
     """
     return {
         name: parameter

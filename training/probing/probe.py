@@ -27,7 +27,7 @@ class Probe:
 
     The images are prepared as for an evaluation, also where the task's evaluation has views of
     them. Labels are used here even if the task ignores them. Nothing is random or changes the
-    training, so a checkpoint holds no state of it.
+    training, so a checkpoint has no state of it.
 
     Args:
         model: the network, not wrapped.

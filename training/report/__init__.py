@@ -180,7 +180,7 @@ def _drawn(title: str, file: Path) -> str:
     """Returns the section of a picture that the run drew; "" if there is none.
 
     Raises:
-        InputError: the file is no PNG.
+        InputError: the file isn't a PNG.
     """
     if not file.exists():
         return ""

@@ -250,7 +250,7 @@ def _check_grid(file: Path, keys: Mapping[str, Distribution]) -> None:
 
 
 def _check_seeds(file: Path, seeds: list[Any], keys: Mapping[str, Distribution]) -> None:
-    """Raises InputError unless seeds are different whole numbers, and SEED is no key besides."""
+    """Raises InputError unless seeds are different whole numbers, and SEED isn't a key besides."""
     whole = all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds) or (seeds and "SEED" in keys):
         raise InputError(

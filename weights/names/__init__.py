@@ -1,7 +1,7 @@
 """The names of tensors in other toolkits' weight files, and how they become timm's.
 
 Each family of architectures has a module here, to which a model's class refers as
-``ImageModel.weight_names``. Its function ``timm_names`` renames a file's tensors. Names also tell
+``ImageModel.weight_names``. Its function ``timm_names`` renames a file's tensors. Names also show
 how a file's model computes, so a module may have further functions:
 
 - ``model_keys(arrays)``: keys of MODEL that change the model's tensors, found by timm's names. A
@@ -116,7 +116,7 @@ def unread_classifier(arrays: Collection[str]) -> str:
 
 
 def has_switches(family: ModuleType | None) -> bool:
-    """Returns whether files of this family's models may tell ``switches``."""
+    """Returns whether files of this family's models may imply ``switches``."""
     return hasattr(family, "switches")
 
 

@@ -82,7 +82,7 @@ def tower_names(arrays: Arrays) -> Arrays:
     Arrays of the image tower are left out.
 
     Raises:
-        Unreadable: the file holds no text tower.
+        Unreadable: the file has no text tower.
         InputError: two arrays get the same name.
     """
     layout = layout_of(arrays)
