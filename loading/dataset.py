@@ -264,7 +264,7 @@ class ImageDataset(paddle.io.Dataset):
         elif drawn.shape != shape:
             found = f"{list(drawn.shape)} after {list(shape)}, expected one shape for all samples"
         if found:
-            raise RunError(f"the task returned for the column {name} {found}")
+            raise RunError(f"the task's column {name} has {found}")
         return drawn
 
     def _transformed(

@@ -296,7 +296,7 @@ def _change_set(edit: Edit, label: int, own: list[int]) -> None:
 
 def _changed(edit: Edit, found: str) -> Unreadable:
     return Unreadable(
-        f"its line {edit.line} isn't about the current {found} of the image;"
+        f"its line {edit.line} isn't about the image's current {found};"
         " the dataset or the table has changed"
     )
 

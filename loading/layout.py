@@ -58,7 +58,7 @@ def skipped_text(skipped: Sequence[str]) -> str:
     """Returns a line about the entries of a dataset's folder that were left out."""
     what = "entry that isn't data" if len(skipped) == 1 else "entries that aren't data"
     count = f"{len(skipped):,}"
-    kinds = "hidden, the system's, a run's, links"
+    kinds = "hidden or system files, files of runs, links"
     return f"skipped {count} {what} ({kinds}), such as {printable(skipped[0])}"
 
 

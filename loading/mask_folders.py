@@ -273,7 +273,7 @@ def masks(
     """Reads images and masks of the same names in two folders.
 
     Args:
-        ignore_index: what masks hold where pixels count nowhere. auto: 255, or 65535 with more than
+        ignore_index: the value of ignored pixels in masks. auto: 255, or 65535 with more than
             255 classes.
 
     Raises:
@@ -346,7 +346,7 @@ def masks_list(
     """Reads the pairs of an image and its mask in ``<mode>_list.txt``.
 
     Args:
-        ignore_index: what masks hold where pixels count nowhere. auto: 255, or 65535 with more than
+        ignore_index: the value of ignored pixels in masks. auto: 255, or 65535 with more than
             255 classes.
 
     Raises:

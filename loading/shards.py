@@ -445,7 +445,7 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
             what = "a label but no image"
             if alone[0] in images:
                 what = "an image but no .cls, its label"
-            raise Unreadable(f"{alone[0]} has {what}, like {len(alone)} samples in total")
+            raise Unreadable(f"{alone[0]} has {what} (samples like this: {len(alone)})")
         columns = zip(*images.values(), strict=True) if images else ((), (), (), ())
         names, offsets, lengths, headers = columns
         samples = {

@@ -468,7 +468,7 @@ def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
     """Draws fixed random images.
 
     Args:
-        synthetic_size: how many.
+        synthetic_size: the number of images.
     """
     return Drawn(synthetic_size)
 

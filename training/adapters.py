@@ -30,7 +30,7 @@ def lora(
 
     Args:
         rank: columns of the first matrix, rows of the second.
-        alpha: their product is multiplied by alpha / rank.
+        alpha: the product of both matrices is multiplied by alpha / rank.
         targets: patterns of names of Linear layers: ["*.qkv", "blocks.[6-9].mlp.fc?"].
         dropout: the rate of dropout on the first matrix's input.
 

@@ -355,7 +355,7 @@ def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
         if index == 5:
             advice = r"check the disk\); remove the file, so that the next start decodes the images again$"
             with pytest.raises(
-                RunError, match=rf"^{images.file}: its image 5 isn't what was written \({advice}"
+                RunError, match=rf"^{images.file}: its image 5 has changed \({advice}"
             ):
                 dataset[index]
         else:

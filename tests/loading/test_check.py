@@ -306,9 +306,9 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     (tmp_path / "train/empty").mkdir()
     texts = [one.text for one in result_of(tmp_path).findings if one.is_error]
     assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
-    assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
+    assert any("train/empty: no image files found (1 such classes)" in text for text in texts)
     with pytest.raises(
-        InputError, match="nowhere, but no such folder; .* holds the folders train, val"
+        InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"
     ):
         result_of(tmp_path / "nowhere")
 
@@ -324,7 +324,7 @@ def test_images_in_memory_are_checked():
     result = result_of("", dataset="digits")
     assert [len(part.records) for part in result.parts.values()] == [1433, 364]
     assert result.usable
-    with pytest.raises(InputError, match="synthetic: its images are drawn at random"):
+    with pytest.raises(InputError, match="synthetic: its images are random"):
         check_dataset.check_images(get_config(None, ["DATA.DATASET", "synthetic"]), 1)
 
 

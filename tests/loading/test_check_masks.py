@@ -117,7 +117,7 @@ def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
         " data/masks/val/1.png: it has 3 channels, expected a PNG of one channel",
         "remark: validation masks of the column 'mask' with a single index: 1, such as"
         " data/masks/val/0.png",
-        "remark: indices that occur only in validation masks of the column 'mask' hold: 1, such as 7",
+        "remark: indices that occur only in validation masks of the column 'mask': 1, such as 7",
     ]
     assert len(errors) == len(expected)
     for line, start in zip(errors, expected, strict=True):
@@ -144,7 +144,7 @@ def test_a_turned_image_has_a_mask_of_the_shown_size(folder, check):
     status, lines = check(*shown, "True")
     assert status == 1
     (error,) = [line for line in lines if line.startswith("error")]
-    assert "haven't the size of their images: 2, such as data/masks/train/0.jpg: the mask" in error
+    assert "whose size isn't that of their images: 2, such as data/masks/train/0.jpg: the mask" in error
     assert "40 x 30 pixels, its image data/train/0.jpg 30 x 40; make them of one size, or" in error
 
 

@@ -83,7 +83,7 @@ def littered(tmp_path):
     return tmp_path
 
 
-KINDS = "(hidden, the system's, a run's, links)"
+KINDS = "(hidden or system files, files of runs, links)"
 SKIPPED = 4 * len(LEFTOVERS) + 1
 
 
@@ -121,7 +121,7 @@ def test_a_check_names_what_was_skipped(littered):
     result = check_dataset.check_images(folder_config(littered), workers=1)
     [said] = [one for one in result.findings if "entries that aren't data" in one.text]
     assert (said.text, said.is_error) == (
-        f"entries that aren't data {KINDS}, skipped: {SKIPPED}",
+        f"skipped entries that aren't data {KINDS}: {SKIPPED}",
         False,
     )
     assert said.examples[0] == "train/#recycle"
@@ -367,7 +367,7 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
             get_dataset(listed_config(path, dataset=dataset), "train")
         return str(caught.value)
 
-    with pytest.raises(InputError, match="-data_path is missing: pass the folder of the dataset"):
+    with pytest.raises(InputError, match="-data_path is missing: pass the dataset's folder"):
         get_dataset(get_config(None, []), "train")
     for dataset in (
         "folder",
@@ -378,7 +378,7 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
         "multilabel_list",
         "multilabel_csv",
     ):
-        assert "nowhere, but no such folder; " in refused(tmp_path / "nowhere", dataset)
+        assert "nowhere, but there is no such folder; " in refused(tmp_path / "nowhere", dataset)
     (tmp_path / "data").mkdir()
     assert f"{tmp_path}/data, an empty folder" in refused(tmp_path / "data", "mnist")
     (tmp_path / "data/.DS_Store").touch()

@@ -233,7 +233,7 @@ def write_colours(root):
 
 
 def test_masks_of_colours(root):
-    with pytest.raises(InputError, match="nothing says") as _:
+    with pytest.raises(InputError, match="are unknown") as _:
         os.rename(root / "classes.txt", root / "other.txt")
         read(root)
     os.rename(root / "other.txt", root / "classes.txt")

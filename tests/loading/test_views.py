@@ -478,7 +478,7 @@ def test_what_a_task_draws_beside_the_views_is_the_samples(folder, views_task):
     expected = dataset.generator(2, 5, 0).integers(1000, size=2)
     np.testing.assert_array_equal(sample["turn"], expected)
     dataset.draws["local"] = lambda rng: rng.random()
-    with pytest.raises(Exception, match="column local: a name of a column of the data"):
+    with pytest.raises(Exception, match="column local has a name of a column of the data"):
         dataset.sample((2, 5, 0))
 
 

@@ -276,10 +276,10 @@ def train_wrongly(options, output, wrong):
         ("detached", "returned a loss without gradients; don't detach it"),
         (
             "shape",
-            r"returned for the column drawn \[\d+\] after \[\d+\], expected one shape for all",
+            r"column drawn has \[\d+\] after \[\d+\], expected one shape for all",
         ),
-        ("type", "returned for the column drawn <U6, expected numbers"),
-        ("name", "returned for the column pixels a name of a column of the data"),
+        ("type", "column drawn has <U6, expected numbers"),
+        ("name", "column pixels has a name of a column of the data"),
     ],
 )
 def test_a_task_that_can_not_train_is_one_line(tmp_path, tiny, wrong, message):
