@@ -284,7 +284,7 @@ def get_datasets(
 def _datasets_of_task(
     config: Configuration, classes: list[str]
 ) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
-    """Returns what ``get_datasets`` does, for a task that doesn't read the data's labels.
+    """``get_datasets`` for a task that doesn't read the data's labels.
 
     Args:
         classes: the names of the task's outputs, which become those of the datasets.
@@ -304,7 +304,7 @@ def _datasets_of_task(
 def _datasets_of_masks(
     config: Configuration, trained: Sequence[str] | None
 ) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
-    """Returns what ``get_datasets`` does, for a task whose classes are those of masks.
+    """``get_datasets`` for a task whose classes are those of masks.
 
     Raises:
         InputError: the classes of the data, of the weights and of the model aren't the same.

@@ -80,7 +80,7 @@ class ApproximateSearch:
     def nearest(
         self, queries: np.ndarray, top: int, left_out: Sequence[Collection[int]] = ()
     ) -> list[list[Found]]:
-        """Returns what ``search.nearest_of`` does, of the rows that FAISS proposes.
+        """``search.nearest_of`` among the rows that FAISS proposes.
 
         Args:
             queries: [m, D].

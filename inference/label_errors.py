@@ -105,7 +105,7 @@ class Suspect(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found.
+    """The label errors that were found.
 
     Attributes:
         parts: the images; several parts have the same classes.

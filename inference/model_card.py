@@ -283,7 +283,7 @@ def _classes_of_several(card: Card) -> str:
 
 
 def _confidence(calibrated: Calibration | None) -> Iterator[str]:
-    """Yields what tools/calibrate.py chose for the weights."""
+    """Yields the calibration of the weights by tools/calibrate.py."""
     if calibrated is None:
         return
     told = f"tools/calibrate.py determined the following on {calibrated.images:,} held-out images."
@@ -351,7 +351,7 @@ def _classes(card: Card) -> Iterator[str]:
 
 
 def _limits(card: Card) -> Iterator[str]:
-    """Yields what isn't known of the model."""
+    """Yields the limitations of the model."""
     evaluation = card.evaluation
     if evaluation is None:
         yield "It wasn't evaluated when this card was made."

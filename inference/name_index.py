@@ -120,12 +120,12 @@ def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Name
 
 
 def checksum(path: str) -> int:
-    """Returns what ``Names.sums`` has of an image's absolute path."""
+    """Returns the checksum of an image's absolute path, as in ``Names.sums``."""
     return zlib.crc32(path.encode("utf-8", "surrogatepass"))
 
 
 def _source(stored: StoredFeatures) -> dict[str, Any]:
-    """Returns what identifies FILE.csv: its size, time of change, and a hash of both ends."""
+    """Returns the identity of FILE.csv: its size, time of change, and a hash of both ends."""
     with open_file(stored.index) as file:
         status = os.fstat(file.fileno())
         ends = file.read(_COMPARED)

@@ -1,4 +1,4 @@
-"""What ``tools/probe.py`` can measure, and its defaults. Importing this file doesn't import Paddle."""
+"""The measurements of ``tools/probe.py``, and their defaults. Importing this file doesn't import Paddle."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ PROBES = ("knn", "logistic", "sgd", "few_shot")
 
 
 class Probes(NamedTuple):
-    """What is measured.
+    """The settings of a measurement.
 
     Attributes:
         names: some of PROBES.

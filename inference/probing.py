@@ -1,4 +1,4 @@
-"""Measures what the frozen features of trained weights are worth (``tools/probe.py``)."""
+"""Evaluates the frozen features of trained weights (``tools/probe.py``)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ def measure(
     probes: Probes,
     after_batch: Callable[[int], Any] = int,
 ) -> dict[str, Any]:
-    """Returns what the features are worth; every rank calls it.
+    """Returns the evaluation of the features; every rank calls it.
 
     k-NN, RankMe and the deviation are computed by all ranks, the linear classifiers by rank 0. On
     other ranks the result lacks these.

@@ -262,7 +262,7 @@ def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> lis
 
 
 def _answers(command: Sequence[str]) -> dict[str, Any]:
-    """Returns what a program prints in its last line: by toolkit, its version and its logits.
+    """Returns the last line that a program prints: by toolkit, its version and its logits.
 
     Raises:
         InputError: it printed something else, or took too long.

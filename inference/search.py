@@ -68,7 +68,7 @@ def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = 
 
 
 class Query(NamedTuple):
-    """What is searched for.
+    """A query.
 
     Attributes:
         features: [D].
@@ -82,7 +82,7 @@ class Query(NamedTuple):
 def in_images(
     features: FeatureExtractor, image: str, images: Paths, top: int, workers: int = 2
 ) -> tuple[list[Neighbour], list[str]]:
-    """Returns what ``among_images`` does, for one image as the query."""
+    """``among_images`` with one image as the query."""
     query = query_among(features, image, images)
     [neighbours], errors = among_images(features, [query], images, top, workers)
     return neighbours, errors
@@ -218,7 +218,7 @@ class Collected:
     def rows(
         self, queries: Sequence[Query], top: int, approximate: Any = None
     ) -> list[list["Found"]]:
-        """Returns what ``nearest`` does, as rows of the stored features."""
+        """``nearest``, as rows of the stored features."""
         width = self.stored.values.shape[1]
         for query in queries:
             if query.features.shape != (width,):
@@ -256,7 +256,7 @@ class Found(NamedTuple):
 def nearest(
     query: np.ndarray, blocks: Iterable[np.ndarray], top: int, left_out: Collection[int] = ()
 ) -> list[Found]:
-    """Returns what ``nearest_of`` does, for one query [D]."""
+    """``nearest_of`` for one query [D]."""
     [found] = nearest_of(query[None], blocks, top, [left_out])
     return found
 

@@ -46,7 +46,7 @@ Block = tuple[np.ndarray, Sequence[str]]
 
 
 class Added(NamedTuple):
-    """What ``add_images`` did.
+    """The result of ``add_images``.
 
     Attributes:
         added: how many images were added.

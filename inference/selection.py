@@ -217,7 +217,7 @@ def _covering(
     workers: int,
     after_batch: Callable[[int], Any],
 ) -> tuple[list[int], list[float]]:
-    """Returns what ``farthest`` does for some rows of the pool, with the labelled images as centres."""
+    """``farthest`` for some rows of the pool, with the labelled images as centres."""
     centres = features_of(labelled, after_batch)
     extractor = FeatureExtractor(labelled.path, batch_size=labelled.batch_size)
     values = np.empty((len(rows), centres.shape[1]), np.float32)

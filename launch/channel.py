@@ -117,7 +117,7 @@ class Channel:
         return self.lines.popleft()
 
     def _read(self, limit: float | None) -> None:
-        """Reads what comes within ``limit`` seconds; with 0, what has come already."""
+        """Reads the data that arrives within ``limit`` seconds; with 0, the data that has arrived."""
         self.socket.settimeout(limit)
         try:
             while data := self._receive_bytes():
@@ -132,7 +132,7 @@ class Channel:
             raise _reset_error()
 
     def _receive_bytes(self) -> bytes:
-        """Returns what has come; nothing at the end of the connection.
+        """Returns the data that has arrived; nothing at the end of the connection.
 
         If the other end closes with something left unread, the kernel resets the connection. The
         lines that came before still count.

@@ -81,14 +81,14 @@ def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...
 
 
 def answer() -> None:
-    """Sends what this rank has read to the ranks that are connected by now."""
+    """Sends the data that this rank has read to the ranks that are connected by now."""
     if _shared:
         listener, objects = _shared
         _answer(listener, b"{}", [objects.descriptor])
 
 
 def close() -> None:
-    """Stops sharing, when all ranks have what this one has read."""
+    """Stops sharing, when all ranks have the data."""
     global _shared
     if _shared:
         listener, _ = _shared
@@ -108,7 +108,7 @@ def _answer(listener: socket.socket, message: bytes, descriptors: list[int]) -> 
 
 
 class _NotShared(Exception):
-    """This rank can't get what another one has read."""
+    """This rank can't receive the data that another one has read."""
 
 
 def _wait(name: str) -> SharedObjects | None:

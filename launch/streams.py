@@ -72,7 +72,7 @@ class Lasting(io.RawIOBase):
         return len(data)
 
     def offer(self, seconds: float | None) -> None:
-        """Writes what is kept, and waits at most ``seconds`` for the reader; None: as long as it
+        """Writes the kept output, and waits at most ``seconds`` for the reader; None: as long as it
         takes.
         """
         until = None if seconds is None else time.monotonic() + seconds
@@ -144,7 +144,7 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
 
 
 def finish() -> None:
-    """Writes what is kept, at the end of a forked process, where Python calls no ``atexit``
+    """Writes the kept output at the end of a forked process, where Python calls no ``atexit``
     handlers.
     """
     for stream in (sys.stdout, sys.stderr):

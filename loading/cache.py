@@ -57,7 +57,7 @@ class MappedImages:
             )
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns an image; raises RunError where it isn't what was written."""
+        """Returns an image; raises RunError if it has changed since it was written."""
         if not self.is_whole(index):
             raise RunError(
                 f"{self.file}: its image {index} has changed (check the disk);"

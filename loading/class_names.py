@@ -46,7 +46,7 @@ _LIKENESS: tuple[tuple[str, Callable[[str], str]], ...] = (
 
 
 def class_name(classes: Sequence[str], label: int) -> str:
-    """Returns what a label is called."""
+    """Returns the name of a label."""
     return classes[label] if label < len(classes) else f"class {label}"
 
 

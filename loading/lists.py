@@ -163,7 +163,7 @@ def csv_fields(line: str) -> list[str]:
 
 
 def line_allowance(opened: Any, more: int = 0) -> Allowance:
-    """Returns what is left of a list's allowance of memory once its lines are held.
+    """Returns the rest of a list's memory allowance after its lines.
 
     Args:
         opened: a file of bytes, at its beginning.

@@ -588,7 +588,7 @@ def make_index(
 
 
 def _kind(samples: Arrays) -> str:
-    """Returns what stands beside the images of a shard, in words."""
+    """Describes the labels of a shard's images, in words."""
     if "counts" in samples:
         return ".labels"
     return ".cls" if "labels" in samples else "images without labels"

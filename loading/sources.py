@@ -49,7 +49,7 @@ _MOST_PROBLEMS = 1000
 
 
 class Split(NamedTuple):
-    """Which part of a dataset to read, and what becomes of what can't be read.
+    """The part of a dataset to read, and the handling of unreadable files.
 
     Args:
         mode: "train" or "val".

@@ -101,7 +101,7 @@ class Loader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the workers, and drops what was loaded ahead. The next iteration starts them again."""
+        """Ends the workers, and drops the batches that were loaded ahead. The next iteration starts them again."""
         self._expected = iter(())
 
 

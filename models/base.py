@@ -400,7 +400,8 @@ class ImageModel(nn.Layer):
         return ("head",)
 
     def head_names(self) -> tuple[str, ...]:
-        """Returns the names of what TRAIN.HEAD_LR is for, and TRAIN.FREEZE backbone leaves out."""
+        """Returns the names of the parameters that TRAIN.HEAD_LR applies to, and that TRAIN.FREEZE
+        backbone leaves out."""
         return self.classifier_names()
 
     def layer_groups(self) -> list[tuple[str, ...]]:

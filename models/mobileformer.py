@@ -216,7 +216,7 @@ class HeadLinears(nn.LayerList):
 
 
 class Bridge(nn.Layer):
-    """Multi-head attention between tokens and maps; what both directions have in common.
+    """Multi-head attention between tokens and maps: the common part of both directions.
 
     Args:
         dim: channels C of the maps.

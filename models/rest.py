@@ -256,7 +256,7 @@ class PatchEmbedV2(nn.Layer):
 
 
 class _Pyramid(ImageModel):
-    """What ResT and ResTv2 have in common.
+    """The common part of ResT and ResTv2.
 
     Attributes:
         step_name: the layer before the second stage, without its number.
@@ -277,7 +277,7 @@ class _Pyramid(ImageModel):
         drop: float,
         drop_path: float,
     ) -> None:
-        """Adds what follows the stem.
+        """Adds the layers after the stem.
 
         Args:
             attention: makes an attention of a stage, by its index.

@@ -19,7 +19,7 @@ from models.layers.linear import Linear, in_float32
 
 @dataclass(frozen=True)
 class TextArguments:
-    """What a text tower is built with.
+    """The arguments of a text tower.
 
     Attributes:
         vocab_size: number of tokens of the vocabulary.

@@ -1,4 +1,4 @@
-"""Reads what a text tower is built with, from the files of transformers and OpenCLIP, or from the
+"""Reads the arguments of a text tower from the files of transformers and OpenCLIP, or from the
 shapes of its tensors.
 """
 
@@ -110,7 +110,7 @@ _HEADS = {512: 8, 640: 10, 768: 12, 1024: 16, 1152: 16, 1280: 20}
 
 
 def text_arguments(path: str | Path, arrays: dict[str, Any]) -> TextArguments:
-    """Returns what the text tower in a file of weights is built with.
+    """Returns the arguments of the text tower in a file of weights.
 
     Args:
         path: what ``find_weights`` takes.

@@ -94,7 +94,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         self.allowance = Allowance(len(text))
 
     def read(self) -> Any:
-        """Returns what the document holds."""
+        """Returns the content of the document."""
         try:
             node = self.get_single_node()
             return None if node is None else self._value(node, ())

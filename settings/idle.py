@@ -44,7 +44,7 @@ STORED = _stored_as("Files", "Shards", "Arrays")
 
 
 def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
-    """Returns what each key needs, by dotted key.
+    """Returns the needs of each key, by dotted key.
 
     A key that components read needs one of these components, besides what it declares. All
     components but datasets, heads and tasks are for training.

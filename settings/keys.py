@@ -58,7 +58,7 @@ class Key(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """Returns what the key takes, in words."""
+        """Describes the values of the key."""
         words = list(map(str, self.choices)) or [*_kind_names(self.kind), *self.words]
         if self.optional:
             words.append("None")

@@ -159,7 +159,7 @@ def instead(name: str, files: Sequence[Path]) -> str:
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    """Returns what timm_tags.json holds.
+    """Returns the content of timm_tags.json.
 
     - "tags": for each architecture, the number of the way in which images are prepared, by tag.
     - "ways": for each number, the values of _IMAGE_KEYS.

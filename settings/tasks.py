@@ -1,4 +1,4 @@
-"""What a task declares where it is registered: its columns, its classes and answers, its keys.
+"""The declarations of a task in its registration: its columns, its classes and answers, its keys.
 
     @tasks.register("rotation", metrics="acc1", columns="", classes="0 90 180 270")
     class Rotation(Task):

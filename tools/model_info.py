@@ -1,4 +1,4 @@
-"""Shows what a model costs, in all and by layer: parameters, multiply-adds, activations, memory.
+"""Shows the costs of a model, in total and by layer: parameters, multiply-adds, activations, memory.
 
     python tools/model_info.py vit_base_patch16_224
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json] [-o KEY VALUE ...]
@@ -197,7 +197,7 @@ def describe(
     ranks: int | None = None,
     words: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns what -json prints.
+    """Returns the output of -json.
 
     Args:
         ranks: compute the memory of a training on this many processes; None: measure that of one.

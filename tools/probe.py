@@ -1,4 +1,4 @@
-"""Measures what the frozen features of a model are worth, by classifiers that are cheap to fit.
+"""Evaluates the frozen features of a model by classifiers that are cheap to fit.
 
     python tools/probe.py WEIGHTS -dataset=folder -data_path=FOLDER [-probes=knn,logistic,sgd,few_shot]
     python tools/probe.py WEIGHTS ... -ngpus 2 (or python -m paddle.distributed.launch ... tools/probe.py)

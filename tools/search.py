@@ -215,7 +215,7 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _extractor(arguments: argparse.Namespace) -> "FeatureExtractor":
-    """Returns what computes features by the flags."""
+    """Returns the feature extractor that the flags ask for."""
     from inference.feature_store import FeatureExtractor
 
     if arguments.checkpoint is None:

@@ -159,7 +159,7 @@ class Session:
         print(f"{name} {values}: {text}", flush=True)
 
     def run(self, lock: int) -> int:
-        """Runs what isn't done; returns the signal that stopped it, or 0.
+        """Runs the remaining points; returns the signal that stopped it, or 0.
 
         Args:
             lock: a file descriptor that the runs inherit: it locks the sweep until they end.

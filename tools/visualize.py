@@ -1,4 +1,4 @@
-"""Draws what a model looks at, and what it has learnt, as PNG pictures.
+"""Draws the regions that a model looks at, and its features, as PNG pictures.
 
     python tools/visualize.py attention CHECKPOINT photo.jpg -output attention.png
 

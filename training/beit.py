@@ -125,7 +125,7 @@ class BeitTraining(Task):
         return network(images, batch["masked"], self.teacher(images))
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws images, what the encoder sees of them, and what it predicts.
+        """Draws images, the input of the encoder, and its predictions.
 
         If the tokenizer decodes pixels, the third row shows what it makes of the images' own tokens,
         and the fourth what it makes of the predicted ones in the masked patches. A tokenizer with a

@@ -264,7 +264,7 @@ def best_class(logits: paddle.Tensor) -> paddle.Tensor:
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what an evaluation counts if any of several labels is right, each [B] float32.
+    """Returns the counts of an evaluation in which any of several labels is right, each [B] float32.
 
     ``acc1`` and ``acc5`` are as in ``hits``. ``loss`` is minus the logarithm of the labels' summed
     probability. With one label for each image all are as usual.
@@ -281,7 +281,7 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
 
 
 def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what is kept of each sample: its label, the predicted class and its probability.
+    """Returns the record of each sample: its label, the predicted class and its probability.
 
     Of several labels the predicted one is kept if it is among them, otherwise the first.
     """

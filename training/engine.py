@@ -201,7 +201,7 @@ def _warn(task: Task, metrics: Metrics, run: Run) -> None:
 
 
 def _scored(metrics: dict[str, Metrics], epoch: int) -> dict[str, Metrics]:
-    """Returns what a task scores of each split: the metrics that are numbers, and their epoch."""
+    """Returns the scores of each split: the metrics that are numbers, and their epoch."""
     return {split: {"epoch": epoch, **numbers(values)} for split, values in metrics.items()}
 
 
@@ -503,7 +503,7 @@ def evaluate_only(
 
 
 def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
-    """Returns what result.json says of an evaluation: its metrics, and what was evaluated."""
+    """Returns the record of an evaluation in result.json: its metrics and its subject."""
     return {
         **metrics,
         "model": task.config.MODEL.NAME,

@@ -306,7 +306,7 @@ class Run:
                 self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"
 
     def rewind(self, epoch: int, step: int) -> None:
-        """Removes from metrics.jsonl what came after a checkpoint.
+        """Removes the records after a checkpoint from metrics.jsonl.
 
         Steps of earlier epochs aren't compared, because they may have been of another batch size.
 

@@ -222,7 +222,7 @@ class Segmentation(Task):
 
 
 def _memory_advice(mask: paddle.Tensor, way: Way) -> str:
-    """Returns what needs less memory, for the evaluation of an image."""
+    """Returns advice on reducing the memory for the evaluation of an image."""
     height, width = mask.shape[1:]
     smaller = "lower DATA.IMAGE_SIZE with DATA.CROP_MODE short"
     if way.stride is None:

@@ -292,7 +292,7 @@ def _log_model(config: Configuration, model: nn.Layer, run: Run) -> None:
 def _log_sharing(
     network: nn.Layer, optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run
 ) -> None:
-    """Logs what the ranks share: memory for gradients, or the optimizer's state."""
+    """Logs the resources that ranks share: memory for gradients, or the optimizer's state."""
     if getattr(network, "shared", None):
         run.info("gradients are averaged in shared memory")
     if isinstance(optimizer, ShardedOptimizer):

@@ -85,7 +85,7 @@ class MaskedImageModelling(Task):
         return {"loss": network(self.normalize(batch["pixels"]), batch["masked"])}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws images, what the encoder sees of them, and these with the predicted pixels."""
+        """Draws images, the input of the encoder, and that with the predicted pixels."""
         pixels, masked = shown_columns(dataset, "pixels", "masked")
         images = self.normalize(pixels)
         predicted = model.reconstruct(images, masked).astype("float32")

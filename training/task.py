@@ -140,7 +140,7 @@ class Task:
         """
 
     def after_update(self, model: nn.Layer, share: float) -> None:
-        """Updates what isn't trained by gradients, such as a moving average of weights.
+        """Updates tensors that aren't trained by gradients, such as a moving average of weights.
 
         All of it belongs to the network's frozen parameters, so that checkpoints hold it. What a
         step learns of a batch waits for this method. Otherwise a run that was stopped between two
@@ -206,7 +206,7 @@ class Task:
         return {}
 
     def warning(self, metrics: Metrics) -> str:
-        """Returns what the log warns of after an evaluation with these metrics; "": of nothing."""
+        """Returns a warning for the log after an evaluation with these metrics; "": no warning."""
         return ""
 
     def line(self, place: str, metrics: Metrics) -> str:
@@ -231,7 +231,7 @@ def check_no_average(config: Configuration, own: str) -> None:
 
 
 def inputs_of(images: paddle.Tensor, batch: Batch) -> tuple[paddle.Tensor, ...]:
-    """Returns what a network is called with: a batch's images, or the patches of packed ones.
+    """Returns the arguments of a network: a batch's images, or the patches of packed ones.
 
     Args:
         images: normalised, [B, C, H, W]; packed ones [B, C, N, P * P].

@@ -216,7 +216,7 @@ class TokenizerTraining(Task):
         return -score if chosen == "reconstruction" else score
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws images, and below each what its tokens become."""
+        """Draws images, and below each the reconstruction from its tokens."""
         # A teacher's features aren't a picture.
         if not model.decodes_pixels:
             return
@@ -226,7 +226,7 @@ class TokenizerTraining(Task):
         draw_reconstructions(self.config, [images, decoded], folder / "reconstructions.png")
 
     def _values(self, network: Callable[..., Any], batch: Batch, **options: Any) -> Batch:
-        """Returns what the network does, with the loss."""
+        """Returns the outputs of the network, with the loss."""
         images = self.normalize(batch["pixels"])
         targets = None
         if self.teacher is not None:

@@ -256,7 +256,7 @@ class Window:
         return states
 
     def _record(self, carried: Record, names: tuple[str, ...], steps: list[Step]) -> Record:
-        """Returns the record of these steps, added to what was carried over."""
+        """Returns the record of these steps, added to the record that was carried over."""
         record = Record(carried.state())
         if steps:
             samples = sum(step.samples for step in steps)
@@ -276,7 +276,7 @@ class Window:
         return record
 
     def report(self, lr: float) -> None:
-        """Reports what all ranks have summed up, and begins a new window.
+        """Reports the sums of all ranks, and begins a new window.
 
         Args:
             lr: the learning rate of the last update.

@@ -63,7 +63,7 @@ SUFFIX = ".safetensors"
 
 @dataclass
 class LoadReport:
-    """What ``load_weights`` did. Tensors are listed by timm's names.
+    """The result of ``load_weights``. Tensors are listed by timm's names.
 
     Attributes:
         file: the file that was read.

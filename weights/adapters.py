@@ -1,4 +1,4 @@
-"""Adapters (LoRA): what a training adds to a model's own tensors.
+"""Adapters (LoRA): the tensors that a training adds to those of a model.
 
 They are merged into the model's tensors when weights are written, stored in a file of their own,
 and read again from such a file or from one of peft's.

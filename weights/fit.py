@@ -124,7 +124,7 @@ def blind_classifiers(model: Target, file: Path) -> str:
 def fit_sizes(
     model: Target, state: Tensors, arrays: Arrays, images: tuple[int, int] | None = None
 ) -> list[str]:
-    """Resizes in ``arrays`` what has another size than in the model and can be resized.
+    """Resizes the tensors in ``arrays`` whose size differs from the model's and that can be resized.
 
     Args:
         images: the (height, width) of the images that the file's model reads. Its grids have the

@@ -242,7 +242,7 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
 
 def head_of(config: dict[str, Any]) -> str:
-    """Returns what the outputs of a configuration's class are: LABELS, MAPS, PROJECTION or ENCODER.
+    """Returns the kind of outputs of a configuration's class: LABELS, MAPS, PROJECTION or ENCODER.
 
     Raises:
         InputError: models here can't compute the outputs of this class, or problem_type is none of
@@ -298,7 +298,7 @@ def task_of(path: str | Path) -> str | None:
 
 
 def _kinds(config: dict[str, Any]) -> set[str | None]:
-    """Returns what the outputs of a configuration's classes are; None stands for an unknown class."""
+    """Returns the kind of outputs of a configuration's classes; None stands for an unknown class."""
     heads = HEADS.get(config.get("model_type", ""), {})
     return {heads.get(name) for name in config.get("architectures") or []}
 

@@ -295,7 +295,7 @@ _SCRIPTED = "__torch__."
 
 
 def _describe(function: Any, arguments: Any) -> Any:
-    """Returns what stands for a call of a name that the file gives."""
+    """Returns the stand-in for a call of a name in the file."""
     if type(function) is _Name and function.label.startswith(_SCRIPTED):
         # It is a module, or a member of an enumeration, whose arguments are a value.
         return Script()

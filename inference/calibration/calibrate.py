@@ -56,7 +56,7 @@ _LEAST = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """What a calibration chooses.
+    """The result of a calibration.
 
     Attributes:
         scaling: one of ``scaling.KINDS``, or "auto": what cross-validation chooses.
@@ -381,7 +381,7 @@ def probabilities_of(answers: Answers) -> np.ndarray:
 
 
 class Outcome(NamedTuple):
-    """A calibration with what it is judged on.
+    """A calibration and the data for its evaluation.
 
     Attributes:
         calibration: what is stored with the weights.
@@ -471,7 +471,7 @@ def write(
     figures: dict[str, Any],
     page: str,
 ) -> None:
-    """Writes calibrated weights, and what was measured, into a new folder, whole or not at all.
+    """Writes calibrated weights and the measurements into a new folder, whole or not at all.
 
     Args:
         outcome, scale, bank: what ``calibrate`` returned.

@@ -1,4 +1,4 @@
-"""What a calibration is worth, on images that weren't used for it: figures, a page, and lines."""
+"""Evaluates a calibration on images that weren't used for it: figures, a page, and log lines."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -252,7 +252,7 @@ def _rejections(figures: dict[str, Any]) -> str:
 
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
-    """Yields what is printed of a calibration."""
+    """Yields the printed lines of a calibration."""
     before = figures["reported"]["before"]
     after = figures["reported"]["after"]
     kind = figures["scaling"]

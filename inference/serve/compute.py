@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _silence_libraries() -> None:
-    """Keeps what decoders print about damaged files out of the log. libtiff prints a line for each
+    """Keeps the messages of decoders about damaged files out of the log. libtiff prints a line for each
     of a file's tiles.
 
     Libraries write to descriptor 2. Python's own errors go to a copy of it, and still appear.
@@ -318,7 +318,7 @@ def answer_batch(
 def _answer_maps(
     predictor: Predictor, parameters: list[dict[str, Any]], prepared: list[Any]
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns what ``answer_batch`` does, of a model that gives a class for each pixel.
+    """``answer_batch`` of a model that classifies pixels.
 
     Images differ in size, so each is computed by itself. One that takes more memory than there is
     has an error of its own.

@@ -41,7 +41,7 @@ HEADERS = {
 
 
 def document(description: dict[str, Any]) -> str:
-    """Returns a page of an OpenAPI description: each path, what it takes and what it answers."""
+    """Returns a page of an OpenAPI description: each path, its parameters and its answers."""
     info = description["info"]
     schemas = description["components"]["schemas"]
     parts = [

@@ -263,7 +263,7 @@ def _reader_findings(
     skipped: Sequence[str],
     listed: bool,
 ) -> list[Finding]:
-    """Returns findings about what a dataset's reader left out."""
+    """Returns findings about the entries that a dataset's reader skipped."""
     result = []
     for mode, messages in problems.items():
         if not messages:

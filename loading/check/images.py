@@ -157,7 +157,7 @@ def check_images(
     workers: int,
     progress: Callable[[int], Any] = lambda _: None,
 ) -> CheckedImages:
-    """Decodes every image, and returns what is known of them.
+    """Decodes every image, and returns their properties.
 
     Args:
         most: pixels that an image may have.

@@ -40,7 +40,7 @@ _LEAST_SCORE = 1e-37
 
 
 class Features(NamedTuple):
-    """What the head reads of an encoder.
+    """The parts of an encoder that the head reads.
 
     Attributes:
         answers: of the queries, before each of the last blocks and after the last one. In an

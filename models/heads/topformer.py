@@ -16,7 +16,7 @@ from settings.registry import heads
 
 
 class Injection(nn.Layer):
-    """Injects what the attention found (semantics) into a map of the pyramid.
+    """Injects the semantics from the attention into a map of the pyramid.
 
     The map is multiplied by a gate that the semantics give, and the semantics are added.
 

@@ -111,7 +111,7 @@ class Dino(PretrainingNetwork):
         local: paddle.Tensor | None = None,
         chosen: paddle.Tensor | None = None,
     ) -> dict[str, paddle.Tensor]:
-        """Returns what student and teacher make of a batch.
+        """Returns the outputs of student and teacher for a batch.
 
         Args:
             images: the global views, [2 B, C, H, W], normalised, those of an image one after the

@@ -104,7 +104,7 @@ class MaskedAutoencoder(PretrainingNetwork):
     def reconstruct(
         self, images: paddle.Tensor, order: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns what the decoder sees and what it makes of it, both [B, C, H, W], normalised.
+        """Returns the input and the output of the decoder, both [B, C, H, W], normalised.
 
         The masked patches are 0 in the first, which is the mean colour, and the decoder's in the
         second. With ``norm_target`` they are given the mean and the deviation of the true patch,
@@ -161,7 +161,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         return encoder.fc_norm(encoder.norm(x))
 
     def _decode(self, tokens: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
-        """Returns what ``_predict`` does, for the tokens of ``_encode``.
+        """``_predict`` for the tokens of ``_encode``.
 
         The decoder's tokens stay in the order of ``order``: attention doesn't depend on it, as each
         token has its position.

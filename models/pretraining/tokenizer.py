@@ -194,7 +194,7 @@ class Tokenizer(PretrainingNetwork):
         return F.embedding(tokens, self._codes())
 
     def decode(self, codes: paddle.Tensor) -> paddle.Tensor:
-        """Returns what the decoder makes of codes [B, tokens, code_dim]: [B, tokens, outputs]
+        """Returns the output of the decoder for codes [B, tokens, code_dim]: [B, tokens, outputs]
         float32.
         """
         maps = codes.transpose([0, 2, 1]).reshape([codes.shape[0], -1, *self.grid])
@@ -237,7 +237,7 @@ class Tokenizer(PretrainingNetwork):
         return F.normalize(self.codebook, axis=-1) if self.quantizer == "nearest" else self.codebook
 
     def _logits_or_features(self, images: paddle.Tensor) -> paddle.Tensor:
-        """Returns what becomes tokens, float32: the logits [B, tokens, vocabulary] of "gumbel", or
+        """Returns the input of the quantizer, float32: the logits [B, tokens, vocabulary] of "gumbel", or
         the features [B, tokens, code_dim] of "nearest", of length 1.
         """
         outputs = self.encode_task_layer(self._features(images)).astype("float32")
@@ -319,7 +319,7 @@ def without_map(encoder: ImageModel) -> InputError:
 
 
 def _freeze_unread(encoder: ImageModel) -> None:
-    """Freezes what only a classifier reads, such as a norm after the pooling."""
+    """Freezes parameters that only a classifier uses, such as those of a norm after the pooling."""
     heads = {name.partition(".")[0] for name in encoder.classifier_names()}
     for name, parameter in encoder.named_parameters():
         if name.partition(".")[0] in heads:

@@ -216,7 +216,7 @@ def read(
 
 
 def _read_segmentation(path: Path, own: dict[str, Any]) -> tuple[Reading, str]:
-    """Returns what ``read`` does of a file for segmentation."""
+    """``read`` for a file for segmentation."""
     family = _read_family(segmentation.NAME)
     segmentation.check_keys(path, own, family.defaults)
     values, keys_read = segmentation.translate(_settings_of(family, own, path), path)

@@ -597,7 +597,7 @@ def test_the_command_predicts_named_classes(place):
             ["digits", "data", "-templates", "templates.txt"],
             "has no text tower; use w",
         ),
-        ("export_model", ["-pretrained=digits", "-output=x", "-tower=text"], "holds no text tower"),
+        ("export_model", ["-pretrained=digits", "-output=x", "-tower=text"], "has no text tower"),
         (
             "export_model",
             ["-pretrained=clip", "-output=x", "-tower=text", "-format=paddlex"],

@@ -385,7 +385,7 @@ def test_a_split_whose_lists_can_be_used_ends_well(tmp_path, monkeypatch, capsys
     assert re.search(
         "remark: (training|validation) images that can't be read: 1, such as .*broken.png", screen
     )
-    assert "remark: " + f"{tmp_path}/in/empty: holds no image (1 such classes)" in screen
+    assert "remark: " + f"{tmp_path}/in/empty: no image files found (1 such classes)" in screen
     assert "remark: classes without an image: 1, such as empty" in screen
     assert "\nusable, " in screen
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]

@@ -100,5 +100,5 @@ class BuildPackage(build_py):
                 (target / file.with_suffix(".pyi")).write_text(text, encoding="utf-8")
 
     def get_source_files(self) -> list[str]:
-        """Returns what a source distribution has to hold."""
+        """Returns the files of a source distribution."""
         return [*super().get_source_files(), *map(str, files())]

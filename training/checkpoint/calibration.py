@@ -1,4 +1,4 @@
-"""What a calibration stores in the description of weights (``tools/calibrate.py``).
+"""The calibration in the description of weights (``tools/calibrate.py``).
 
 The scaling of logits isn't needed again: it is part of the weights. It is stored to be read by
 people, and to say that the weights were calibrated.

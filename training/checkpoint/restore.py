@@ -145,7 +145,7 @@ def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[
 
 
 def _restore_unmerged(chosen: Path, models: Mapping[str, paddle.nn.Layer]) -> None:
-    """Restores what the models' files have merged or left out.
+    """Restores the tensors that files of models have merged or left out.
 
     That is adapters, the weights beside them, and a projection (``weights.adapters``).
     """

@@ -175,7 +175,7 @@ class Saver:
         self.failure = None
 
     def _end_writing(self) -> "_Problem | None":
-        """Waits until no rank writes; returns what went wrong, the same on every rank."""
+        """Waits until no rank writes; returns the problem, the same on every rank."""
         # The ranks meet again and again: in one long wait gloo would give up after 30 s.
         while True:
             statuses = all_gather(self._status())
@@ -410,7 +410,7 @@ class Saver:
         return files
 
     def _adapter_files(self, arrays: dict[str, Arrays]) -> dict[str, Arrays]:
-        """Returns the files of what a training added to a model (``weights.adapters``).
+        """Returns the files of the tensors that a training added to a model (``weights.adapters``).
 
         There are none if it added nothing.
         """
@@ -555,7 +555,7 @@ class Saver:
 
 
 def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
-    """Begins a copy of what ``tensors`` hold now.
+    """Begins a copy of the current values of ``tensors``.
 
     On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the
     tensors comes after it, and this process continues. (A stream of its own would save the GPU the

@@ -131,7 +131,7 @@ def find_checkpoints(directory: Path) -> list[Path]:
 
 
 def position(folder: Path) -> tuple[int, float]:
-    """Returns what orders checkpoints: (epoch, samples of it; infinity at its end)."""
+    """Returns the sort key of checkpoints: (epoch, samples of it; infinity at its end)."""
     match = _NAME.fullmatch(folder.name)
     assert match is not None
     epoch, samples = match.groups()
@@ -469,7 +469,7 @@ def _empty(folder: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> list[str]:
-    """Removes what runs that were killed have left unfinished.
+    """Removes unfinished files of runs that were killed.
 
     Returns:
         The names of the other hidden entries, which no run made. They stay.

@@ -1,4 +1,4 @@
-"""What the readers of a run's tables share."""
+"""The common part of the readers of a run's tables."""
 
 from collections.abc import Iterator
 from typing import IO
