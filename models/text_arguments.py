@@ -214,8 +214,8 @@ def _of_shapes(path: str | Path, arrays: dict[str, Any]) -> TextArguments:
     if width not in _HEADS:
         known = ", ".join(map(str, _HEADS))
         raise InputError(
-            f"{path}: its text tower has {width} channels, and its number of heads is unknown; it is"
-            f" known for {known} channels"
+            f"{path}: its text tower has {width} channels, and its number of heads is unknown;"
+            f" it is known for {known} channels"
         )
     is_siglip = layout == "big_vision"
     depth = sum(name.endswith(".norm1.weight") for name in shapes)

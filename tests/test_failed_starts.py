@@ -32,7 +32,7 @@ NEW = [
         "doesn't fit the model: missing blocks.1.",
     ),
     ([CFG, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
-    ([CFG, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only only only only"),
+    ([CFG, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only"),
     ([CFG, "-o", "TRAIN.FREEZE", "bloks.*"], "TRAIN.FREEZE: 'bloks.*' matches no parameter"),
     ([CFG, "-o", "TRAIN.DISTILLATION_TYPE", "hard"], "TEACHER_MODEL is None"),
     (
@@ -84,7 +84,7 @@ OWN = [
         "it is a checkpoint of another model (pos_embed resized from 2 x 2 to 3 x 3)",
     ),
     ([AUTO, "-pretrained=nowhere"], "no weights at nowhere"),
-    ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only only only only"),
+    ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only"),
     ([AUTO, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
     ([AUTO, "-last_epoch=1"], "TRAIN.LAST_EPOCH is 1, the checkpoint's last epoch is 2"),
     ([AUTO, "-data_path=more"], "its run had 48 training images, the data has 60"),

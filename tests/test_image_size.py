@@ -69,12 +69,12 @@ def test_no_other_image_size_is_taken(word, message):
         (
             "levit_128",
             "230x150",
-            "230 x 150 is not a multiple of 16: 224 x 144 or 240 x 160",
+            "230 x 150 is not a multiple of 16; choose one that is: 224 x 144 or 240 x 160",
         ),
         (
             "coat_lite_tiny",
             "64x65",
-            "64 x 65 is not a multiple of 32: 64 or 64 x 96",
+            "64 x 65 is not a multiple of 32; choose one that is: 64 or 64 x 96",
         ),
         (
             "crossvit_15_224",

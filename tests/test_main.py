@@ -225,7 +225,7 @@ def test_wrong_input_exits_with_2_before_anything_is_built(program, tmp_path):
         (["-ngpus=99"], "error: NGPUS asks for 99 processes, found "),
         (
             ["-o", "TRAIN.ACCUM_ITER", "99"],
-            "error: TRAIN.ACCUM_ITER is 99, but an epoch has only only only only 22 steps",
+            "error: TRAIN.ACCUM_ITER is 99, but an epoch has only 22 steps",
         ),
         (
             ["-o", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],

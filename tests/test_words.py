@@ -28,7 +28,6 @@ def test_nobody_says_so():
     ] == []
 
 
-@pytest.mark.smoke
 def test_nobody_says_so_in_the_code():
     assert [
         line

@@ -238,7 +238,7 @@ def test_paths_that_tell(server):
     assert status == 200
     assert b"POST /predict" in page
     assert (
-        b"<td>?top=</td><td>number of number of classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
+        b"<td>?top=</td><td>number of classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
         in page
     )
     assert (

@@ -529,12 +529,12 @@ def test_a_text_that_is_cut_is_named_and_an_index_keeps_its_pool(place, tmp_path
     status, _, err = command("tools/search.py", tmp_path, *words)
     assert status == 2
     assert (
-        "-pool is embedding, but but but the features were made with avg; leave it out, or make"
+        "-pool is embedding, but the features were made with avg; leave it out, or make"
         in err
     )
     status, _, err = command("tools/search.py", tmp_path, "a", "j.index", "-pool", "embedding")
     assert status == 2
-    assert "-pool is embedding, but but but the features were made with avg" in err
+    assert "-pool is embedding, but the features were made with avg" in err
 
 
 def test_the_text_tower_is_read_once_for_all_texts(place, monkeypatch):
@@ -579,7 +579,7 @@ def test_the_command_predicts_named_classes(place):
         (
             "zero_shot",
             ["clip", "-output", "x"],
-            "the classes are missing: pass pass pass either -classes FILE, or -data_p",
+            "the classes are missing: pass either -classes FILE, or -data_p",
         ),
         (
             "zero_shot",

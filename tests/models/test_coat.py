@@ -185,7 +185,7 @@ def test_the_parallel_blocks_have_intermediates_and_maps_of_a_class():
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
         (
             ["DATA.IMAGE_SIZE", "240"],
-            "IMAGE_SIZE 240 is not a multiple of 32: 224 or 256",
+            "IMAGE_SIZE 240 is not a multiple of 32; choose one that is: 224 or 256",
         ),
         (
             ["MODEL.NUM_HEADS", "7"],

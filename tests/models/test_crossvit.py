@@ -162,7 +162,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
         ),
         (
             ["DATA.IMAGE_SIZE", "256"],
-            "times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16: 240 or 360",
+            "times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16; choose one that is: 240 or 360",
         ),
         (
             ["DATA.IMAGE_SIZE", "252"],

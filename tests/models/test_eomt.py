@@ -323,7 +323,7 @@ def test_images_of_other_sizes(model):
     [
         (
             ["HEAD.NUM_BLOCKS", "5"],
-            "HEAD.NUM_BLOCKS is 5, but the encoder has only only only only 4 blocks",
+            "HEAD.NUM_BLOCKS is 5, but the encoder has only 4 blocks",
         ),
         (
             ["HEAD.INDICES", "[1]"],

@@ -212,7 +212,7 @@ def test_quarters_of_encoders_are_their_stages_or_blocks():
             DPT,
             PLAIN._replace(prefix_tokens=0),
             {},
-            "READOUT is project, but the encoder has only only only only no cl",
+            "READOUT is project, but the encoder has no cl",
         ),
         (DPT, PLAIN._replace(prefix_tokens=0), {"readout": "add"}, "READOUT is add, but the enc"),
     ],

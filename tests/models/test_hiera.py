@@ -222,7 +222,7 @@ def test_the_classifier_is_exchangeable():
     [
         (
             ["DATA.IMAGE_SIZE", "240"],
-            "IMAGE_SIZE 240 is not a multiple of 32, a mask unit's side",
+            "IMAGE_SIZE 240 is not a multiple of 32, a mask unit's side; choose one that is",
         ),
         (
             ["MODEL.MASK_UNIT_ATTN", "[True]"],

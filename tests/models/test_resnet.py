@@ -140,7 +140,7 @@ def test_batch_norm_is_synchronised_with_its_parameters_and_statistics(monkeypat
     model = create_model("resnet18", num_classes=5)
     with pytest.raises(
         InputError,
-        match="TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs",
+        match="TRAIN.SYNC_BN is True, but no GPU is visible, and Paddle's SyncBatchNorm needs",
     ):
         synchronise(model)
     with pytest.raises(

@@ -113,57 +113,57 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "eva02_tiny_patch14_224",
             {"use_rot_pos_emb": False},
-            "use_rot_pos_emb is False, but Eva here has True alone",
+            "use_rot_pos_emb is False, but Eva only supports True",
         ),
         (
             "vit_tiny_patch16_224",
             {"scale_attn_norm": True},
-            "scale_attn_norm is True, but ViT here has no such argument",
+            "scale_attn_norm is True, but ViT has no such argument",
         ),
         (
             "vit_tiny_patch16_224",
             {"a\nb": {"c": 1}},
-            r"a\\nb is a dictionary of 1, but ViT here has no such argument",
+            r"a\\nb is a dictionary of 1, but ViT has no such argument",
         ),
         (
             "swin_tiny_patch4_window7_224",
             {"global_pool": "max"},
-            "global_pool is 'max', but Swin here has 'avg' alone",
+            "global_pool is 'max', but Swin only supports 'avg'",
         ),
         (
             "convnext_tiny",
             {"output_stride": 8},
-            "output_stride is 8, but ConvNeXt here has 32 alone",
+            "output_stride is 8, but ConvNeXt only supports 32",
         ),
         (
             "vit_small_patch16_dinov3",
             {"rope_type": "cat"},
-            "rope_type is 'cat', but .*_dinov3 here has 'dinov3' alone",
+            "rope_type is 'cat', but .*_dinov3 only supports 'dinov3'",
         ),
         (
             "eva02_tiny_patch14_224",
             {"rope_type": "dinov3"},
-            "rope_type is 'dinov3', but .*_224 here has 'cat' alone",
+            "rope_type is 'dinov3', but .*_224 only supports 'cat'",
         ),
         (
             "vit_small_patch16_dinov3",
             {"rope_rotate_half": False},
-            "rope_rotate_half is False, but .* has True alone",
+            "rope_rotate_half is False, but .* only supports True",
         ),
         (
             "eva02_tiny_patch14_224",
             {"rope_rotate_half": True},
-            "rope_rotate_half is True, but .* here has False alone",
+            "rope_rotate_half is True, but .* only supports False",
         ),
         (
             "convnext_atto",
             {"conv_bias": False},
-            "conv_bias is False, but ConvNeXt here has True alone",
+            "conv_bias is False, but ConvNeXt only supports True",
         ),
         (
             "xcit_nano_12_p16_224",
             {"use_pos_embed": False},
-            "use_pos_embed is False, but XCiT here has True alone",
+            "use_pos_embed is False, but XCiT only supports True",
         ),
         (
             "resnet18",
@@ -173,7 +173,7 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "resnet18",
             {"aa_layer": "blurpc"},
-            "aa_layer is 'blurpc', but ResNet here takes 'avg' or 'blur' alone",
+            "aa_layer is 'blurpc', but ResNet only supports 'avg' or 'blur'",
         ),
         (
             "resnet18",
@@ -199,7 +199,7 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "convnext_atto",
             {"block_args": {"attn_layer": "se"}},
-            "block_args is .*, but ConvNeXt here has no such arg",
+            "block_args is .*, but ConvNeXt has no such arg",
         ),
     ],
 )
@@ -487,7 +487,7 @@ def test_what_timm_saves_of_each_family_is_taken(tmp_path, name):
         stored(tmp_path, name=name, arguments={"global_pool": other})
         with pytest.raises(
             InputError,
-            match=f"model_args.global_pool is '{other}', but .* has '{POOLED[name]}' alone",
+            match=f"model_args.global_pool is '{other}', but .* only supports '{POOLED[name]}'",
         ):
             description_of(tmp_path)
 
@@ -598,7 +598,7 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "vit_digits",
             {"depths": 3},
-            "depths is 3, but ViT here has no such argument; leave it out",
+            "depths is 3, but ViT has no such argument; leave it out",
         ),
         ("vit_digits", {"pretrained": 1}, "pretrained is 1, expected True, False or weights"),
         (
@@ -694,7 +694,7 @@ def test_attention_pooling_reads_patches_alone(tmp_path):
         (
             "vit_tiny_patch16_224",
             {"drop_block_rate": 0.1},
-            "takes no drop_block_rate; droppath=RATE",
+            "take drop_block_rate; use droppath=RATE",
         ),
     ],
 )

@@ -224,7 +224,7 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
         (["MODEL.PATCH_SIZE", "7"], "PATCH_SIZE is 7, expected 4, 8 or 16"),
         (
             ["DATA.IMAGE_SIZE", "200"],
-            "IMAGE_SIZE 200 is not a multiple of 16, two patches: 192 or 208",
+            "IMAGE_SIZE 200 is not a multiple of 16, two patches; choose one that is: 192 or 208",
         ),
         (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but VOLO takes no EMBED_DIM"),
     ],

@@ -172,7 +172,7 @@ def test_one_classifier_serves_a_teacher_too():
         (["DATA.IMAGE_SIZE", "15"], "IMAGE_SIZE is 15, XCiT takes images of at least 16 x 16"),
         (
             ["MODEL.MLP_RATIO", "0.001"],
-            "MODEL.MLP_RATIO is 0.001, too high for 128 channels",
+            "MODEL.MLP_RATIO is 0.001, too low for 128 channels",
         ),
         (["MODEL.DISTILLED", "True"], "MODEL.DISTILLED is True, but XCiT takes no DISTILLED"),
     ],

@@ -178,7 +178,7 @@ def test_an_image_that_cannot_be_read_is_left_out(place):
     assert status == 1
     assert "1 can't be read" in out
     assert "more/broken.png" in err
-    assert "-count 900: there are no more images images images images" in err
+    assert "-count 900: there are no more images" in err
     assert len(rows_of(place / "all" / "chosen.csv")) <= len(list((place / "pool").iterdir()))
 
 

@@ -98,7 +98,7 @@ def test_it_reads_well():
         (["vit_digit"], "no configuration file vit_digit; did you mean vit_digits?"),
         (
             ["vit_digits", "-image_size", 9],
-            "IMAGE_SIZE 9 is not a multiple of PATCH_SIZE 2",
+            "IMAGE_SIZE 9 is not a multiple of PATCH_SIZE 2; choose one that is",
         ),
         (["vit_digits", "-image_size", 0], "DATA.IMAGE_SIZE is 0, expected 1 to 10000"),
         (

@@ -191,14 +191,14 @@ def test_few_labels_are_those_that_each_class_has():
             Probes(),
             [0, 1],
             "abc",
-            "but but the training set has 2 labels for 3 classes; a probe needs one of",
+            "but the training set has 2 labels for 3 classes; a probe needs one of",
         ),
         (Probes(), [0, 0, 1, 1], "abc", "no training image has the class c (1); a probe needs one"),
         (
             Probes(ks=(3, 9)),
             [0, 0, 1, 1],
             "ab",
-            "-k is 9, but but but the training set has 4 images; lower -k",
+            "-k is 9, but the training set has 4 images; lower -k",
         ),
         (
             Probes(ks=(1,), shots=(1, 3)),
@@ -224,7 +224,7 @@ def test_too_few_images_are_one_line(probes, labels, classes, message):
 
 REFUSED = {
     ("-layer=9",): "-layer is 9, vit_base_patch16_224 has the layers -2 to 1",
-    ("-k=2000",): "-k is 2000, but but but the training set has 1433 images; lower -k",
+    ("-k=2000",): "-k is 2000, but the training set has 1433 images; lower -k",
     ("-shots=500",): "-shots is 500, class ",
     ("-probes=knn,svm",): "'svm' is none of knn, logistic, sgd, few_shot",
     ("-k=0",): "'0' isn't a number of at least 1 on",

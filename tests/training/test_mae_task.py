@@ -222,7 +222,7 @@ def test_a_hiera_is_trained_the_same_on_two_processes_and_becomes_a_model(tmp_pa
 def test_what_does_not_fit_a_hiera_is_one_line(tmp_path):
     for changes, message in (
         (["METHOD.MASK_RATIO", "0.8"], "leaves 0 of 4 mask units visible, expected 1 to 3"),
-        (["DATA.IMAGE_SIZE", "48"], "32, a mask unit's side"),
+        (["DATA.IMAGE_SIZE", "48"], "32, a mask unit's side; choose one that is"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),
         (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
     ):

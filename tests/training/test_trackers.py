@@ -245,7 +245,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     held = TrackerProcess(["tensorboard"])
     assert (
         held.begin(tmp_path)
-        == "TRACKERS: couldn't be started (Resource temporarily unavailable); the run continues without them them them"
+        == "TRACKERS: couldn't be started (Resource temporarily unavailable); the run continues without them"
     )
     assert held.end() == TrackerProcess([]).begin(tmp_path) == TrackerProcess([]).end() == ""
 

@@ -572,7 +572,7 @@ def test_names_tell_the_keys_of_a_head_where_the_model_has_another(case, told, f
         ),
         (
             {"distilled": True},
-            "GLOBAL_POOL is 'token_avg', expected 'token', because because because DISTILLED heads read their tokens",
+            "GLOBAL_POOL is 'token_avg', expected 'token', because DISTILLED heads read their tokens",
         ),
     ],
 )
