@@ -35,7 +35,7 @@ class FiveCrops(EvalTransform):
         if config.DATA.NUM_TOKENS is not None:
             raise InputError(
                 f"-tta: with DATA.NUM_TOKENS {config.DATA.NUM_TOKENS} images aren't cropped;"
-                " take -tta flip"
+                " use -tta flip"
             )
         if config.DATA.CROP_PCT > 1:
             raise InputError(

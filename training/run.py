@@ -461,15 +461,15 @@ class RunFolder:
         parents = (self.path, *self.path.absolute().parents)
         existing = next(place for place in parents if place.exists())
         if not existing.is_dir():
-            return self._cannot("make", f"{existing} is a file")
+            return self._cannot("create", f"{existing} is a file")
         if self.path.is_symlink() and not self.path.exists():
-            return self._cannot("make", "it is a broken link")
+            return self._cannot("create", "it is a broken link")
         if os.access(existing, os.W_OK):
             return None
         if existing == self.path:
             return f"{self.path}: not writable; choose another folder with -output"
         read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
-        return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
+        return self._cannot("create", os.strerror(errno.EROFS if read_only else errno.EACCES))
 
     def _check_files(self) -> str | None:
         """Returns what is wrong with the files that are there, and locks another run's folder."""
@@ -489,7 +489,7 @@ class RunFolder:
                 self.path = self.base.with_name(f"{self.base.name}-{attempt}")
             self.path.mkdir(parents=True, exist_ok=self.named)
         except OSError as error:
-            return self._cannot("make", error.strerror)
+            return self._cannot("create", error.strerror)
         if self.lock is None:
             locked = (self.path / LOCK).exists()
             if problem := self._take_lock() or self._check_free():

@@ -81,17 +81,17 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.TARGETS", "['*.attn.qvk']"],
-            r"TARGETS: '\*.attn.qvk' matches none of 8 Linear layers other than the classifier; did you mean \*.attn.qkv\?",
+            r"TARGETS: '\*.attn.qvk' matches none of the 8 Linear layers other than the classifier; did you mean \*.attn.qkv\?",
         ),
         (
             "convnext_tiny",
             LORA,
-            r"TARGETS: '\*.attn.qkv' matches none of 8 Linear layers other than the classifier",
+            r"TARGETS: '\*.attn.qkv' matches none of the 8 Linear layers other than the classifier",
         ),
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.RANK", "25"],
-            r"RANK is 25, expected 1 to 24 (the smaller side of blocks.0.attn.qkv)",
+            r"RANK is 25, expected 1 to 24 \(the smaller side of blocks.0.attn.qkv\)",
         ),
         (
             "vit_tiny_patch16_224",
@@ -458,7 +458,7 @@ def test_a_product_needs_the_weights_that_it_changes(tmp_path, base):
     change = {"target_modules": ["blocks.1.attn.qkv", "head"], "modules_to_save": None}
     folder = peft_folder(tmp_path, change, head | own)
     with pytest.raises(
-        InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* changes"
+        InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* adapts"
     ):
         load_weights(
             create_model("vit_digits", **SHAPE, num_classes=3), base, strict=False, adapter=folder
@@ -543,7 +543,7 @@ REFUSED = {
         {A.replace("A.", "A.default."): numbers(2, 16)},
         "it has blocks.1.attn.qkv.lora_A.default.weight",
     ),
-    "twice": ({}, {A[17:]: numbers(2, 16)}, "holds blocks.1.attn.qkv.lora_A.weight twice"),
+    "twice": ({}, {A[17:]: numbers(2, 16)}, "contains blocks.1.attn.qkv.lora_A.weight twice"),
     "NaN": (
         {},
         {A: np.full((2, 16), np.nan, "float32")},
@@ -595,17 +595,17 @@ REFUSED = {
     "an empty list": (
         {"target_modules": []},
         {},
-        r"target_modules has \[\], which is no layer of this model",
+        r"target_modules has \[\], which isn't an adaptable layer of this model",
     ),
     "a target that isn't there": (
         {"target_modules": ["blocks.1.attn.qkv", "gone"]},
         {},
-        "target_modules has gone, which is no",
+        "target_modules has gone, which isn't",
     ),
     "a pattern of nothing": (
         {"target_modules": r".*\.gone"},
         {},
-        r"target_modules has .*gone, which is no layer",
+        r"target_modules has .*gone, which isn't",
     ),
     "a convolution": (
         {"target_modules": ["blocks.1.attn.qkv", "patch_embed.proj"]},

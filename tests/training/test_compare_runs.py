@@ -70,7 +70,7 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
         in verdict
     )
     assert (
-        f": p = {probability:.3g}; the difference is statistically significant (level 0.05)"
+        f": p = {probability:.3g}; the difference is not statistically significant (level 0.05)"
         in verdict
     )
     spread = f"{np.mean(scores[:3]):.2f} +- {np.std(scores[:3], ddof=1):.2f} (mean and standard deviation) of a0, a1, a2"
@@ -111,7 +111,7 @@ def test_folds_are_compared_on_all_their_images(tmp_path):
         alone = (own & ~others).sum()
         there = (others & ~own).sum()
         assert (
-            f": of 400 images {alone} are right in the first run only, {there} in the second alone"
+            f": of 400 images {alone} are right in the first run only, {there} in the second only"
             in verdict
         )
     [verdict] = compare([folds[0], folds[3]]).verdicts

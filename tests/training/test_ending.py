@@ -204,7 +204,7 @@ def test_the_schedule_ends_when_the_time_does(ranks):
     for name in MIDDLES:
         assert_same_run(folder / "timed", folder / name)
     told = result(folder / "timed")
-    assert told["ended"] == "TRAIN.MAX_MINUTES: 1 minutes held 9.5 of the 100 epochs"
+    assert told["ended"] == "TRAIN.MAX_MINUTES: 1 minutes were enough for 9.5 of the 100 epochs"
     assert (
         "an update takes 1 s, an evaluation takes 2 s; the run ends after 38 updates, 9.5 of 100"
         in (folder / "timed" / "log.txt").read_text()

@@ -279,7 +279,7 @@ def test_what_an_evaluation_would_refuse_is_told_before_the_first(tmp_path, monk
     for words, message in (
         (
             ["-dataset=multilabel_csv", "-o", "TASK", "multilabel"],
-            "^TASK is multilabel, expected classification, ",
+            "^TASK is multilabel, expected classification",
         ),
         (
             ["-o", "DATA.IMAGE_DTYPE", "float32"],

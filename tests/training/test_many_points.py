@@ -159,11 +159,11 @@ def test_half_a_point_is_left_out_and_written_over(tmp_path):
         ),
         (
             '{"TRAIN.BASE_LR": "1", "TRAIN.WEIGHT_DECAY": "0"}\n',
-            "TRAIN.BASE_LR is '1', expected a value that",
+            "TRAIN.BASE_LR is '1', expected a value from",
         ),
         (
             "{}\n" * 10_001,
-            "it has 10001 points, and sweep.json 0: more than the 10000 that a sweep has",
+            "it has 10001 points, and sweep.json 0: a sweep has at most 10000",
         ),
     ],
 )

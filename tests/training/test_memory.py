@@ -143,7 +143,7 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
         "the batch is a single image already: lower -image_"
     )
     assert told("DATA.BATCH_SIZE", "1").startswith(
-        "the batch is a single image already: lower -image_size, or the model"
+        "the batch is a single image already: lower -image_size, or use a"
     )
     monkeypatch.setattr(progress, "_doing", progress.STARTING)
     assert told("EVAL", "True").startswith(

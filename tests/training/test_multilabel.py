@@ -403,15 +403,15 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
     [
         (
             ["TRAIN.LOSS", "cross_entropy"],
-            r"'cross_entropy', expected one of (?!.*cross_ent).*bce, .* with TASK multilabel: a yes",
+            r"'cross_entropy', expected one of (?!.*cross_ent).*bce, .* with TASK multilabel, which",
         ),
         (
             ["TRAIN.LOSS", "token_label"],
-            r"'token_label', expected one of (?!.*token).*bce, .* with TASK multilabel: a yes",
+            r"'token_label', expected one of (?!.*token).*bce, .* with TASK multilabel, which",
         ),
         (
             ["TRAIN.DISTILLATION_TYPE", "hard"],
-            "'hard', expected None with TASK multilabel: distillation is",
+            "'hard', expected None with TASK multilabel: distillation needs",
         ),
         (
             ["DATA.SAMPLER", "balanced"],

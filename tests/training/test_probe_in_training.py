@@ -145,7 +145,7 @@ def test_images_without_labels_are_measured_without_neighbours(tmp_path, tiny):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["PROBE.FREQ", "1"], "PROBE.K is 20, but 16 training images are compared; lower it"),
+        (["PROBE.FREQ", "1"], "PROBE.K is 20, but only 16 training images are compared; lower it"),
         (["PROBE.FREQ", "1", "VALIDATE_FREQ", "2"], "PROBE.FREQ is 1, expected a multiple of"),
         (
             ["PROBE.FREQ", "2", "BEST_METRIC", "knn"],

@@ -285,13 +285,13 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         (
             "predictions.csv",
             "image,label,predicted,probability\na,1,2,0.5\n",
-            "samples and accuracy are 1, 0.0, those",
+            "samples and accuracy are 1, 0.0, in",
         ),
         ("result.json", "{}", "its loss is missing, expected a number"),
         (
             "result.json",
             '{"loss": 1, "num_samples": 0}',
-            "its num_samples is 0, expected a number of at least 1",
+            "its num_samples is 0, expected a number from 1 on",
         ),
         (
             "result.json",

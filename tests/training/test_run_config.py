@@ -315,11 +315,11 @@ def test_resuming_a_part_of_a_run_names_the_run(run, part):
         ),
         (
             [SCRIPT, "-resume=bare/checkpoints"],
-            "-resume=bare/checkpoints: no config.yaml (in RUN, RUN/che",
+            "-resume=bare/checkpoints: its run has no config.yaml (in RUN, or",
         ),
         (
             [SCRIPT, "-resume=elsewhere/epoch_0001"],
-            "-resume=elsewhere/epoch_0001: no such folder; give a run",
+            "-resume=elsewhere/epoch_0001: no such folder; expected a run",
         ),
         (
             ["-output=evaluated", "-resume=auto"],

@@ -124,7 +124,7 @@ def test_a_folder_of_somebody_elses_files_is_no_run(tmp_path):
     for name in ("config.yaml", "classes.json", "report.html", "predictions.csv"):
         (tmp_path / name).write_text("mine")
         for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
-            assert line_of(tmp_path, *options) == f"{tmp_path} holds {name}, {advice}"
+            assert line_of(tmp_path, *options) == f"{tmp_path} contains {name}, {advice}"
         assert held(tmp_path) == {str(tmp_path / name): b"mine"}
         (tmp_path / name).unlink()
     # A log is added to: SLURM writes some by these names, and other machines' ranks do.
@@ -271,7 +271,7 @@ def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
     (tmp_path / "even/notes.txt").write_text("mine")
     said = []
     Follower(tmp_path, ["odd", "even"], said.append)
-    line = "TRACKERS: {0} is off (RunError: {1}/{0} doesn't belong to the trackers of this run; move it away); the run continues"
+    line = "TRACKERS: {0} is turned off (RunError: {1}/{0} doesn't belong to the trackers of this run; move it away); the run continues"
     assert said == [line.format(name, tmp_path) for name in ("odd", "even")]
     assert os.listdir(tmp_path / "outside") == ["events"]
     assert (tmp_path / "even/notes.txt").read_text() == "mine"
@@ -329,7 +329,7 @@ def test_a_lock_that_nobody_signed_makes_no_run(tmp_path):
         (folder_ / name).mkdir() if name.endswith("/") else (folder_ / name).write_text("")
         for options in (["EVAL", "True"], ["MODEL.RESUME", "auto"]):
             assert line_of(folder_, *options).startswith(
-                f"{folder_} holds config.yaml, which no run"
+                f"{folder_} contains config.yaml, which no run"
             )
         assert (folder_ / "config.yaml").read_text() == "mine"
 

@@ -228,7 +228,7 @@ def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tin
     saved = tmp_path / "run-saved" / "checkpoints" / name
     assert first == second
     assert first == [
-        f"{name} wasn't saved ([Errno 13] Permission denied): give this user access to it; it is saved in {saved},"
+        f"{name} wasn't saved ([Errno 13] Permission denied): give this user access to it; it is saved in {saved};"
         " resume from there with a new -output"
     ]
     assert set(storage.verify(saved)) == {file.name for file in saved.iterdir()}
@@ -390,7 +390,7 @@ LIES = {
     ),
     "more shares than files": (
         changed_index(lambda index: index["metadata"].update(shares=8000)),
-        "has .* in optimizer-0000.-of-00002.safetensors, which isn't one of its 8000 shares",
+        "lists .* in optimizer-0000.-of-00002.safetensors, which isn't one of its 8000 shares",
     ),
     "a number of shares that isn't one": (
         changed_index(lambda index: index["metadata"].update(shares="2")),
@@ -402,7 +402,7 @@ LIES = {
     ),
     "a file outside": (
         changed_index(lambda index: index["weight_map"].update({"a/b": "../../other.safetensors"})),
-        r"it has a/b in \.\./\.\./other\.safetensors, which isn't one of its 2 shares",
+        r"it lists a/b in \.\./\.\./other\.safetensors, which isn't one of its 2 shares",
     ),
     "no map": (changed_index(lambda index: index.pop("weight_map")), "weight_map is missing"),
     "a map that is a list": (
@@ -415,17 +415,17 @@ LIES = {
     ),
     "tensors elsewhere": (
         changed_index(moved),
-        f"{SHARES[0]} holds .*, which {storage.INDEX} doesn't list for it",
+        f"{SHARES[0]} contains .*, which {storage.INDEX} doesn't list for it",
     ),
     "a tensor that isn't there": (
         changed_index(
             lambda index: index["weight_map"].update({"norm.weight/moment9_0": SHARES[0]})
         ),
-        f"{SHARES[0]} has no norm.weight/moment9_0, which {storage.INDEX} has there",
+        f"{SHARES[0]} lacks norm.weight/moment9_0, which {storage.INDEX} lists for it",
     ),
     "a tensor twice": (
         changed_share(lambda held, other: held.update({some_key(other): other[some_key(other)]})),
-        f"{SHARES[1]} holds .*/moment1_0, which {storage.INDEX} doesn't list for it",
+        f"{SHARES[1]} contains .*/moment1_0, which {storage.INDEX} doesn't list for it",
     ),
     "a tensor of another shape": (
         changed_share(

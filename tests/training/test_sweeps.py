@@ -75,7 +75,7 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
             {"command": "rm -rf /"},
             "command begins with 'rm', expected main_single_gpu.py or main_multi_gpu.py",
         ),
-        ({"command": "main_single_gpu.py 'x"}, "command can't be read"),
+        ({"command": "main_single_gpu.py 'x"}, "command can't be parsed"),
         (
             {"command": f"{COMMAND} --resume=auto"},
             "command has --resume=auto, which the sweep sets",
@@ -317,7 +317,7 @@ def test_a_folder_is_of_one_file_which_may_become_longer(tmp_path):
         ),
         (
             {"command": f"{COMMAND} SEED 3", "keys": {"TRAIN.BASE_LR": [0.1, 0.01]}},
-            "with other command",
+            "with a different command",
         ),
     ):
         other = sweep_of(tmp_path, **content)
@@ -370,27 +370,27 @@ def test_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
         ({"TRAIN.BASE_LR": "0.0001"}, r"its points\[0\].TRAIN.LOSS is missing"),
         (
             {"TRAIN.BASE_LR": "0.0001", "TRAIN.LOSS": "auto", "OUTPUT": "/x"},
-            r"its points\[0\] has OUTPUT, which is no key",
+            r"its points\[0\] has OUTPUT, which isn't a key",
         ),
         (
             {"TRAIN.BASE_LR": "0.0001", "TRAIN.LOSS": "other"},
-            r"its points\[0\].TRAIN.LOSS is 'other', expected a value that",
+            r"its points\[0\].TRAIN.LOSS is 'other', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "1.0", "TRAIN.LOSS": "auto"},
-            r"its points\[0\].TRAIN.BASE_LR is '1.0', expected a value that",
+            r"its points\[0\].TRAIN.BASE_LR is '1.0', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "0.0_1", "TRAIN.LOSS": "auto"},
-            r"TRAIN.BASE_LR is '0.0_1', expected a value that",
+            r"TRAIN.BASE_LR is '0.0_1', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "nan", "TRAIN.LOSS": "auto"},
-            r"TRAIN.BASE_LR is 'nan', expected a value that",
+            r"TRAIN.BASE_LR is 'nan', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "-o", "TRAIN.LOSS": "auto"},
-            r"TRAIN.BASE_LR is '-o', expected a value that",
+            r"TRAIN.BASE_LR is '-o', expected a value from",
         ),
     ],
 )
@@ -501,7 +501,7 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
         "0000/result.json": lambda: results.outcome(sweep, "0000", "acc1"),
         ".lock": lambda: results.lock(sweep.output),
     }[name]
-    with pytest.raises(InputError, match=f"{name}.* no regular file"):
+    with pytest.raises(InputError, match=f"{name}.* isn't a regular file"):
         read()
 
 
@@ -537,7 +537,7 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
     assert isinstance(elsewhere(), int)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
-    with pytest.raises(InputError, match="mine holds letter , but no sweep; choose another output"):
+    with pytest.raises(InputError, match="mine contains letter, but no sweep; choose another output"):
         results.lock(tmp_path / "mine")
 
 
@@ -557,6 +557,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
     monkeypatch.setattr(results, "record", full)
     with pytest.raises(
-        RunError, match=f"{sweep.output} isn't written .No space.*, then the same command continues"
+        RunError, match=f"{sweep.output} can't be written .No space.*, then the same command continues"
     ):
         main()

@@ -231,7 +231,7 @@ def test_a_step_that_returns_something_else_is_one_line(values, message):
 
 def test_the_names_of_a_steps_values_stay():
     check_names(["loss", "acc"], ["loss", "acc"])
-    with pytest.raises(RunError, match="returned loss after loss, acc, expected the same names in"):
+    with pytest.raises(RunError, match="returned loss after loss, acc, expected the same names at"):
         check_names(["loss"], ["loss", "acc"])
 
 

@@ -206,7 +206,7 @@ def test_a_tracker_that_raises_is_off_and_the_others_go_on(tmp_path, monkeypatch
     (tmp_path / "metrics.jsonl").write_text(records([1, 2]) + "[1]\n{}\nno json\n" + records([3]))
     follower.follow()
     follower.end(False)
-    assert said == ["TRACKERS: odd is off (ConnectionError: no route); the run continues"]
+    assert said == ["TRACKERS: odd is turned off (ConnectionError: no route); the run continues"]
     assert "ConnectionError" in capfd.readouterr().err
     assert not (tmp_path / "odd" / "end").exists()
     steps = [

@@ -67,7 +67,7 @@ def read_pixel_table(file: Path) -> PixelTable:
         table = csv_rows(lines_of(lines, allowance))
         head = tuple(next(table, ()))
         if head[: len(PIXEL_COLUMNS)] != PIXEL_COLUMNS:
-            raise Unreadable(f"its first line isn't {','.join(PIXEL_COLUMNS)}")
+            raise Unreadable(f"its first line has to be {','.join(PIXEL_COLUMNS)}")
         shares = array("d")
         numbers = array("q")
         digest = hashlib.sha256()
