@@ -310,7 +310,7 @@ def test_what_was_told_before_the_folder_was_made_is_in_its_log(tmp_path, capsys
         if line[:1].isdigit()
     ]
     assert lines == [
-        "configuration, changed keys:",
+        "configuration, where it isn't the default:",
         "told early",
         f"run: {run.directory}",
         "told late",

@@ -112,7 +112,7 @@ class Run:
         for note in config.notes:
             self.info(note)
         lines = "".join(f"\n  {line}" for line in differences(config))
-        self.info(f"configuration, changed keys:{lines}")
+        self.info(f"configuration, where it isn't the default:{lines}")
 
     def _on_rank_0(self, action: Callable[[], str | None] | None) -> None:
         """Lets rank 0 do ``action``; then all ranks know the folder, or raise what went wrong.

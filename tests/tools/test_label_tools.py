@@ -188,7 +188,7 @@ def test_an_image_that_cannot_be_read_is_left_out(place):
         ("find_label_errors", ["fold_0", "-output=o"], "the runs are of the folds 0 of 2"),
         ("find_label_errors", ["fold_0", "fold_1", "-features", "-output=o"], "-features needs one run, found 2"),
         ("find_label_errors", ["fold_0", "fold_1", "-k=3", "-output=o"], "-k has no effect without -features"),
-        ("find_label_errors", ["fold_0", "-features", "-k=0", "-output=o"], "-k is 0, expected a number of at least 1"),
+        ("find_label_errors", ["fold_0", "-features", "-k=0", "-output=o"], "-k is 0, expected a number from 1 on"),
         ("find_label_errors", ["fold_0", "fold_1", "-output=data"], "data exists; choose another -output"),
         ("find_label_errors", ["fold_0", "fold_1", "-output=no/o"], "no isn't a writable folder"),
         ("find_label_errors", ["none", "-features", "-output=o"], "none"),

@@ -110,7 +110,7 @@ def test_a_file_names_the_classes_and_their_order(convert, tmp_path):
     labels.write_text("tree\nsun\n")
     write_labelme(tmp_path / "in/a.json", [*SHAPES[:1], SHAPES[1] | {"label": "__ignore__"}])
     line = convert(*words, output="other")
-    assert "2 classes; without a class background, pixels that nothing is drawn on are ign" in line
+    assert "2 classes; without a class background, pixels without an annotation are ign" in line
     mask = read(tmp_path / "other/masks/train/a.png")
     assert (mask[0, 0], mask[20, 40], mask[9, 10]) == (255, 255, 0)
     write_labelme(tmp_path / "in/a.json", SHAPES)
@@ -275,7 +275,7 @@ def test_what_exif_leaves_open_is_said(orientation, annotated, stored, is_clear,
     content |= {"categories": [{"id": 1, "name": "tree"}]}
     (tmp_path / "in/a.json").write_text(json.dumps(content))
     said = convert("-format=coco", "-data_path=in/a.json", "-val=0")
-    assert ("EXIF turns 1 image" in said) != is_clear
+    assert ("1 image has an EXIF rotation" in said) != is_clear
     mask = tmp_path / "out/masks/train/a.png"
     assert read(mask).shape == stored[::-1]
     # Without a note of its own, DATA.EXIF_ORIENTATION decides which way it is.
@@ -411,8 +411,8 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
     ("change", "message"),
     [
         ({"images": None}, 'it has no list of "images"'),
-        ({"images": []}, "it has no imagess"),
-        ({"categories": [{"id": 9, "name": "a"}] * 2}, "the category 9 twice"),
+        ({"images": []}, "it has no images"),
+        ({"categories": [{"id": 9, "name": "a"}] * 2}, "the category 9 occurs twice"),
         ({"categories": [{"id": 9, "name": 9}]}, "a category has no name"),
         (
             {"categories": [{"id": 9, "name": "\n"}]},
@@ -565,7 +565,7 @@ def test_what_is_missing_of_voc_is_named(convert, tmp_path):
     with pytest.raises(InputError, match=message):
         convert(*words)
     shutil.rmtree(tmp_path / "voc/SegmentationClass")
-    with pytest.raises(InputError, match="SegmentationClass: no such folder; voc holds the"):
+    with pytest.raises(InputError, match="SegmentationClass: there is no such folder; voc holds the"):
         convert(*words)
     with pytest.raises(InputError, match="--val is 1.0, expected 0 <= value < 1"):
         convert(*words, "-val=1")
@@ -578,5 +578,5 @@ def test_a_folder_that_cant_be_written_is_named(convert, tmp_path):
     write_image(tmp_path / "in/a.jpg")
     write_labelme(tmp_path / "in/a.json", SHAPES)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="^file/out isn't written"):
+    with pytest.raises(RunError, match="^file/out can't be written"):
         convert("-format=labelme", "-data_path=in", "-val=0", output="file/out")

@@ -117,7 +117,7 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     (place / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     words = [f"{VAL}/bridge/0.jpg", "cut.jpg", f"{VAL}/bridge/0.jpg", "-top=1"]
     status, out, err = predict(place, *words, "-format=csv")
-    assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
+    assert (status, err) == (1, "error: 1 of 3 images can't be read; see each row\n")
     first, cut, last = rows(out)
     assert first["probability"][:8] == last["probability"][:8] != ""
     assert (cut["class"], cut["error"]) == ("", "it is truncated; repair or remove it")
@@ -222,7 +222,7 @@ def test_a_wrong_flag_is_refused(place):
     assert (status, out) == (2, "")
     assert (
         err
-        == "error: command line: -top: '0' isn't a number of at least 1 on; -h lists the options\n"
+        == "error: command line: -top: '0' isn't a number of at least 1; -h lists the options\n"
     )
 
 
@@ -296,7 +296,7 @@ def test_what_cant_be_written_is_told(place):
         process = begin(place, VAL, stdout=full, command=[warm.python(), PREDICT[1]])
         assert (
             process.communicate()[1]
-            == b"error: standard output isn't written (No space left on device); free some space\n"
+            == b"error: standard output can't be written (No space left on device); free some space\n"
         )
     assert process.returncode == 1
 

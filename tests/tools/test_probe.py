@@ -226,8 +226,8 @@ REFUSED = {
     ("-layer=9",): "-layer is 9, vit_base_patch16_224 has the layers -2 to 1",
     ("-k=2000",): "-k is 2000, but the training set has 1433 images; lower -k",
     ("-shots=500",): "-shots is 500, class ",
-    ("-probes=knn,svm",): "'svm' is none of knn, logistic, sgd, few_shot",
-    ("-k=0",): "'0' isn't a number of at least 1 on",
+    ("-probes=knn,svm",): "'svm' isn't one of knn, logistic, sgd, few_shot",
+    ("-k=0",): "'0' isn't a number of at least 1",
     ("-probes=sgd", "-k=3"): "-k has no effect without the probe knn; leave it out, or add knn to",
     ("-probes=knn", "-shots=5"): "-shots has no effect without the probe few_shot; leave it out",
     ("-probes=knn,sgd", "-draws=2"): "-draws has no effect without the probe few_shot; leave it",
@@ -270,7 +270,7 @@ def test_shards_of_several_labels_or_of_none_are_refused(place, tmp_path, monkey
         rows = "".join(f"../plain/{split}/{number}.png,1,1\n" for number in range(2))
         (tmp_path / f"several/{split}.csv").write_text(f"file,x,y\n{rows}")
     for dataset, folder, message in (
-        ("images", "plain", "has no labels, TASK classification needs them"),
+        ("images", "plain", "has no labels, which TASK classification needs"),
         ("multilabel_csv", "several", "the images of 'shards' have several labels each"),
     ):
         shards = tmp_path / f"{folder}-shards"

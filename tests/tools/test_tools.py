@@ -193,7 +193,7 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
         ),
         (["-output=out.safetensors", "a", "c"], "error: c.safetensors: it isn't a weight file"),
         (["-output=out.safetensors", "absent"], "error: no weights at absent"),
-        (["-output=out", "a"], "error: -output is out, expected a file that ends in .safetensors"),
+        (["-output=out", "a"], "error: -output is out, expected a name that ends in .safetensors"),
         (["a"], "error: command line: missing: -output"),
     ]:
         status, _, errors = run(tmp_path, *arguments)

@@ -321,7 +321,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     refused(
         message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None
     )
-    tell = "it isn't an adapter: its metadata don't say so, but there is no adapter_config.json beside it"
+    tell = "it isn't an adapter: its metadata don't say so, and there is no adapter_config.json next to it"
     strange = [
         *of_model(tiny),
         "EVAL",

@@ -147,9 +147,9 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(progress, "_doing", progress.STARTING)
     assert told("EVAL", "True").startswith(
-        "the model alone needs more memory than there is: use a smaller one"
+        "the model alone needs more memory than there is: use a smaller model"
     )
-    assert told().startswith("the model alone needs more memory than there is: use a smaller one")
+    assert told().startswith("the model alone needs more memory than there is: use a smaller model")
     progress.beat(progress.COMPUTING)
     both = "lower -batch_size (now 256) and raise -accum_iter (now 1) by the same factor"
     assert told() == f"{both}; or set MODEL.RECOMPUTE True"

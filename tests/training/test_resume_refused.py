@@ -64,7 +64,7 @@ def test_a_run_of_another_task_or_without_the_best_metric_is_refused(tmp_path, t
     ):
         resumed = ["MODEL.RESUME", str(tmp_path / name / "checkpoints" / "epoch_0001")]
         refused(
-            f"epoch_0001 is from a run of TASK {task}; leave", [*options, *resumed], tmp_path / "a"
+            f"epoch_0001 is from a run of TASK {task}; keep", [*options, *resumed], tmp_path / "a"
         )
     probed = ["PROBE.FREQ", "1", "BEST_METRIC", "knn"]
     probed += ["MODEL.RESUME", str(tmp_path / "unlabelled" / "checkpoints" / "epoch_0001")]
