@@ -92,7 +92,7 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
         compare_with_eager(config, model, shifted, "float32")
     with pytest.raises(
         RunError,
-        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% at least",
+        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected at least 80%",
     ):
         compare_with_eager(config, model, shifted, "int8")
     with pytest.raises(
@@ -231,7 +231,7 @@ def test_a_full_disk_is_told_whatever_the_converter_says(kind, weights, tmp_path
     monkeypatch.setattr("inference.exporting.save_program", cut_off)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(
-        RunError, match=r"out isn't written \(No space left on device\); free some space"
+        RunError, match=r"out can't be written \(No space left on device\); free some space"
     ):
         exported(weights, tmp_path / "out", kind)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["small.yaml"]

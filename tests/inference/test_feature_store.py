@@ -249,7 +249,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     file.write_bytes(output.read_bytes()[:-4])
     with pytest.raises(
         InputError,
-        match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32",
+        match=r"features\.npy.*it doesn't match features\.json: expected \[10, 16\] of float32",
     ):
         open_features(file)
     file.write_bytes(output.read_bytes())

@@ -219,7 +219,7 @@ def test_data_that_was_moved_is_found_and_other_data_is_refused(runs, tmp_path):
     # Other folds.
     next(moved.rglob("*.png")).unlink()
     refused(
-        "was trained on 30 images, but now the other folds have 29 now",
+        "was trained on 30 images, but now the other folds have 29",
         runs,
         **{"DATA.DATA_PATH": str(moved)},
     )

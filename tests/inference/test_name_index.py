@@ -70,7 +70,7 @@ def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, i
     expected = [os.path.join("/home/me", name) for name in NAMES]
     assert [os.path.join(stored.made["folder"], name) for name in stored.files()] == expected
     first = open_names(stored, told.append)
-    assert told == [f"{tmp_path}/x.{index}: its 9 names once, into x.names"]
+    assert told == [f"{tmp_path}/x.{index}: reading its 9 names once, into x.names"]
     monkeypatch.setattr(feature_store.StoredFeatures, "files", None)
     again = open_names(stored, told.append)
     assert len(told) == 1

@@ -167,7 +167,7 @@ def test_timms_config_tells_of_timms_weights(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(
         InputError,
-        match=r": cannot determine the model; pass the model's YAML file or name by -cfg",
+        match=r": cannot determine the model; pass its YAML file or name by -cfg",
     ):
         Predictor(tmp_path)
     with pytest.raises(InputError, match="found 2 class names, but the model has 3 outputs"):

@@ -140,10 +140,10 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             b'{"images": [%s"YQ=="]}' % (b'"YQ==",' * 8),
             JSON,
             413,
-            "9 images, at most 8 are taken",
+            "9 images, at most 8 are allowed",
         ),
         ("/predict", b"[" * 1000, JSON, 413, "the JSON has more than 8 images"),
-        ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are taken"),
+        ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are allowed"),
         ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more images than the 8 that are taken"),
         ("/predict", *form(), 400, "the request has no image"),
         (
@@ -182,7 +182,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             "charset is punycode, expected utf-8",
         ),
         ("/predict/", b"x", JPEG, 404, "Not Found"),
-        ("/attention", *form(*[("a", "b", b"c")] * 2), 413, "2 images, at most 1 are taken"),
+        ("/attention", *form(*[("a", "b", b"c")] * 2), 413, "2 images, at most 1 are allowed"),
     ],
 )
 def test_what_isnt_taken_is_refused_in_one_line(server, path, body, headers, status, line):
@@ -196,13 +196,13 @@ def test_what_isnt_taken_is_refused_in_one_line(server, path, body, headers, sta
 def test_too_much_is_refused_before_it_is_read(server):
     status, answer, headers = server.ask("POST", "/predict", bytes(5 << 20), JPEG)
     assert (status, headers["connection"]) == (413, "close")
-    assert answer["error"] == "the request has 5242880 bytes, at most 4194304 are taken"
+    assert answer["error"] == "the request has 5242880 bytes, at most 4194304 are allowed"
     chunks = (bytes(1 << 16) for _ in range(100))
     # chunked: its length isn't told
     status, answer, _ = server.ask("POST", "/predict", chunks, JPEG)
     assert (status, answer["error"]) == (
         413,
-        "the request has more bytes than that, at most 4194304 are taken",
+        "the request has more bytes than that, at most 4194304 are allowed",
     )
 
 

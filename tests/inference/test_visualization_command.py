@@ -179,7 +179,7 @@ def test_a_picture_that_cant_be_written_is_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(
         RunError,
-        match=r"a.png isn't written \(No space left on device\); .*, or choose another -output",
+        match=r"a.png can't be written \(No space left on device\); .*, or choose another -output",
     ):
         _write(tmp_path / "a.png", b"x")
     assert not list(tmp_path.iterdir())

@@ -210,7 +210,7 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
     near = np.linalg.norm(places[:, None] - places, axis=2)
     near[range(24), range(24)] = np.inf
     assert (near.argmin(1) // 12 == np.arange(24) // 12).all()
-    with pytest.raises(InputError, match="found 4 images, expected 5 or more"):
+    with pytest.raises(InputError, match="found 4 images, expected at least 5"):
         plane(features[:4])
     with pytest.raises(
         InputError, match="umap-learn isn't installed; pip install umap-learn, or use -method tsne"

@@ -427,7 +427,7 @@ def test_classes_of_a_call_answer_as_a_classifier_of_them():
         (["a"] * 101, "found 101 classes"),
         (["a", " "], "a class's name has 1 character, expected 1 to 200"),
         (["b" * 201], "a class's name has 201 characters, expected 1 to 200"),
-        (["a", "a"], "a class is there twice"),
+        (["a", "a"], "a class occurs twice"),
     ],
 )
 def test_names_that_a_call_doesnt_take(names, problem):
@@ -584,7 +584,7 @@ def test_the_command_predicts_named_classes(place):
         (
             "zero_shot",
             ["digits", "-classes", "classes.txt", "-output", "x"],
-            "found 3 names of class",
+            "found 3 class names",
         ),
         ("zero_shot", ["clip", "-classes", "none.txt", "-output", "x"], "none.txt"),
         (

@@ -41,7 +41,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
     assert (status, printed, list(tmp_path.iterdir())) == (2, "", [])
     assert re.fullmatch(
         r"error: --gpu: Paddle \S+, (a CPU build|built for CUDA \S+ and cuDNN \S+), commit \w{10} sees no GPU,"
-        r" expected at least one; .* \(docs/gpu\.md\), or rehearse on the CPU with --gpu --rehearse\n",
+        r" expected at least one; .* \(docs/guides/gpu\.md\), or rehearse on the CPU with --gpu --rehearse\n",
         errors,
     )
 

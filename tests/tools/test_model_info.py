@@ -176,7 +176,7 @@ def test_the_memory_of_more_processes_is_computed(monkeypatch, capsys):
         (["-ranks", 0], "-ranks is 0, expected 1 to 100000 processes"),
         (
             ["--ranks", 57],
-            "-ranks is 57, but vit_digits has 56 parameters to share; lower -ranks",
+            "-ranks is 57, but vit_digits only has 56 parameters to share; lower -ranks",
         ),
         (["-amp"], "-amp and -recompute need -ranks N"),
         (["-recompute", "-layers"], "-amp and -recompute need -ranks N"),
