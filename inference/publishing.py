@@ -340,6 +340,6 @@ def upload(folder: Path, repo_id: str, private: bool) -> str:
         why = type(error).__name__ if status is None else f"{type(error).__name__}, status {status}"
         advice = "log in by hf auth login with a token that has write access, and check the name"
         raise RunError(
-            f"{repo_id} couldn't be uploaded ({why}); {advice}, and the network"
+            f"{repo_id} couldn't be uploaded ({why}); {advice}; or check the network"
         ) from None
     return str(address)

@@ -208,7 +208,7 @@ def test_the_server_gives_the_same_sets_and_rejections(place, calibrated, tmp_pa
                 assert told["unknown"] is one.unknown
                 assert told["score"] == pytest.approx(one.score, abs=1e-3)
         for query, problem in (
-            ("coverage=0.8", "coverage is 0.8, and .* was calibrated for 0.7, 0.9, 0.99"),
+            ("coverage=0.8", "coverage is 0.8, but .* was calibrated for 0.7, 0.9, 0.99"),
             ("coverage=0.7&top=2", "top and coverage both determine"),
             ("coverage=1", "coverage: "),
             ("score=knn", "score has no effect without reject"),
@@ -255,14 +255,14 @@ def test_predict_writes_sets_and_what_is_unknown(place, calibrated):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["-coverage=0.8"], "coverage is 0.8, and .*calibrated.* was calibrated for 0.7, 0.9, 0.99; take"),
-        (["-reject=0.2"], "reject is 0.2, and .* was calibrated for 0.001, 0.1; .*-false_alarms"),
+        (["-coverage=0.8"], "coverage is 0.8, but .*calibrated.* was calibrated for 0.7, 0.9, 0.99; use"),
+        (["-reject=0.2"], "reject is 0.2, but .* was calibrated for 0.001, 0.1; .*-false_alarms"),
         (["-coverage=0.7", "-top=2"], "top and coverage both determine the number of classes"),
         (["-score=knn"], "score has no effect without reject"),
         (["-coverage=0.7", "-tta"], "-tta flip averages views, but coverage and rejection"),
         (["-coverage=1.5"], "'1.5' isn't a probability"),
-        (["-coverage=0.99"], "coverage is 0.99, for which .* was calibrated on too few images"),
-        (["-reject=0.001"], "reject is 0.001, for which .* was calibrated on too few images"),
+        (["-coverage=0.99"], "coverage is 0.99, but .* was calibrated on too few images"),
+        (["-reject=0.001"], "reject is 0.001, but .* was calibrated on too few images"),
     ],
 )  # fmt: skip
 def test_predict_refuses_what_was_not_calibrated(place, calibrated, words, problem):
@@ -339,9 +339,9 @@ def test_several_labels_keep_their_answers_and_have_no_sets(place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["calibrated"], "calibrated is already calibrated; pass the weights that it was made from"),
+        (["calibrated"], "calibrated is already calibrated; use the weights that it was made from"),
         (["w.safetensors", "-coverage=0.9,1"], "'1' isn't between 0 and 1"),
-        (["w.safetensors", "-k=2000"], "-k is 2000, and there are 1433 training images; lower it"),
+        (["w.safetensors", "-k=2000"], "-k is 2000, but there are only 1433 training images; lower it"),
         (["w.safetensors", "-o", "DATA.CACHE", "ram"], "DATA.CACHE has no effect on a calibration"),
         (["w.safetensors", "-folds", "w.safetensors"], "w.safetensors isn't the folder of a run; pass the runs of the folds"),
         (["w.safetensors", "-outside", "none"], "none"),

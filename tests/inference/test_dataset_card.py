@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_told_before_images_are_read(tmp_path, folder)
     before = sorted(tmp_path.rglob("*"))
     for words, message in [
         (["--card=card.txt"], "error: --card card.txt: expected a file that ends in .md"),
-        (["--card=absent/card.md"], "error: --card absent/card.md: its folder isn't there"),
+        (["--card=absent/card.md"], "error: --card absent/card.md: its folder doesn't exist"),
         (["--card=link.md"], "error: --card link.md: it is a link"),
         (["-license=mit"], "error: -license is for --card FILE.md; add that, or leave it out"),
     ]:

@@ -210,8 +210,8 @@ def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, 
     ("target", "line"),
     [
         ("link", "link exists; choose another -output"),
-        ("file/out", r"file/out can't be made \(Not a directory\); choose another -output"),
-        ("/proc/out", r"/proc/out can't be made \(.*\); choose another -output"),
+        ("file/out", r"file/out can't be created \(Not a directory\); choose another -output"),
+        ("/proc/out", r"/proc/out can't be created \(.*\); choose another -output"),
     ],
 )
 def test_a_folder_that_cant_be_made_is_a_line(target, line, tmp_path):

@@ -107,7 +107,7 @@ def test_a_body_comes_to_the_app_whole():
             Client(b"x", b"y"),
             {"before": lambda gate: setattr(gate, "held", HELD - 1)},
             429,
-            b"take all the memory",
+            b"too many large requests",
         ),
         (
             Client(b"x", authorization="Bearer no"),

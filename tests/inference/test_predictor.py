@@ -344,7 +344,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
         ),
         (
             lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}},
-            "it has the key MODEL.EMBED_DIMS, which ViT doesn't take",
+            "it has the key MODEL.EMBED_DIMS, which ViT doesn't have",
         ),
         (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
         (
@@ -353,7 +353,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
         ),
         (
             lambda d: d | {"thresholds": [0.5] * 3},
-            "tells 3 thresholds, but the model has 2 outputs",
+            "has 3 thresholds, but the model has 2 outputs",
         ),
         (lambda d: {"model": "x"}, "its task is missing"),
     ],

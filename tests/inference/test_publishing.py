@@ -378,7 +378,7 @@ def test_an_error_of_the_hub_tells_no_secret(tmp_path, monkeypatch):
     with pytest.raises(RunError) as caught:
         publishing.upload(tmp_path, "org/digits", private=False)
     assert str(caught.value).startswith(
-        "org/digits isn't uploaded (ValueError, status 403); log in"
+        "org/digits couldn't be uploaded (ValueError, status 403); log in"
     )
     assert "hf_" not in str(caught.value)
     for name in ("hf-hub:digits", "hf-hub:a/b/c", "hf-hub:", "hf-hub:org/a b", "hf-hub:org/--"):
@@ -417,7 +417,7 @@ def test_the_command(tmp_path, run):
         (["RUN", "new", "-private"], "error: -private is for hf-hub:ORG/NAME; leave it out\n"),
         (["RUN", "hf-hub:x"], "error: hf-hub:x: expected hf-hub:ORGANISATION/NAME\n"),
         (["absent", "new"], "error: no weights at absent: no such file or folder"),
-        (["digits", "new", "-check"], "error: -check needs the images of a run, but there is none"),
+        (["digits", "new", "-check"], "error: -check needs the images of a run, but these weights"),
     ]:  # fmt: skip
         status, _, errors = command(tmp_path, *words)
         assert (status, errors.startswith(message), errors.count("\n")) == (2, True, 1), errors

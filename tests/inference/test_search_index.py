@@ -270,7 +270,7 @@ def test_a_strangers_index_is_read_or_refused(tmp_path):
         (b"", "it isn't an index of tools/search.py -index"),
         (b"\x80\x04pickle", "it isn't an index of tools/search.py"),
         (whole[:-1], "doesn't match 7 images of 3 features"),
-        (with_head(rows=6), "aren't those of 6 images"),
+        (with_head(rows=6), "doesn't match 6 images"),
         (with_head(rows=0), "its rows is 0, expected a number of images from 1 on"),
         (with_head(rows=1 << 47, width=1 << 31), "aren't those of"),
         (with_head(width=-3), "its width is -3, expected"),

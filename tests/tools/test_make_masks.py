@@ -436,7 +436,7 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
         ({"images": [{"file_name": "a\0", "id": 7}]}, "isn't a file name"),
         (
             {"images": [{"file_name": "a.jpg", "id": 7}] * 2},
-            "the image a.jpg , or its id, occurs twice",
+            "the image a.jpg, or its id, occurs twice",
         ),
     ],
 )
