@@ -286,7 +286,7 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     signals.end_workers()
     if failed:
         where = "picture" if arguments.format in ("pictures", "overlays") else "row"
-        told = f"see each {where}"
+        told = f"each {where} shows the reason"
         if arguments.format == "masks":
             told = "they have no mask; see -format csv"
         raise RunError(f"{failed} of {len(images)} images can't be read; {told}", shared=True)

@@ -334,9 +334,7 @@ def test_thresholds_of_other_classes_are_named():
 @pytest.mark.parametrize("thresholds", [[None], [None, None]])
 def test_sets_that_would_have_every_class_are_refused(thresholds):
     stored = replace(some_calibration(), sets=[PredictionSets(0.9, 0.01, 1, thresholds)])
-    with pytest.raises(
-        InputError, match="coverage is 0.9, but RUN was calibrated on too few"
-    ):
+    with pytest.raises(InputError, match="coverage is 0.9, but RUN was calibrated on too few"):
         sets_for(stored, 0.9, "RUN")
 
 

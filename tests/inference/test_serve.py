@@ -78,9 +78,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
     assert answer["error"].startswith("image 0: its format is unknown")
     status, answer, _ = server.ask("POST", "/predict", *form(("a", "x", b"1"), ("a", "y", b"2")))
     assert status == 422
-    assert answer["error"].startswith(
-        "none of the 2 images can be read; x: its format is unknown"
-    )
+    assert answer["error"].startswith("none of the 2 images can be read; x: its format is unknown")
     assert [one["name"] for one in answer["predictions"]] == ["x", "y"]
     status, answer, _ = server.ask("POST", "/predict", png_of(10_000, 10_000), JPEG)
     assert status == 413

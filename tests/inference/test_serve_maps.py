@@ -166,7 +166,9 @@ def test_an_image_that_takes_too_much_memory_gets_a_line(weights, images):
 
     predictor._forward = short
     answers, pictures = answer_batch(predictor, wanted, prepared, [])
-    line = f"out of memory: 9 GB were requested; it has {width} x {height} pixels: set -o HEAD.STRIDE"
+    line = (
+        f"out of memory: 9 GB were requested; it has {width} x {height} pixels: set -o HEAD.STRIDE"
+    )
     assert answers[0]["error"].startswith(line)
     assert pictures[0] == b""
     assert answers[1]["percents"]

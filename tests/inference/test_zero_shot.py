@@ -528,10 +528,7 @@ def test_a_text_that_is_cut_is_named_and_an_index_keeps_its_pool(place, tmp_path
     words = ["-index", "j.index", place / "data" / "val", "-pool", "embedding"]
     status, _, err = command("tools/search.py", tmp_path, *words)
     assert status == 2
-    assert (
-        "-pool is embedding, but the features were made with avg; leave it out, or make"
-        in err
-    )
+    assert "-pool is embedding, but the features were made with avg; leave it out, or make" in err
     status, _, err = command("tools/search.py", tmp_path, "a", "j.index", "-pool", "embedding")
     assert status == 2
     assert "-pool is embedding, but the features were made with avg" in err

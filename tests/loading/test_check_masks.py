@@ -144,7 +144,10 @@ def test_a_turned_image_has_a_mask_of_the_shown_size(folder, check):
     status, lines = check(*shown, "True")
     assert status == 1
     (error,) = [line for line in lines if line.startswith("error")]
-    assert "whose size isn't that of their images: 2, such as data/masks/train/0.jpg: the mask" in error
+    assert (
+        "whose size isn't that of their images: 2, such as data/masks/train/0.jpg: the mask"
+        in error
+    )
     assert "40 x 30 pixels, its image data/train/0.jpg 30 x 40; make them of one size, or" in error
 
 

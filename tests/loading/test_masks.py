@@ -921,7 +921,9 @@ def test_the_files_of_shards_say_which_columns_there_are(folder, pack, monkeypat
         else:
             with pytest.raises(InputError, match=f"^{missing}"):
                 from_folder("shards", "out", "val")
-        with pytest.raises(InputError, match=f"^DATA.DATASET 'folder' has no {needed[1]}, which TASK cl"):
+        with pytest.raises(
+            InputError, match=f"^DATA.DATASET 'folder' has no {needed[1]}, which TASK cl"
+        ):
             from_folder("folder", folder, "val")
 
 

@@ -270,7 +270,9 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
     for words, found in (
         (
             [*SPLIT],
-            ["only 5 images of the data are evaluated (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"],
+            [
+                "only 5 images of the data are evaluated (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"
+            ],
         ),
         (
             ["DATA.FOLDS", "4"],

@@ -103,7 +103,10 @@ def test_without_a_val_folder_a_training_is_told_what_to_set(nested):
     [
         (["x/"], r"in: no image in it or below it; images end in .*; it contains the folder x \("),
         (["val/1.png"], r"no train/ beside val/; move the training images into it"),
-        (["test/1.png", "train/1.png"], r"its folders test, train look like the parts of a dataset"),
+        (
+            ["test/1.png", "train/1.png"],
+            r"its folders test, train look like the parts of a dataset",
+        ),
         (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; pass -data_path="),
         (["val/", "train/1.png"], r"in/val: no image in it .* it contains nothing"),
     ],

@@ -166,7 +166,10 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
             ["MODEL.NUM_HEADS", "[0, 0, 6, 8]"],
             r"NUM_HEADS has 6 where the attention has 256 channels \(a quarter of stage 2",
         ),
-        (["MODEL.NUM_HEADS", "[0, 0, 8, 0]"], "NUM_HEADS has 0 where the attention has 512 channels"),
+        (
+            ["MODEL.NUM_HEADS", "[0, 0, 8, 0]"],
+            "NUM_HEADS has 0 where the attention has 512 channels",
+        ),
         (["MODEL.STEM_DIM", "20"], "STEM_DIM is 20, expected a multiple of 8"),
         (
             ["MODEL.EMBED_DIMS", "[32, 30, 64, 64]"],

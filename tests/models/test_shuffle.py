@@ -95,7 +95,10 @@ def test_layer_groups_are_in_order_and_drop_path_rises_by_stages():
     ("options", "message"),
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2, 3, 2]"], r"\[2, 2, 3, 2\], expected four even numbers"),
-        (["MODEL.NUM_HEADS", "[3, 6, 6, 12]"], r"NUM_HEADS is \[3, 6, 6, 12\], expected numbers that"),
+        (
+            ["MODEL.NUM_HEADS", "[3, 6, 6, 12]"],
+            r"NUM_HEADS is \[3, 6, 6, 12\], expected numbers that",
+        ),
         (["MODEL.EMBED_DIM", "64"], "EMBED_DIM is 64, expected 96, 32 for each head"),
         (["MODEL.WINDOW_SIZE", "4"], "WINDOW_SIZE is 4, expected an odd number"),
         (

@@ -114,7 +114,7 @@ def test_a_file_names_the_classes_and_their_order(convert, tmp_path):
     mask = read(tmp_path / "other/masks/train/a.png")
     assert (mask[0, 0], mask[20, 40], mask[9, 10]) == (255, 255, 0)
     write_labelme(tmp_path / "in/a.json", SHAPES)
-    message = r"a.json: the label 'car' isn't in -classes; add it, or use __ignore__ in its place"
+    message = r"a.json: the label 'car' isn't in -classes; add it, or use __ignore__ instead"
     with pytest.raises(InputError, match=message):
         convert(*words, output="third")
     assert not (tmp_path / "third").exists()
@@ -565,7 +565,9 @@ def test_what_is_missing_of_voc_is_named(convert, tmp_path):
     with pytest.raises(InputError, match=message):
         convert(*words)
     shutil.rmtree(tmp_path / "voc/SegmentationClass")
-    with pytest.raises(InputError, match="SegmentationClass: there is no such folder; voc holds the"):
+    with pytest.raises(
+        InputError, match="SegmentationClass: there is no such folder; voc holds the"
+    ):
         convert(*words)
     with pytest.raises(InputError, match="--val is 1.0, expected 0 <= value < 1"):
         convert(*words, "-val=1")

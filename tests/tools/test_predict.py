@@ -117,7 +117,7 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     (place / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     words = [f"{VAL}/bridge/0.jpg", "cut.jpg", f"{VAL}/bridge/0.jpg", "-top=1"]
     status, out, err = predict(place, *words, "-format=csv")
-    assert (status, err) == (1, "error: 1 of 3 images can't be read; see each row\n")
+    assert (status, err) == (1, "error: 1 of 3 images can't be read; each row shows the reason\n")
     first, cut, last = rows(out)
     assert first["probability"][:8] == last["probability"][:8] != ""
     assert (cut["class"], cut["error"]) == ("", "it is truncated; repair or remove it")
@@ -125,7 +125,7 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     assert (status, out, err) == (
         1,
         "",
-        "error: 1 of 3 images can't be read; each picture says why\n",
+        "error: 1 of 3 images can't be read; each picture shows the reason\n",
     )
     assert (place / "sheet.png").read_bytes()[:4] == b"\x89PNG"
     status, out, _ = predict(place, *words)
@@ -160,7 +160,7 @@ REFUSED = {
     "-o TASK multilabel": "the weights are for TASK classification, found TASK multilabel; pass -o TASK classification",
     "-ngpus=99": "NGPUS asks for 99 processes, found",
     "-ngpus=0": "NGPUS asks for 0 processes, expected 1 or more",
-    "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the crop's",
+    "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the size of the crop",
 }
 
 
@@ -221,8 +221,7 @@ def test_a_wrong_flag_is_refused(place):
     status, out, err = predict(place, VAL, "-top=0")
     assert (status, out) == (2, "")
     assert (
-        err
-        == "error: command line: -top: '0' isn't a number of at least 1; -h lists the options\n"
+        err == "error: command line: -top: '0' isn't a number of at least 1; -h lists the options\n"
     )
 
 

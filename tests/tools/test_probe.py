@@ -191,9 +191,14 @@ def test_few_labels_are_those_that_each_class_has():
             Probes(),
             [0, 1],
             "abc",
-            "but the training set has 2 labels for 3 classes; a probe needs one of",
+            "but the training set has 2 labels for 3 classes; a probe needs at least one",
         ),
-        (Probes(), [0, 0, 1, 1], "abc", "no training image has the class c (1); a probe needs one"),
+        (
+            Probes(),
+            [0, 0, 1, 1],
+            "abc",
+            "no training image has the class c (1); a probe needs at least one",
+        ),
         (
             Probes(ks=(3, 9)),
             [0, 0, 1, 1],

@@ -223,7 +223,9 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
 def test_a_batch_of_one_image_is_refused_before_the_first_step(tmp_path, options):
     for batch, drop_last, images in (("16", "False", 33), ("1", "True", 33), ("16", "False", 1)):
         changes = ["DATA.BATCH_SIZE", batch, "DATA.DROP_LAST", drop_last]
-        message = f"of {images} images the last batch of {batch} has one; change -batch_size, or set"
+        message = (
+            f"of {images} images the last batch of {batch} has one; change -batch_size, or set"
+        )
         refused(message, [*options, *changes], tmp_path / "run", images)
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -481,7 +481,8 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     assert again["thresholds"] == result["thresholds"]
     asked = [*without(asked, "TASK", "DATA."), "TASK", "classification", "DATA.DATASET", "digits"]
     with pytest.raises(
-        InputError, match="adapted.*: the weights are for TASK multilabel, found TASK classification"
+        InputError,
+        match="adapted.*: the weights are for TASK multilabel, found TASK classification",
     ):
         words = [*asked, "MODEL.PRETRAINED_ADAPTER", own, "EVAL", "True"]
         read_datasets(get_config(None, words))

@@ -537,7 +537,9 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
     assert isinstance(elsewhere(), int)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
-    with pytest.raises(InputError, match="mine contains letter, but no sweep; choose another output"):
+    with pytest.raises(
+        InputError, match="mine contains letter, but no sweep; choose another output"
+    ):
         results.lock(tmp_path / "mine")
 
 
@@ -557,6 +559,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
     monkeypatch.setattr(results, "record", full)
     with pytest.raises(
-        RunError, match=f"{sweep.output} can't be written .No space.*, then the same command continues"
+        RunError,
+        match=f"{sweep.output} can't be written .No space.*, then the same command continues",
     ):
         main()

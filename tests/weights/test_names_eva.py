@@ -110,8 +110,9 @@ def test_the_scale_of_eva02s_rows_and_columns_is_read_from_their_table(tmp_path)
     found = {case: eva.switches(arrays(case)) for case in GOLDEN if "EVA" in case}
     assert list(found.values()) == [{"REF_FEAT_SHAPE": 4}] * 2
     report = load_weights(build("EVA-02 24", ref_feat_shape=6), stored("EVA-02 24", tmp_path))
-    assert "according to the names of its tensors, MODEL.REF_FEAT_SHAPE is 4, the model has 6" in str(
-        report
+    assert (
+        "according to the names of its tensors, MODEL.REF_FEAT_SHAPE is 4, the model has 6"
+        in str(report)
     )
     # of the pre-training
     grid = np.float32(arrays("EVA-02 24")["rope.freqs_cos"]).reshape(6, 6, -1)

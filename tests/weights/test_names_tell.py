@@ -301,8 +301,7 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         assert status == 0, errors
         run = tmp_path / others[-1].partition("=")[2]
         assert (
-            f"MODEL.FC_NORM True, according to the names in {file}"
-            in (run / "log.txt").read_text()
+            f"MODEL.FC_NORM True, according to the names in {file}" in (run / "log.txt").read_text()
         )
         assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is True
     status, _, errors = program(

@@ -84,9 +84,7 @@ def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
         "quick_gelu",
         6,
     )
-    told = [
-        note for note in config.notes if f"according to the config.json of {path}" in note
-    ]
+    told = [note for note in config.notes if f"according to the config.json of {path}" in note]
     assert [note.partition(",")[0] for note in told] == [
         "MODEL.NUM_HEADS 6",
         "MODEL.NORM_EPS 0.0001",
@@ -107,7 +105,12 @@ def test_other_models_and_settings_are_refused(folder):
             "vit_tiny_patch16_224",
             "it describes a bert, which isn't supported; use other weights",
         ),
-        ("swin", {}, "vit_tiny_patch16_224", "it describes a Swin, but vit_tiny_patch16_224 is a ViT"),
+        (
+            "swin",
+            {},
+            "vit_tiny_patch16_224",
+            "it describes a Swin, but vit_tiny_patch16_224 is a ViT",
+        ),
         (
             "swin",
             {"hidden_act": "relu"},

@@ -81,7 +81,9 @@ def test_a_models_weights_are_the_encoders_and_the_rest_is_named(tmp_path, metho
         expected = arrays.pop(name.removeprefix("encoder."), before[name])
         assert (array == expected).all(), name
     assert not arrays
-    assert report.notes[0].startswith(f"the file's tensors are the encoder's; {fresh} are initialised randomly")
+    assert report.notes[0].startswith(
+        f"the file's tensors are the encoder's; {fresh} are initialised randomly"
+    )
     assert report.notes[-1].startswith("ignored, because the model has no classes: head")
     assert "\n" not in str(report)
     assert set(report.loaded) == {name for name in after if name.startswith("encoder.")}

@@ -285,7 +285,9 @@ def test_the_task_is_that_of_problem_type(folder):
         match="the weights are for TASK multilabel, found TASK classification; pass -o TASK multi",
     ):
         Predictor(path, options=["TASK", "classification"])
-    with pytest.raises(InputError, match="the weights are for TASK multilabel, found TASK classification"):
+    with pytest.raises(
+        InputError, match="the weights are for TASK multilabel, found TASK classification"
+    ):
         check_task(path, "classification")
     check_task(path, "multilabel")
 
@@ -299,9 +301,13 @@ def test_without_a_problem_type_the_user_decides(folder):
     ]
     check_task(path, "multilabel")
     path = folder("vit", problem_type="single_label_classification")
-    with pytest.raises(InputError, match="the weights are for TASK classification, found TASK multilabel"):
+    with pytest.raises(
+        InputError, match="the weights are for TASK classification, found TASK multilabel"
+    ):
         check_task(path, "multilabel")
-    with pytest.raises(InputError, match="the weights are for TASK classification, found TASK multilabel"):
+    with pytest.raises(
+        InputError, match="the weights are for TASK classification, found TASK multilabel"
+    ):
         Predictor(path, options=["TASK", "multilabel"])
 
 
