@@ -191,7 +191,7 @@ def test_few_labels_are_those_that_each_class_has():
             Probes(),
             [0, 1],
             "abc",
-            "but the training set has 2 labels for 3 classes; a probe needs at least one",
+            "the training set has 2 labels for 3 classes; a probe needs at least one",
         ),
         (
             Probes(),
