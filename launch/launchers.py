@@ -410,7 +410,7 @@ def check_rank(name: str, rank: int, ranks: int) -> None:
     """Raises InputError if ``rank``, which the variable ``name`` holds, isn't below ``ranks``."""
     if rank >= ranks:
         raise InputError(
-            f"{name} is {rank}, expected a number from 0 to below {ranks}", shared=False
+            f"{name} is {rank}, expected a number from 0 to {ranks - 1}", shared=False
         )
 
 

@@ -194,7 +194,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         ),
         (
             ["TRAIN.CUTMIX_ALPHA", "1", "DATA.BATCH_SIZE", "7"],
-            "DATA.BATCH_SIZE is 7, expected an even number, mixup",
+            "DATA.BATCH_SIZE is 7, expected an even number: mixup",
         ),
         (
             ["TRAIN.MIXUP_MODE", "half"],

@@ -158,7 +158,7 @@ def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
     (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
     with pytest.raises(
         InputError,
-        match="run/config.yaml: it is a link to a file outside its folder; name the file",
+        match="run/config.yaml: it is a link to a file outside its folder; name that file",
     ):
         read_yaml(tmp_path / "run" / "config.yaml")
 

@@ -221,7 +221,7 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
         ),
         (
             SLURM | {"SLURM_PROCID": "7"},
-            "SLURM_PROCID is 7, expected a number from 0 to below 7: the first is 0",
+            "SLURM_PROCID is 7, expected a number from 0 to 6",
         ),
         (
             SLURM | {"SLURM_NODELIST": "node[3-1]"},
@@ -241,11 +241,11 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
         ),
         (
             TORCHRUN_VARIABLES | {"RANK": "4", "LOCAL_RANK": 0},
-            "^RANK is 4, expected a number from 0 to below 4: the first is 0",
+            "^RANK is 4, expected a number from 0 to 3",
         ),
         (
             TORCHRUN_VARIABLES | {"LOCAL_WORLD_SIZE": 1},
-            "LOCAL_RANK is 1, expected a number from 0 to below 1: the first is 0",
+            "LOCAL_RANK is 1, expected a number from 0 to 0",
         ),
         (TORCHRUN_VARIABLES | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
         # one, in Arabic
@@ -277,7 +277,7 @@ PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.
         (
             TORCHRUN_VARIABLES | {"RANK": 4},
             ("10.0.0.1:29500", "4", "4"),
-            "RANK is 4, expected a number from 0 to below 4: the first is 0",
+            "RANK is 4, expected a number from 0 to 3",
         ),
         (
             TORCHRUN_VARIABLES | {"RANK": "x"},

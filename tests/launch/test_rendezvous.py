@@ -264,11 +264,11 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
     [
         (
             {"place": 1, "count": 3},
-            "rank 1 on HOST is one of 3 ranks, rank 0 waits for 2 ranks; start all ranks with",
+            "rank 1 on HOST belongs to a run of 3 ranks, rank 0 waits for 2 ranks; start all ranks with",
         ),
         (
             {"place": 5, "count": 6},
-            "rank 5 on HOST is one of 6 ranks, rank 0 waits for 2 ranks; start all ranks with",
+            "rank 5 on HOST belongs to a run of 6 ranks, rank 0 waits for 2 ranks; start all ranks with",
         ),
         (
             {"place": 0, "count": 2},
