@@ -80,7 +80,7 @@ def ended(monkeypatch):
         (
             OSError(errno.ENOTDIR, "Not a directory", os.path.expanduser("~/.cache/paddle")),
             2,
-            f"error: Paddle can't create {os.path.expanduser('~/.cache')}, found Not a directory; "
+            f"error: Paddle can't create {os.path.expanduser('~/.cache')} (Not a directory); "
             "set HOME to a writable folder",
         ),
         (

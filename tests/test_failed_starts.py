@@ -95,7 +95,7 @@ OWN = [
         "later checkpoints are in the same folder (epoch_0002)",
     ),
     (["-resume=other/checkpoints/epoch_0001"], "run/checkpoints contains another run than"),
-    (["-eval", "-pretrained=run/checkpoints/last"], "already holds a run"),
+    (["-eval", "-pretrained=run/checkpoints/last"], "already contains a run"),
 ]
 
 
@@ -275,7 +275,7 @@ def test_a_folder_that_another_run_took_meanwhile_is_left_to_it(tmp_path):
     first.begin()
     (tmp_path / "run" / "metrics.jsonl").touch()
     before = held(tmp_path / "run")
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already contains a run"):
         second.begin()
     with pytest.raises(
         InputError, match="run: another run used it in the meantime; repeat the command"
@@ -342,6 +342,6 @@ def test_a_single_process_that_was_launched_several_times_is_refused(monkeypatch
     monkeypatch.setattr(main_single_gpu.launchers, "is_launched", lambda: True)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     with pytest.raises(
-        InputError, match="is one process, but a launcher started several; launch main_multi_gpu.py"
+        InputError, match="runs one process, but a launcher started several; launch main_multi_gpu.py"
     ):
         main_single_gpu.main()
