@@ -326,7 +326,7 @@ def test_what_was_told_before_the_folder_was_made_is_in_its_log(tmp_path, capsys
             r"file: can't create the run's folder \(file is a file\); choose another with -output",
         ),
         ("file/in/it", r"file/in/it: can't create the run's folder \(.*file is a file\); choose"),
-        ("x" * 300, r"OUTPUT is 'x+\.\.\.x+', expected a path of at most 3500 bytes, 200 a name"),
+        ("x" * 300, r"OUTPUT is 'x+\.\.\.x+', expected a path of at most 3500 bytes, with names of at most 200"),
     ],
 )
 def test_a_folder_that_can_not_be_is_refused_at_once(tmp_path, monkeypatch, output, message):

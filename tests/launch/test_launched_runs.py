@@ -225,7 +225,7 @@ def test_under_torchrun_a_taken_port_is_named_and_other_machines_end(tmp_path):
     )
     assert statuses(second) == [1]
     silent = f"rank 0 didn't answer at 127.0.0.1:{port} within 0.2 s"
-    message = rf"rank 1: error: {silent} \(.*\); rank 1 on .* waited for it: .*\n"
+    message = rf"rank 1: error: {silent} \(.*\); rank 1 on .* waited for it; .*\n"
     assert re.fullmatch(message, printed(second))
 
 

@@ -215,7 +215,7 @@ def test_an_address_that_never_answers_is_named_with_who_waits(port):
     )
     assert (caught.value.exit_status, caught.value.shared) == (1, False)
     with pytest.raises(
-        RunError, match=rf"\(.*; INIT_TIMEOUT\); node 1 on {machine} waited for it: "
+        RunError, match=rf"\(.*; INIT_TIMEOUT\); node 1 on {machine} waited for it; "
     ) as caught:
         rendezvous.meet(
             f"no.such.host.invalid:{port}", 1, 2, limit=0.2, kind="node", prints_error=False

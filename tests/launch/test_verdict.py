@@ -38,7 +38,7 @@ WAITING = "rank 1 (process 41) is waiting for data at step 7"
         ),
         (
             [{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE + 1}],
-            f"error: {WAITING}, and the others",
+            f"error: {WAITING}, and the other ranks",
         ),
         ([{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE - 1}], "rank 0: Traceback"),
         (
