@@ -102,9 +102,9 @@ if __name__ == "config":
 
 
 class Root(Section):
-    # YAML files that are merged before this one, the first lowest. Paths are relative to the file
-    # that names them. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE drops what those files set for
-    # these keys and sections.
+    # YAML files that this one is based on; later ones override earlier ones. Paths are relative to
+    # the file that names them. WITHOUT: [TRAIN, MODEL.DROPOUT] drops the values of these keys and
+    # sections from the files of BASE.
     BASE: Sequence[str] = [""]
 
     # One class per image. "multilabel": an image has any number of classes.
@@ -122,19 +122,19 @@ class Root(Section):
     # Your note about the run. It is kept in config.yaml.
     TAG: str = "default"
 
-    # Save a checkpoint after every SAVE_FREQ-th epoch and never remove it. 0: never for that.
+    # Save a checkpoint after every SAVE_FREQ-th epoch and never remove it. 0: never for this reason.
     SAVE_FREQ: Number = key(10, TRAINING)
 
-    # Save a checkpoint each time that this many steps are done. 0: never for that.
+    # Save a checkpoint each time that this many steps are done. 0: never for this reason.
     SAVE_STEPS: Number = key(0, TRAINING)
 
-    # Save a checkpoint when this many minutes have passed since the last. None: never for that.
+    # Save a checkpoint when this many minutes have passed since the last. None: never for this reason.
     SAVE_MINUTES: Seconds | None = key(15.0, TRAINING)
 
     # Keep this many of the newest checkpoints, besides the best ones and those of SAVE_FREQ.
     KEEP_LAST: Every = key(2, TRAINING)
 
-    # What makes a checkpoint the best: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP (auto),
+    # The metric that chooses the best checkpoint: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP (auto),
     # f1_micro or f1_macro. Or loss: the lowest is the best. Or knn, with PROBE.FREQ. Or a metric of
     # RETRIEVAL.
     BEST_METRIC: str = key("auto", TRAINING)
@@ -143,7 +143,7 @@ class Root(Section):
     # of the classifier. Each image is compared with all others. None: don't.
     RETRIEVAL: Sequence[Every] | None = key(None, is_("TASK", "classification"))
 
-    # End the run if a checkpoint can't be written (full disk). "continue": report it and go on.
+    # End the run if a checkpoint can't be written (full disk). "continue": report it and continue.
     SAVE_ON_ERROR: Literal["stop", "continue"] = "stop"
 
     # Steps between two reports of the training, in the log and in metrics.jsonl.
@@ -173,7 +173,7 @@ class Root(Section):
     # With AMP: True evaluates in the same precision. False: evaluate in float32, as PaddleViT does.
     AMP_EVAL: bool = key(False, is_("AMP", True))
 
-    # Processes. -1: one per visible GPU, or one per core if there is no GPU.
+    # The number of processes. -1: one per visible GPU, or one per core if there is no GPU.
     NGPUS: Processes = -1
 
     # GPU: True repeats a run bit by bit, and may be slower. A CPU always does.
@@ -276,7 +276,7 @@ class DATA(Section):
     SHUFFLE_MODE: Literal["global", "shard"] = key("global", TRAINING)
 
     # Training: draw each image once an epoch. "balanced": draw all classes equally often.
-    # "per_class": so, too, and PER_CLASS images of each class that a global batch has.
+    # "per_class": balanced, with PER_CLASS images of each class in a global batch.
     SAMPLER: Literal["shuffle", "balanced", "per_class"] = key("shuffle", TRAINING, LABELS)
 
     # Images of a class in a global batch, which TRAIN.LOSS triplet compares.
@@ -368,8 +368,8 @@ class MODEL(Section):
     # What logs and files call the model.
     NAME: str = "vit_base_patch16_224"
 
-    # Continue from this checkpoint. "auto": from the newest whole one in OUTPUT, or anew if there
-    # is none.
+    # Continue from this checkpoint. "auto": from the newest complete one in OUTPUT; without one, a new
+    # run starts.
     RESUME: FilePath | None = None
 
     # Weights to start from or to evaluate: a file, a folder or hf-hub:org/name. None: random.
@@ -435,7 +435,7 @@ class TRAIN(Section):
     # Each update shrinks weights by rate x this. Adam, SGD, LARS: an L2 term of the gradient.
     WEIGHT_DECAY: Factor = key(0.3, TRAINING)
 
-    # WEIGHT_DECAY goes to this along a cosine over all updates, as DINO's. None: it stays.
+    # WEIGHT_DECAY changes to this along a cosine over all updates, as in DINO. None: it is constant.
     WEIGHT_DECAY_END: Factor | None = key(None, TRAINING)
 
     # False: only matrices decay. True: biases, norms and tokens decay too (PaddleViT).
@@ -654,7 +654,7 @@ class TRAIN(Section):
     # The largest number of boxes. They share the erased area.
     RANDOM_ERASE_COUNT: Few = key(1, TRAINING, LABELS, above_zero("TRAIN.RANDOM_ERASE_PROB"))
 
-    # Copies of an image in a global batch. Each is augmented anew. DeiT uses 3.
+    # Copies of an image in a global batch. Each is augmented again. DeiT uses 3.
     REPEATED_AUGMENT: Few = key(1, TRAINING)
 
     # Mixup draws its share from Beta(alpha, alpha). 0: no mixup.
@@ -687,7 +687,7 @@ class PROBE(Section):
     # The number of neighbours, training images that vote for a validation image's class.
     K: Size = key(20, TRAINING, is_set("PROBE.FREQ"))
 
-    # Compare with so many training images, drawn once. None: all.
+    # Compare with this many training images, drawn once. None: all.
     IMAGES: Size | None = key(None, TRAINING, is_set("PROBE.FREQ"))
 
 
@@ -776,7 +776,7 @@ def asked_config(
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
         name = current_name(os.path.basename(cfg_file or ""))
-        add_note(config, f"give -pretrained=hf-hub:timm/{name} to load the weights {name}")
+        add_note(config, f"pass -pretrained=hf-hub:timm/{name} to load the weights {name}")
     _finish(config)
     config.freeze()
     return config

@@ -91,7 +91,7 @@ def get_dataset(
     limit = config.MODEL.NUM_CLASSES if reads_classes else "auto"
     if limit == 0:
         raise InputError(
-            "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
+            "MODEL.NUM_CLASSES is 0, a model without a classifier; set the number of classes, or auto"
         )
     reader = datasets.choose(config)
     if not pixels_alone:
@@ -124,8 +124,8 @@ def get_dataset(
         advice = "write -o MODEL.NUM_CLASSES auto"
         if config.MODEL.RESUME:
             advice = (
-                "a run goes on with its own data;"
-                " -pretrained instead of -resume starts from its weights"
+                "a run can only be resumed with its own data;"
+                " use -pretrained instead of -resume to start from its weights"
             )
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
@@ -140,7 +140,7 @@ def _check_task(config: Configuration, name: str) -> None:
     is_other = {task, config.TASK} == {"classification", "multilabel"}
     if is_other or (needed and task not in ("classification", "multilabel", "any", config.TASK)):
         raise InputError(
-            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
+            f"DATA.DATASET '{name}' is for TASK {task}, TASK is {config.TASK}; change one of the two"
         )
     missing = [column for column in needed if column not in columns]
     # With a "*", the files say which further columns there are. Labels have to be declared.
@@ -155,7 +155,7 @@ def _lacks_column(config: Configuration, data: str, column: str) -> str:
     advice = "change one of the two"
     if others := [task for task in tasks.names() if column not in columns_of(task)]:
         advice += f" (TASK {' or '.join(others)} needs none)"
-    return f"{data} has no {column}, TASK {config.TASK} needs them; {advice}"
+    return f"{data} has no {column}, which TASK {config.TASK} needs; {advice}"
 
 
 def _make_dataset(
@@ -167,8 +167,8 @@ def _make_dataset(
     annotation = datasets.components[config.DATA.DATASET].returns
     if annotation != type(source).__name__:
         raise TypeError(
-            f"{config.DATA.DATASET}'s reader gave {type(source).__name__},"
-            f" its annotation says {annotation!r}"
+            f"{config.DATA.DATASET}'s reader returned {type(source).__name__},"
+            f" but is annotated with {annotation!r}"
         )
     match source:
         case Drawn():
@@ -284,7 +284,7 @@ def get_datasets(
 def _datasets_of_task(
     config: Configuration, classes: list[str]
 ) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
-    """Returns what ``get_datasets`` does, for a task that doesn't read the data's labels.
+    """``get_datasets`` for a task that doesn't read the data's labels.
 
     Args:
         classes: the names of the task's outputs, which become those of the datasets.
@@ -304,7 +304,7 @@ def _datasets_of_task(
 def _datasets_of_masks(
     config: Configuration, trained: Sequence[str] | None
 ) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
-    """Returns what ``get_datasets`` does, for a task whose classes are those of masks.
+    """``get_datasets`` for a task whose classes are those of masks.
 
     Raises:
         InputError: the classes of the data, of the weights and of the model aren't the same.
@@ -319,12 +319,12 @@ def _datasets_of_masks(
     if train and train.classes != classes:
         raise InputError(
             f"the training masks have the classes {some_of(train.classes)}, the validation masks"
-            f" {some_of(classes)}; give both the same, in one order"
+            f" {some_of(classes)}; both need the same classes in the same order"
         )
     if trained and classes and list(trained) != classes:
         raise InputError(
             f"the weights were trained for the classes {some_of(trained)}, the masks have"
-            f" {some_of(classes)}; give masks of the same, in one order"
+            f" {some_of(classes)}; use masks of the same classes in the same order"
         )
     outputs = config.MODEL.NUM_CLASSES
     if outputs == "auto":
@@ -332,7 +332,7 @@ def _datasets_of_masks(
         if not count:
             raise InputError(
                 "MODEL.NUM_CLASSES is 'auto', and neither the masks nor the weights name their"
-                " classes; give their number"
+                " classes; set their number"
             )
         config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=count)
     elif classes and len(classes) != outputs:
@@ -346,7 +346,7 @@ def _datasets_of_masks(
         only = classes[0] if classes else "MODEL.NUM_CLASSES is 1"
         raise InputError(
             f"the masks have one class ({only}), so each answer is that class;"
-            " give the other pixels a class, too, such as background"
+            " assign a class to the other pixels as well, such as background"
         )
     if config.EVAL:
         note_subset(config, len(val))
@@ -361,7 +361,7 @@ def _check_labelled_pixels(config: Configuration, mode: str, dataset: ImageDatas
             raise InputError(
                 f"the {mode} set of '{config.DATA.DATASET}' at {config.DATA.DATA_PATH} has no pixel"
                 f" with a class: all pixels of its {counted(len(dataset), 'mask', 'masks')} are"
-                " ignored; correct the masks, or what says which of their values are ignored"
+                " ignored; correct the masks, or the setting of the ignored values"
             )
 
 
@@ -476,7 +476,7 @@ def get_dataloader(
             if not isinstance(dataset, EncodedDataset):
                 kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
                 raise InputError(
-                    f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle"
+                    f"DATA.LOADER is 'dali', which decodes files, but {kind} yields decoded images; set it to paddle"
                 )
             if further := [
                 name for name in (*dataset.masks, *dataset.values) if name in dataset.columns
@@ -510,24 +510,24 @@ def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) ->
         return
     if dataset.views:
         raise InputError(
-            f"TASK {config.TASK} draws several views of an image, which the column"
-            f" '{dataset.needed_masks[0]}' can't follow; leave one of the two out"
+            f"TASK {config.TASK} draws several views of an image, which can't be applied to the column"
+            f" '{dataset.needed_masks[0]}'; remove one of the two"
         )
     policy = config.TRAIN.AUTO_AUGMENT
     if train and policy and policy.partition("-")[0] == "augmix":
         raise InputError(
-            f"TRAIN.AUTO_AUGMENT '{policy}' blends copies of an image that are moved apart, which the"
-            f" column '{dataset.needed_masks[0]}' can't follow; the other policies move both"
+            f"TRAIN.AUTO_AUGMENT '{policy}' blends shifted copies of an image, which can't be applied to the"
+            f" column '{dataset.needed_masks[0]}'; use another policy"
         )
     if not train and config.EVAL and config.DATA.CORRUPTION == "elastic_transform":
         raise InputError(
             "DATA.CORRUPTION elastic_transform moves pixels, and the column"
-            f" '{dataset.needed_masks[0]}' would stay where it is; leave it out"
+            f" '{dataset.needed_masks[0]}' doesn't follow; use another corruption"
         )
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Raises an error for a name of PaddleViT's ``datasets`` that isn't here, with what to use
+    """Raises an error for a name of PaddleViT's ``datasets`` that isn't supported, with what to use
     instead.
     """
     instead("datasets", name)

@@ -88,7 +88,7 @@ def missing(error: BaseException) -> str:
     if len(names) > 3:
         lacks += f" and {len(names) - 3} more packages"
     if not _is_checkout():
-        return f"error: {sys.executable} lacks {lacks}; pip install what paddle-vit-toolkit needs, and Paddle"
+        return f"error: {sys.executable} lacks {lacks}; pip install Paddle and the toolkit's dependencies"
     script = ", or sh run_train_multi.sh ..." if _PROGRAM == "main_multi_gpu.py" else ""
     how = f".venv/bin/python {os.path.relpath(sys.argv[0], _HERE)} ...{script}"
     return f"error: {sys.executable} lacks {lacks}; in {_HERE} run make install once, then {how}"
@@ -206,7 +206,7 @@ class InputError(RunError):
 
 
 class OutOfMemory(RunError):
-    """Something takes more memory than there is. The program can go on with something smaller."""
+    """Something takes more memory than there is. The program can continue with something smaller."""
 
 
 class Unreadable(ValueError):
@@ -222,7 +222,7 @@ class Allowance:
 
     It may take 64 MiB of memory and three times the file's size, and 10 s and 1 s per 100 MB. Each
     reader counts the memory that it is about to use. The time is this thread's CPU time: a slow
-    disk is no attack.
+    disk isn't an attack.
 
     Attributes:
         left: bytes of memory that may still be used.
@@ -245,7 +245,7 @@ class Allowance:
         self.left -= count
         if self.left < 0:
             raise Unreadable(
-                f"its content would take more than 64 MiB and three times its {self.size} bytes"
+                f"its content would take more than 64 MiB and more than three times its {self.size} bytes"
             )
         self.counted_at = time.thread_time()
         if self.counted_at > self.until:
@@ -253,7 +253,7 @@ class Allowance:
 
     def resume(self) -> None:
         """Leaves out the time since the last ``take``, in which this thread did something else.
-        Call it before the reading goes on.
+        Call it before the reading continues.
         """
         self.until += time.thread_time() - self.counted_at
 
@@ -265,7 +265,7 @@ _opened = threading.local()
 
 
 def leads_out(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is a link that leads out of its folder. In a folder that somebody else
+    """Returns whether a path is a link that points outside its folder. In a folder that somebody else
     made, it may lead to any file of the user.
     """
     path = os.fsdecode(path)
@@ -283,14 +283,14 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     end.
 
     Raises:
-        NoRegularFile: it is no regular file.
+        NoRegularFile: it isn't a regular file.
         OSError, ValueError: it can't be opened.
     """
     _opened.path = path
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NoRegularFile("it is no regular file")
+        raise NoRegularFile("it isn't a regular file")
     return open(descriptor, "rb")
 
 
@@ -301,8 +301,8 @@ def reading(
     """Turns any exception of the body, which reads a file that somebody else wrote, into an error
     of one line.
 
-    The line may quote the file's content. If the file was reached through a link that leads out of
-    its folder, the line quotes nothing. Such a link may lead to a secret of the user.
+    The line may quote the file's content. If the file was reached through a link that points outside its
+    folder, the line quotes nothing. Such a link may lead to a secret of the user.
 
     Args:
         file: its name or path.
@@ -317,7 +317,7 @@ def reading(
     except Exception as error:
         is_linked = what != IMAGE and (leads_out(_opened.path) or leads_out(str(file)))
         if is_linked and not isinstance(error, (OSError, MemoryError, NoRegularFile)):
-            why = "it is a link out of its folder: name the file that it leads to, to see what is wrong"
+            why = "it is a link to a file outside its folder: name that file to see what is wrong"
             raise kind(f"{file}: can't be read as {what} ({why})") from None
         if isinstance(error, RunError):
             raise
@@ -352,13 +352,13 @@ class Failure(NamedTuple):
     unforeseen: bool
 
 
-# Errors of a disk or of its administration, which are no mistake of the program; and what to do.
+# Errors of a disk or of its administration, which aren't mistakes of the program; and what to do.
 _DISK = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of the quota",
     errno.EROFS: "make it writable",
-    errno.EACCES: "give this user the right to it",
-    errno.EPERM: "give this user the right to it",
+    errno.EACCES: "give this user access to it",
+    errno.EPERM: "give this user access to it",
     errno.ELOOP: "move it away",
     errno.EISDIR: "move it away",
     errno.ENXIO: "move it away",
@@ -369,8 +369,8 @@ _DISK = {
 }
 # These may also be a mistake of the program, which then needs its traceback.
 _REMEDIES = _DISK | {
-    errno.ENOENT: "its folder was moved or removed, put it back",
-    errno.ENOTDIR: "its folder was moved or removed, put it back",
+    errno.ENOENT: "its folder was moved or removed; restore it",
+    errno.ENOTDIR: "its folder was moved or removed; restore it",
 }
 
 
@@ -388,7 +388,7 @@ def unusable_path(error: BaseException) -> str:
         return f"{one_line(str(error))}; choose another path"
     cache = os.path.join(os.path.expanduser("~"), ".cache")
     if isinstance(error, OSError) and str(error.filename).startswith(cache):
-        return f"Paddle's import makes {printable(cache)}, found {error.strerror}; set HOME to a folder of yours"
+        return f"Paddle can't create {printable(cache)} ({error.strerror}); set HOME to a writable folder"
     if isinstance(error, OSError) and error.errno in (
         errno.ENAMETOOLONG,
         errno.ENOTDIR,
@@ -420,11 +420,11 @@ _IN_WORKER = re.compile(r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b:? ?(.*)", re.M
 _CUDA = re.compile(r"CUDA error\((\d+)\), (.*?)\.\s")
 _CUDA_ADVICE = {
     35: "install a newer driver, or a Paddle that is built for an older CUDA",
-    46: "another process has the GPU for itself: end it, or name another GPU in CUDA_VISIBLE_DEVICES",
-    100: "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
-    101: "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
-    209: "this Paddle isn't built for this GPU's compute capability: install one that is",
-    803: "the driver's parts are of two versions: restart the machine",
+    46: "another process uses the GPU exclusively: end it, or select another GPU by CUDA_VISIBLE_DEVICES",
+    100: "set CUDA_VISIBLE_DEVICES to GPUs that nvidia-smi -L lists, or unset it",
+    101: "set CUDA_VISIBLE_DEVICES to GPUs that nvidia-smi -L lists, or unset it",
+    209: "this Paddle isn't built for the compute capability of this GPU: install a build that is",
+    803: "the versions of the driver's components differ: restart the machine",
 }
 
 
@@ -451,7 +451,7 @@ def out_of_memory(error: BaseException) -> str:
     if not (in_worker or is_memory):
         return ""
     if size := _CPU_MEMORY.search(text):
-        return f"out of memory: {int(size[1]) / 2**30:,.2f}GB were asked for"
+        return f"out of memory: {int(size[1]) / 2**30:,.2f}GB were requested"
     if in_worker:
         reason = in_worker[1]
     else:
@@ -471,7 +471,7 @@ def _out_of_gpu_memory(match: re.Match[str], text: str) -> str:
         re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups()
     )
     in_use = f"{used} are in use, " if used else ""
-    return f"{gpu} is out of memory: {requested} were asked for, {in_use}{free} are free"
+    return f"{gpu} is out of memory: {requested} were requested, {in_use}{free} are free"
 
 
 def limit_reached(error: BaseException) -> str:
@@ -524,12 +524,12 @@ def reporting(failed: Any = None) -> Iterator[None]:
         if line := unusable_path(error):
             _end(InputError.exit_status, f"error: {line}", failed)
         if line := out_of_memory(error):
-            line += "; take smaller batches, or end what else holds it"
+            line += "; use smaller batches, or end other processes that use it"
         if line := line or gpu_failure(error) or limit_reached(error):
             _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
             is_tool = os.path.join(_HERE, "tools") == _FOLDER
-            goes_on = "" if is_tool else ", then -resume=auto goes on"
+            goes_on = "" if is_tool else ", then continue with -resume=auto"
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}{goes_on}", failed)
         _, ranks = _rank()
         if ranks > 1:

@@ -112,6 +112,6 @@ try:
 except ModuleNotFoundError as _error:
     # ``paddle.hub.load`` then raises an error for what is missing of ``dependencies``.
     print(
-        f"{_ROOT}/hubconf.py: no models, because {sys.executable} lacks {_error.name}",
+        f"{_ROOT}/hubconf.py: models are unavailable because {sys.executable} lacks {_error.name}",
         file=sys.stderr,
     )

@@ -115,13 +115,13 @@ def memory_advice(config, directory):
     Args:
         directory: the run's directory; None: it has none yet.
     """
-    smaller = "take a smaller one, or end what else holds memory"
+    smaller = "use a smaller model, or end other processes that use memory"
     if progress.doing() == progress.STARTING:
-        return f"the model alone takes more than there is: {smaller}"
+        return f"the model alone needs more memory than there is: {smaller}"
     is_evaluating = config.EVAL or progress.doing() == progress.EVALUATING
     size = config.DATA.BATCH_SIZE_EVAL if is_evaluating else config.DATA.BATCH_SIZE
     if size == 1:
-        return f"the batch is one image already: lower -image_size, or the model is too large: {smaller}"
+        return f"the batch is a single image already: lower -image_size, or {smaller}"
     if config.EVAL:
         return f"lower -batch_size_eval (now {size})"
     if is_evaluating:
@@ -136,7 +136,7 @@ def memory_advice(config, directory):
         if not (config.MODEL.get("RECOMPUTE", True) or config.TO_STATIC):
             ways.append("or set MODEL.RECOMPUTE True")
     if directory and any((directory / "checkpoints").glob("epoch_*")):
-        ways.append(f"-resume=auto -output={directory} goes on with it from the last checkpoint")
+        ways.append(f"-resume=auto -output={directory} continues with it from the last checkpoint")
     return "; ".join(ways)
 
 
@@ -155,7 +155,7 @@ def as_rank(failed, beats):
     if len(beats) == progress.FIELDS:
         first = 0
     progress.share_beats(beats, first)
-    # Under "spawn", each of the loader's workers would import Paddle anew.
+    # Under "spawn", each of the loader's workers would import Paddle again.
     multiprocessing.set_start_method("fork", force=True)
     # A fork inherits the signals that its parent has recorded. The parent sends them to it, too, so
     # they would count twice.
@@ -217,8 +217,8 @@ def spawn(worker, count, failed, beats, *objects):
 def read_datasets(config, ranks=1):
     """Returns (configuration, training set, validation set).
 
-    From here on the configuration is final. It has what pretrained weights tell of their model and
-    of its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
+    From here on the configuration is final. It has what pretrained weights say about their model and
+    its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
     evaluation's classes are those of the weights.
     """
     import datasets
@@ -256,7 +256,7 @@ def next_start(config, count):
         ranks = min(ranks, config.NGPUS)
     processes = counted(ranks, "process", "processes")
     if ranks < count:
-        processes += f" instead of {count}, as many as there are devices now,"
+        processes += f" instead of {count}, the number of devices now,"
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"
     config = with_values(config, "a restart", MODEL__RESUME="auto")
     return config, ranks, f"with {processes} from {checkpoint}"

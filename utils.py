@@ -74,13 +74,13 @@ def num_processes(ngpus: int) -> int:
         InputError: it is more than there are, or less than 1.
     """
     if ngpus < 1 and ngpus != -1:
-        raise InputError(f"NGPUS asks for {ngpus} processes, expected 1 or more; -1 takes all")
+        raise InputError(f"NGPUS asks for {ngpus} processes, expected 1 or more, or -1 for all")
     gpus = num_gpus()
     devices = gpus or num_cores()
     if ngpus > devices:
         kind = "visible GPUs" if gpus else "cores (no GPU is visible)"
         raise InputError(
-            f"NGPUS asks for {ngpus} processes, found {devices} {kind}; lower -ngpus, or -1 takes all"
+            f"NGPUS asks for {ngpus} processes, found {devices} {kind}; lower -ngpus, or use -1 for all"
         )
     return devices if ngpus == -1 else ngpus
 
@@ -247,7 +247,7 @@ def all_gather(data: Any) -> list[Any]:
         if not secret.same(code, secret.mac(key, f"{sender} {_calls}".encode(), pickled)):
             raise RunError(
                 f"a message claiming to be from rank {sender} failed authentication:"
-                f" another program sent it, or {secret.SECRET_VARIABLE} differs between the ranks"
+                f" it came from another program, or {secret.SECRET_VARIABLE} differs between the ranks"
             )
         gathered.append(pickle.loads(pickled))
     return gathered
@@ -374,7 +374,7 @@ class _LogFile(logging.FileHandler):
         elif record.levelno < logging.ERROR and not self.is_reported:
             self.is_reported = True
             print(
-                f"{self.baseFilename}: not written ({error.strerror}); the run goes on",
+                f"{self.baseFilename}: can't be written ({error.strerror}); the run continues",
                 file=sys.stderr,
                 flush=True,
             )
@@ -459,7 +459,7 @@ def write_log(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name of PaddleViT's ``utils``. For one that isn't here, the error says what to write
+    """Returns a name of PaddleViT's ``utils``. For an unsupported one, the error says what to write
     instead.
     """
     from settings.paddlevit import helpers

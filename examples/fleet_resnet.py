@@ -144,7 +144,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--base_lr", type=float, default=0.1, help=f"of a global batch of {BASE_BATCH}"
     )
     parser.add_argument("--num_workers", type=int, default=1)
-    parser.add_argument("--report", type=int, default=5, help="steps between two lines")
+    parser.add_argument("--report", type=int, default=5, help="steps between two lines of the log")
     return parser.parse_args(argv)
 
 

@@ -58,7 +58,7 @@ def page() -> tuple[np.ndarray, np.ndarray]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("target", metavar="DIR", type=Path, help="the folder to make")
+    parser.add_argument("target", metavar="DIR", type=Path, help="the folder to create")
     target = parser.parse_args().target
     count = 0
     with making_folder(target) as folder:

@@ -59,7 +59,7 @@ class ApproximateSearch:
             count += len(values)
         self.rows = np.concatenate(rows)
         if not len(self.rows):
-            raise InputError(f"{stored.path} has no features that could be found")
+            raise InputError(f"{stored.path} has no features to search")
         metric = faiss.METRIC_INNER_PRODUCT
         if kind == "hnsw":
             self.index: Any = faiss.IndexHNSWFlat(width, _LINKS, metric)
@@ -80,7 +80,7 @@ class ApproximateSearch:
     def nearest(
         self, queries: np.ndarray, top: int, left_out: Sequence[Collection[int]] = ()
     ) -> list[list[Found]]:
-        """Returns what ``search.nearest_of`` does, of the rows that FAISS proposes.
+        """``search.nearest_of`` among the rows that FAISS proposes.
 
         Args:
             queries: [m, D].

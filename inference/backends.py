@@ -31,7 +31,7 @@ def open_export(folder: str | Path) -> Runner:
     If the model has no classifier, the runner returns features [B, D].
 
     Raises:
-        InputError: the folder is no export; a file is missing, damaged or can't be run; the library
+        InputError: the folder isn't an export; a file is missing, damaged or can't be run; the library
             isn't installed; or the graph doesn't return a row of logits for each image. The runner
             checks the last of these for each batch.
     """

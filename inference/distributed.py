@@ -23,8 +23,8 @@ def check_same_images(images: Paths) -> None:
         first_count, first_digest = by_rank[0]
         if (count, digest) != (first_count, first_digest):
             raise RunError(
-                f"rank 0 found {first_count} images, rank {other} {count}, or others;"
-                " give every machine the same files under the same paths",
+                f"rank 0 found {first_count} images, but rank {other} {count}, or different ones;"
+                " all machines need the same files under the same paths",
                 shared=True,
             )
 

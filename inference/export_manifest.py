@@ -30,7 +30,7 @@ MANIFEST = "preprocess.json"
 EARLIER = "preprocessing.json"
 FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int8_weights", "int4_weights")
-ADVICE = "; export the model anew (tools/export_model.py)"
+ADVICE = "; export the model again (tools/export_model.py)"
 # In bytes. The names of 21,841 classes take 1.5 million.
 _LONGEST = 16 << 20
 
@@ -108,7 +108,7 @@ class Export(NamedTuple):
         for name, expected in self.files.items():
             with reading(self.folder / name, "a file of an export", ADVICE):
                 if sha256_of(self.folder / name) != expected:
-                    raise Unreadable("it isn't what was exported: its SHA-256 is another")
+                    raise Unreadable("its SHA-256 differs from that of the export")
 
 
 def is_export(folder: str | Path) -> bool:
@@ -131,12 +131,12 @@ def read_export(folder: str | Path) -> Export:
     """Reads the manifest of an export. The other files aren't read.
 
     Raises:
-        InputError: the folder is no export, or its manifest can't be read.
+        InputError: the folder isn't an export, or its manifest can't be read.
     """
     folder = Path(folder)
     if not is_export(folder):
         raise InputError(
-            f"{folder}: no export: it holds no {MANIFEST}; tools/export_model.py writes such folders"
+            f"{folder}: it isn't an export of tools/export_model.py: it has no {MANIFEST}"
         )
     name = MANIFEST if (folder / MANIFEST).is_file() else EARLIER
     with reading(folder / name, "the description of an export", ADVICE):

@@ -47,9 +47,9 @@ JOINED = "model_with_preprocessing.onnx"
 # How float images are scaled before they are normalised, as the manifest says it.
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 _NO_FLOAT16 = "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino"
-_NO_INT8 = "int8 and int4 are made for ONNX Runtime and OpenVINO; use -format onnx or openvino"
+_NO_INT8 = "int8 and int4 are for ONNX Runtime and OpenVINO; use -format onnx or openvino"
 _NO_BFLOAT16 = "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle"
-_FLOAT32_ALONE = "it is written in float32 alone; leave out -precision"
+_FLOAT32_ALONE = "it only supports float32; leave out -precision"
 # The precisions that a format doesn't have, with the reason for each.
 _NOT_OF_PADDLE = {
     "float16": _NO_FLOAT16,
@@ -75,8 +75,8 @@ def check_combination(kind: str, precision: str) -> None:
         raise InputError("-precision bfloat16 needs a CPU with bfloat16 (avx512_bf16); use float32")
     if kind == "paddle-legacy" and not paddle.__version__.startswith("2."):
         raise InputError(
-            f"-format paddle-legacy: Paddle {paddle.__version__} writes .json programs alone;"
-            " export under Paddle 2.6, whose files it runs"
+            f"-format paddle-legacy: Paddle {paddle.__version__} only writes .json programs;"
+            " export with Paddle 2.6, whose files it can run"
         )
 
 
@@ -121,7 +121,7 @@ def write_export(
     if config.DATA.NUM_TOKENS is not None:
         raise InputError(
             f"DATA.NUM_TOKENS is {config.DATA.NUM_TOKENS}, but an export takes images of one size;"
-            " give -o DATA.NUM_TOKENS None, and DATA.IMAGE_SIZE"
+            " pass -o DATA.NUM_TOKENS None, and DATA.IMAGE_SIZE"
         )
     check_target(target)
     gives_maps = answers_of(task) == "pixels"
@@ -129,7 +129,9 @@ def write_export(
         _check_views(config)
     if precision == "int8":
         if gives_maps:
-            raise InputError(f"-precision int8 isn't made of TASK {task}; use another -precision")
+            raise InputError(
+                f"-precision int8 isn't supported for TASK {task}; use another -precision"
+            )
         check_calibration(calibration)
     model.eval()
     description = describe(config, classes, task, thresholds, calibrated)
@@ -179,7 +181,7 @@ def _opened(folder: Path, kind: str, precision: str) -> Runner:
     except InputError as error:
         reason = str(error).removesuffix(ADVICE)
         raise InputError(
-            f"-format {kind} -precision {precision} was made, but isn't run by its library; use"
+            f"-format {kind} -precision {precision} was exported, but its library can't run it; use"
             f" another -precision or -format ({reason})"
         ) from None
 
@@ -192,7 +194,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
             folder = stack.enter_context(making_folder(target))
         except OSError as error:
             raise InputError(
-                f"{target} can't be made ({error.strerror}); choose another -output"
+                f"{target} can't be created ({error.strerror}); choose another -output"
             ) from None
         yield folder
 
@@ -227,7 +229,7 @@ def _check_views(config: Configuration) -> None:
         if value != one_view:
             raise InputError(
                 f"{key} is {value}, expected {one_view} for an export, whose graph computes one view;"
-                " give it to what runs the export, such as tools/predict.py"
+                " pass it to the program that runs the export, such as tools/predict.py"
             )
 
 
@@ -348,7 +350,7 @@ def _write_graph_of_maps(
     except InputError as error:
         if images_differ(config):
             raise InputError(
-                f"the exported graph takes images of one size; {ONE_SIZE} ({error})"
+                f"the exported graph needs images of one size; {ONE_SIZE} ({error})"
             ) from None
         raise
     if kind == "onnx":

@@ -46,7 +46,7 @@ Pool = Literal["avg", "token", "both", "map", "embedding"]
 POOLS = ("avg", "token", "both", "map", "embedding")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
-_ADVICE = "restore it, or make the features anew (tools/features.py)"
+_ADVICE = "restore it, or make the features again (tools/features.py)"
 # In bytes: the size of FILE.json, and of a row of the index, at most.
 _LARGEST_RECORD = 1 << 20
 LARGEST_ROW = 20_000
@@ -119,12 +119,12 @@ class FeatureExtractor(Predictor):
         pool: Pool | None = "avg",
         norm: bool = False,
     ) -> None:
-        refuse_export(path, ", which gives logits alone; give the checkpoint")
+        refuse_export(path, ", which only gives logits; use the checkpoint")
         super().__init__(path, cfg, options, batch_size=batch_size)
         if self.config.HEAD.NAME is not None:
             raise InputError(
-                f"{printable(str(path))} is of a model with a head for pixels, which gives an image no"
-                " features; give its encoder's YAML file (-cfg)"
+                f"{printable(str(path))} is a model for pixels, which has no features of whole images;"
+                " pass the YAML file of its encoder (-cfg)"
             )
         # A search may run in another folder, so the paths are absolute.
         if not str(path).startswith(HUB_PREFIXES):
@@ -162,7 +162,9 @@ class FeatureExtractor(Predictor):
         if not -count <= layer < count:
             raise InputError(f"-layer is {layer}, {name} has the layers {-count} to {count - 1}")
         if pool in ("token", "both") and not has_token:
-            raise InputError(f"-pool is {pool}, {name}'s layers have no class token; choose avg")
+            raise InputError(
+                f"-pool is {pool}, but the layers of {name} have no class token; use avg"
+            )
         self.model: Any = _Layer(self.model, layer, pool, norm)
 
     @functools.cached_property
@@ -237,7 +239,7 @@ def write_features(
         InputError: the file has another ending, or one of the files exists already.
     """
     if output.suffix not in (".npy", ".safetensors"):
-        raise InputError(f"{output}: the ending tells what to write; expected .npy or .safetensors")
+        raise InputError(f"{output}: unknown file ending; expected .npy or .safetensors")
     rows = output.with_suffix(f".{index}")
     record = output.with_suffix(".json")
     for file in (output, rows, record):
@@ -245,7 +247,7 @@ def write_features(
             raise InputError(f"{file} exists; choose another -output, or remove it")
     if not output.parent.is_dir():
         raise InputError(
-            f"{output}: there is no folder {output.parent}; make it, or choose another -output"
+            f"{output}: there is no folder {output.parent}; create it, or choose another -output"
         )
     made: dict[str, Any] = features.made | {"folder": os.getcwd(), "index": index, "failures": 0}
     with (
@@ -327,7 +329,9 @@ class StoredFeatures(NamedTuple):
             for first in range(0, len(self.values), len(block)):
                 rows = block[: len(self.values) - first]
                 if file.readinto(rows.data.cast("B")) != rows.nbytes:
-                    raise Unreadable(f"it ends before its row {first + len(rows) - 1}; {_ADVICE}")
+                    raise Unreadable(
+                        f"it is truncated before row {first + len(rows) - 1}; {_ADVICE}"
+                    )
                 yield rows
 
     def files(self) -> Iterator[str]:
@@ -339,7 +343,7 @@ class StoredFeatures(NamedTuple):
         count = 0
         with reading(self.index, "an index of features"), open_file(self.index) as file:
             if os.fstat(file.fileno()).st_size > LARGEST_ROW * (len(self.values) + 1):
-                raise Unreadable(f"it is larger than {len(self.values)} rows can be")
+                raise Unreadable(f"it is too large for {len(self.values)} rows")
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
             if self.made["index"] == "jsonl":
                 rows: Iterator[dict[str, Any]] = (parsed_json(line.encode()) for line in text)
@@ -349,7 +353,7 @@ class StoredFeatures(NamedTuple):
                 rows = (dict(zip(head, cells, strict=True)) for cells in table)
             for count, row in enumerate(rows, 1):
                 if str(row["row"]) != str(count - 1):
-                    problem = f"its row {count - 1} is numbered {value_text(row['row'])}"
+                    problem = f"its row {count - 1} has the number {value_text(row['row'])}"
                     raise Unreadable(f"{problem}: rows were removed, added or moved; {_ADVICE}")
                 if type(row["file"]) is not str:
                     raise Unreadable(
@@ -380,6 +384,6 @@ def open_features(path: Path) -> StoredFeatures:
         # open_file refuses a pipe, for which NumPy would wait.
         open_file(path).close()
         if os.path.getsize(path) != offset + 4 * math.prod(shape):
-            raise Unreadable(f"it isn't what {record.name} tells, {shape} of float32")
+            raise Unreadable(f"it doesn't match {record.name}: expected {shape} of float32")
         values = np.memmap(path, "<f4", "r", offset, tuple(shape))
     return StoredFeatures(path, values, made, path.with_suffix(f".{made['index']}"))

@@ -98,13 +98,13 @@ def compare_with_eager(
         images = np.concatenate([images, noise])
         kinds = f"{kinds} and random images"
     expected = in_batches(functools.partial(eager, model), images)
-    with refusing("run as it was exported", "use another -format or -precision"), quiet():
+    with refusing("run in the exported format", "use another -format or -precision"), quiet():
         logits = in_batches(runner, images)
     if not np.isfinite(expected).all():
-        raise RunError("the weights give no finite logits", shared=True)
+        raise RunError("the weights yield non-finite logits", shared=True)
     if not np.isfinite(logits).all():
         raise RunError(
-            f"the exported model's logits aren't finite in {precision}; use another -precision"
+            f"the logits of the exported model aren't finite in {precision}; use another -precision"
         )
     difference = float(np.abs(logits - expected).max() / (np.ptp(expected) or 1))
     if outputs == "features":
@@ -114,11 +114,11 @@ def compare_with_eager(
     fidelity = Fidelity(difference, agreement, len(images), kinds, outputs)
     if precision == "float32" and difference > TOLERANCE:
         raise RunError(
-            f"the exported model's logits differ from eager by {difference:.1e} of their range",
+            f"the logits of the exported model differ from those of the eager model by {difference:.1e} of their range",
             shared=True,
         )
     if precision != "float32" and agreement < least:
-        raise RunError(f"{precision}: {fidelity}; expected {least:.0%} at least (-least_agreement)")
+        raise RunError(f"{precision}: {fidelity}; expected at least {least:.0%} (-least_agreement)")
     return fidelity
 
 
@@ -180,5 +180,5 @@ def _photograph(name: str) -> Image.Image:
     spec = importlib.util.find_spec("sklearn")
     packages = spec.submodule_search_locations if spec else None
     file = Path(packages[0] if packages else "") / "datasets" / "images" / name
-    with reading(file, "a photograph of scikit-learn's"), Image.open(file) as photograph:
+    with reading(file, "a photograph from scikit-learn"), Image.open(file) as photograph:
         return photograph.convert("RGB")

@@ -41,7 +41,7 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     if parameters.is_file() and parameters.stat().st_size > _LARGEST:
         size = parameters.stat().st_size / 2**30
         raise InputError(
-            f"the weights take {size:.1f} GiB, an ONNX file 2 at most; use -format paddle"
+            f"the weights take {size:.1f} GiB, but an ONNX file can have 2 GiB at most; use -format paddle"
         )
     # The name of the file to write is None. With a file, paddle2onnx would fold constants by
     # polygraphy, which installs packages by pip.
@@ -123,7 +123,7 @@ def _correct_epsilons(model: Any, layer: nn.Layer) -> None:
     if len(epsilons) != 1:
         raise InputError(
             f"the model's group norms have epsilons of {sorted(epsilons)}:"
-            " ONNX would get them wrong"
+            " the conversion to ONNX would be wrong"
         )
     [epsilon] = epsilons
     for node in nodes:
@@ -200,7 +200,7 @@ def join_models(preparation: Any, model: Any) -> Any:
     """Returns one ONNX model of the preparation and a model: pixels [B, H, W, C] -> logits."""
     onnx = import_extra("onnx")
     compose = import_extra("onnx.compose")
-    with refusing("joined with its preprocessing", "use another -format"):
+    with refusing("combined with its preprocessing", "use another -format"):
         if any(entry.version >= _INT4_OPSET for entry in model.opset_import):
             preparation = with_int4(preparation)
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
@@ -234,7 +234,7 @@ def save_openvino(model: Any, file: Path, half: bool) -> None:
     """Writes OpenVINO's IR.
 
     Args:
-        file: the .xml file. A .bin file with the weights is written beside it.
+        file: the .xml file. A .bin file with the weights is written next to it.
         half: whether the weights are written in float16.
     """
     import_extra("openvino").save_model(model, str(file), compress_to_fp16=half)

@@ -60,7 +60,7 @@ def paths_of(arguments: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
         print(skipped_text(skipped), file=sys.stderr)
     if not len(paths):
         raise InputError(
-            "there are no images: the lists, and the folders that the patterns match, hold none"
+            "no image files found in the lists, or in the folders that the patterns match"
         )
     return paths
 
@@ -89,7 +89,7 @@ def _in_pattern(pattern: str, skipped: list[str]) -> Iterable[str | bytes]:
     matches = _matches(pattern, skipped)
     if not matches:
         note = f"; {skipped_text(skipped)}" if skipped else ""
-        raise InputError(f"'{printable(pattern)}': no file has such a name{note}")
+        raise InputError(f"'{printable(pattern)}': no matching files{note}")
     # A folder that matches may be empty, unlike one that is named.
     return itertools.chain.from_iterable(
         _in_folder(match, skipped) if os.path.isdir(match) else _in_file(match) for match in matches
@@ -104,7 +104,7 @@ def _in_named_folder(folder: str, skipped: list[str]) -> Iterator[str]:
         yield path
     if is_empty:
         raise InputError(
-            f"{printable(folder)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}"
+            f"{printable(folder)}: no image files found; images end in {' '.join(IMAGE_SUFFIXES)}"
         )
 
 
@@ -169,7 +169,7 @@ def _in_list(file: str) -> Iterator[bytes]:
         with open_file(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > _LARGEST:
-                raise Unreadable(f"it has {size} bytes, up to {_LARGEST} are read; split it")
+                raise Unreadable(f"it has {size} bytes, at most {_LARGEST} are allowed; split it")
             content = stream.read(_LARGEST)
         yield from _split(content)
 
@@ -177,7 +177,7 @@ def _in_list(file: str) -> Iterator[bytes]:
 def _in_stdin(stdin: IO[bytes] | None) -> Iterator[bytes]:
     if stdin is None:
         raise InputError(
-            "-: several processes have no standard input to share; write its paths into a list.txt"
+            "-: several processes can't share the standard input; write the paths to a list.txt"
         )
     with reading("standard input", "a list of paths"):
         content = stdin.read(_LARGEST + 1)
@@ -204,7 +204,7 @@ def check_output(output: Path | None, *read: Iterable[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             if output.samefile(path):
                 raise InputError(
-                    f"{printable(str(output))} would be read and written; choose another output"
+                    f"{printable(str(output))} is an input as well; choose another output"
                 )
 
 

@@ -105,7 +105,7 @@ class Suspect(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found.
+    """The label errors that were found.
 
     Attributes:
         parts: the images; several parts have the same classes.
@@ -153,7 +153,7 @@ def held_out(
         if config.DATA.FOLDS is None:
             raise InputError(
                 f"{printable(path)}: its run has no DATA.FOLDS, so it was trained on all images;"
-                " train a run for each fold, or look for wrong labels by its features (-features)"
+                " train a run per fold, or find label errors by its features (-features)"
             )
         if difference := _difference(first, config):
             raise InputError(
@@ -164,7 +164,7 @@ def held_out(
     if sorted(folds) != list(range(first.DATA.FOLDS)):
         raise InputError(
             f"the runs are of the folds {', '.join(map(str, sorted(folds)))} of {first.DATA.FOLDS}"
-            " (DATA.FOLD); give one run of each fold, so that each image has one that wasn't"
+            " (DATA.FOLD); pass one run of each fold, so that each image has one that wasn't"
             " trained on it"
         )
     parts = []
@@ -187,8 +187,8 @@ def _check_counts(parts: Sequence[Images]) -> None:
         others = total - len(images.dataset)
         if state and state["images"] != others:
             raise InputError(
-                f"{images.path}: its run was trained on {state['images']} images, and the other"
-                f" folds have {others} now; take the data as it was, or train the folds anew"
+                f"{images.path}: its run was trained on {state['images']} images, but now the other"
+                f" folds have {others}; restore the data, or train the folds again"
             )
 
 
@@ -220,14 +220,16 @@ def _data_of_run(
     """Returns (configuration of a run's data, its batch size in an evaluation, its TASK)."""
     best = best_of_run(path)
     if is_export(best):
-        raise InputError(f"{printable(path)} is an export; give the run that it was made from")
+        raise InputError(f"{printable(path)} is an export; pass the run that it was made from")
     model, description = config_of(best, None, ["EVAL", "True"])
     if description.task not in ("classification", "multilabel"):
         raise InputError(
             f"{printable(path)} was trained by TASK {description.task}; labels are checked for"
             " classification and multilabel"
         )
-    config = data_config(model, data_keys(best, data, f"{printable(path)}: no run saved it"))
+    config = data_config(
+        model, data_keys(best, data, f"{printable(path)}: it wasn't saved by a run")
+    )
     file = run_file(best)
     batch_size = get_config(file).DATA.BATCH_SIZE_EVAL if file else 32
     config = with_values(config, DATA__BATCH_SIZE_EVAL=batch_size, DATA__NUM_WORKERS=workers)
@@ -251,13 +253,15 @@ def _checked(parts: list[Images]) -> list[Images]:
     for images in parts:
         dataset = images.dataset
         if dataset.classes != classes:
-            raise InputError("the folds' images have different classes; were files changed since?")
+            raise InputError(
+                "the folds' images have different classes; have files changed since the training?"
+            )
         if not are_known(dataset.labels):
             raise InputError(f"the images of '{images.config.DATA.DATASET}' have no labels")
         if images.has_several != isinstance(dataset.labels, LabelSets):
             raise InputError(
-                f"{printable(str(images.path))} was trained by TASK {images.task}, which the labels"
-                f" of '{images.config.DATA.DATASET}' aren't for"
+                f"{printable(str(images.path))} was trained by TASK {images.task}, which doesn't match the labels"
+                f" of '{images.config.DATA.DATASET}'"
             )
         if images.names is None:
             continue
@@ -303,7 +307,7 @@ def probabilities_of(
                 values = np.memmap(place / "probabilities", np.float64, "w+", shape=shape)
             for logits in _outputs(predictor, images, after_batch):
                 if not np.isfinite(logits).all():
-                    raise RunError(f"{predictor.path}: the weights give no finite answers")
+                    raise RunError(f"{predictor.path}: the predictions aren't finite")
                 values[done : done + len(logits)] = predictor.probabilities(logits)
                 done += len(logits)
         yield values
@@ -320,15 +324,15 @@ def _check_classes(predictor: Predictor, images: Images) -> None:
     if len(classes) > outputs or int(labels.max(initial=-1)) >= outputs:
         count = len(classes) or int(labels.max(initial=-1)) + 1
         raise InputError(
-            f"{predictor.path}: it has {outputs} outputs, and the data {count} classes; take the"
+            f"{predictor.path}: it has {outputs} outputs, but the data has {count} classes; use the"
             " data that it was trained on"
         )
     named = zip(predictor.classes, classes, strict=False)
     for place, (output, name) in enumerate(named):
         if output != name:
             raise InputError(
-                f"{predictor.path}: its output {place} is the class '{printable(output, 40)}', and"
-                f" that of the data is '{printable(name, 40)}'; take the data that it was trained on"
+                f"{predictor.path}: its output {place} is the class '{printable(output, 40)}', but"
+                f" that of the data is '{printable(name, 40)}'; use the data that it was trained on"
             )
 
 
@@ -360,7 +364,7 @@ def features_of(images: Images, after_batch: Callable[[int], Any] = int) -> np.n
         values[done : done + len(rows)] = rows
         done += len(rows)
     if not np.isfinite(values).all():
-        raise RunError(f"{extractor.path}: the weights give no finite features")
+        raise RunError(f"{extractor.path}: the features aren't finite")
     return values
 
 

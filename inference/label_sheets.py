@@ -28,7 +28,7 @@ _PAIRS = 10
 
 
 def summary(found: Found) -> str:
-    """Returns what was found, in a few lines: how many labels, and the most frequent pairs."""
+    """Returns a summary in a few lines: the number of labels, and the most frequent pairs."""
     images = counted(found.images, "image")
     wrong = len(found.suspects)
     share = 100 * wrong / max(1, found.labels)

@@ -19,7 +19,7 @@ from settings.configuration import Configuration, pair
 LEAST_PIXELS = 0.9999
 # What to do where a graph can be of one size alone.
 ONE_SIZE = (
-    "the model's images differ in size: give -o HEAD.STRIDE for windows of IMAGE_SIZE, or"
+    "the images of the model differ in size: pass -o HEAD.STRIDE for windows of IMAGE_SIZE, or"
     " DATA.CROP_MODE squash and DATA.CROP_PCT 1.0"
 )
 
@@ -50,13 +50,13 @@ def compare_maps(
     for images in _images(config):
         sizes.append("{} x {}".format(*images.shape[2:]))
         expected = eager(model, images)
-        with refusing("run as it was exported", f"{_advice(config)}"), quiet():
+        with refusing("run in the exported format", f"{_advice(config)}"), quiet():
             logits = runner(images)
         if not np.isfinite(expected).all():
-            raise RunError("the weights give no finite logits", shared=True)
+            raise RunError("the weights yield non-finite logits", shared=True)
         if not np.isfinite(logits).all():
             raise RunError(
-                f"the exported model's logits aren't finite in {precision}; use another -precision"
+                f"the logits of the exported model aren't finite in {precision}; use another -precision"
             )
         largest = max(largest, float(np.abs(logits - expected).max() / (np.ptp(expected) or 1)))
         classes = expected.argmax(1)
@@ -65,9 +65,9 @@ def compare_maps(
     kinds = f"photographs and random images of {', '.join(dict.fromkeys(sizes))} pixels"
     fidelity = Fidelity(largest, same / pixels, pixels, kinds, "maps")
     if precision == "float32" and (largest > TOLERANCE or fidelity.agreement < LEAST_PIXELS):
-        raise RunError(f"the exported model isn't the eager one: {fidelity}", shared=True)
+        raise RunError(f"the exported model differs from the eager one: {fidelity}", shared=True)
     if precision != "float32" and fidelity.agreement < least:
-        raise RunError(f"{precision}: {fidelity}; expected {least:.0%} at least (-least_agreement)")
+        raise RunError(f"{precision}: {fidelity}; expected at least {least:.0%} (-least_agreement)")
     return fidelity
 
 

@@ -70,7 +70,7 @@ class WholePictures(Pictures):
             width, height = picture.size
             return {"pixels": self.transform(picture, rng), "sizes": np.array([height, width])}
         except Unreadable as error:
-            raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
+            raise Broken(f"{self.name(index)}: {error}; crop or remove it") from None
 
 
 def pixel_map(
@@ -98,7 +98,7 @@ def pixel_map(
         for logits in pixel_logits(forward, normalize(pixels), size, way):
             best = logits.argmax(-1)
             if not np.isfinite(logits.sum().item()):
-                raise RunError(f"{printable(name)}: the weights give no finite logits for it")
+                raise RunError(f"{printable(name)}: the weights yield non-finite logits for it")
             answers.append(
                 best[0].numpy().astype(np.uint8 if logits.shape[-1] <= 256 else np.int32)
             )
@@ -108,7 +108,7 @@ def pixel_map(
 def _memory_advice(name: str, size: tuple[int, int], way: Way) -> str:
     advice = "use a smaller image, or -o DATA.CROP_MODE short with a lower DATA.IMAGE_SIZE"
     if way.stride is None:
-        advice = "-o HEAD.STRIDE computes it in windows"
+        advice = "set -o HEAD.STRIDE to compute it in windows"
     return f"{printable(name)} has {size[1]} x {size[0]} pixels: {advice}"
 
 

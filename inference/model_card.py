@@ -1,7 +1,7 @@
 """The card of a published model: the README.md of a repository on the Hugging Face Hub.
 
 Names of classes and whatever else comes from files is escaped (``training.pages.markdown``). Paths
-of this machine and names of images aren't told.
+of this machine and names of images aren't included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _ROWS = 1000
 
 
 class Card(NamedTuple):
-    """What a model card tells.
+    """The content of a model card.
 
     Attributes:
         name: the model's.
@@ -172,7 +172,7 @@ def _images(config: Configuration) -> str:
         ("interpolation", data.INTERPOLATION),
         ("mean, of values from 0 to 1", ", ".join(f"{value:g}" for value in data.IMAGENET_MEAN)),
         ("standard deviation", ", ".join(f"{value:g}" for value in data.IMAGENET_STD)),
-        ("turned as its EXIF says", "yes" if data.EXIF_ORIENTATION else "no"),
+        ("EXIF orientation", "yes" if data.EXIF_ORIENTATION else "no"),
     ]
     return markdown.table(["preparation", "value"], rows, numbers=False)
 
@@ -198,8 +198,7 @@ def _evaluation(card: Card) -> Iterator[str]:
     chose = ""
     if evaluation.chose:
         chose = (
-            "The same images chose the checkpoint among those of its training, so these figures are"
-            " optimistic."
+            "The best checkpoint was chosen on the same images, so these figures are optimistic."
         )
     heads = ["metric", "value", "95 % interval"]
     yield markdown.section("Evaluation", told, markdown.table(heads, rows), chose)
@@ -284,10 +283,10 @@ def _classes_of_several(card: Card) -> str:
 
 
 def _confidence(calibrated: Calibration | None) -> Iterator[str]:
-    """Yields what tools/calibrate.py chose for the weights."""
+    """Yields the calibration of the weights by tools/calibrate.py."""
     if calibrated is None:
         return
-    told = f"tools/calibrate.py chose the following by {calibrated.images:,} held-out images."
+    told = f"tools/calibrate.py determined the following on {calibrated.images:,} held-out images."
     if calibrated.scaling == "temperature":
         told += f" The logits were divided by a temperature of {1 / calibrated.scale[0]:.4g}."
     elif calibrated.scaling != "none":
@@ -306,7 +305,7 @@ def _confidence(calibrated: Calibration | None) -> Iterator[str]:
         by_logits = [one for one in calibrated.rejections if one.score != "knn"]
         levels = ", ".join(dict.fromkeys(f"{one.false_alarm:g}" for one in by_logits))
         yield (
-            "Pictures of something else are told, with these shares of false alarms, by `python"
+            "Images of something else are detected, with these rates of false alarms, by `python"
             f" tools/predict.py FOLDER IMAGES -reject LEVEL`: {levels}."
         )
 
@@ -344,7 +343,7 @@ def _classes(card: Card) -> Iterator[str]:
         # The evaluation's table has them.
         return
     if not names:
-        yield "The classes' names aren't known: an output is called by its number."
+        yield "The class names aren't known, so outputs are given by their numbers."
         return
     yield markdown.table(["output", "class"], list(enumerate(names))[:_ROWS], numbers=False)
     if len(names) > _ROWS:
@@ -352,7 +351,7 @@ def _classes(card: Card) -> Iterator[str]:
 
 
 def _limits(card: Card) -> Iterator[str]:
-    """Yields what isn't known of the model."""
+    """Yields the limitations of the model."""
     evaluation = card.evaluation
     if evaluation is None:
         yield "It wasn't evaluated when this card was made."
@@ -363,14 +362,14 @@ def _limits(card: Card) -> Iterator[str]:
         )
     if evaluation is not None:
         yield (
-            "It was evaluated on images of one source. How it does on those of other cameras, places or"
+            "It was evaluated on images of one source. Its accuracy on images of other cameras, places or"
             " times wasn't measured."
         )
     calibrated = card.description.calibration
     if not card.has_several and (calibrated is None or not calibrated.rejections):
-        yield "It names a class for every image, also for one that shows none of them."
+        yield "It assigns a class to every image, even if the image shows none of them."
     if calibrated is None:
-        yield "Its probabilities are as the training left them: no temperature was fitted."
+        yield "Its probabilities aren't calibrated: no temperature was fitted."
     elif calibrated.neighbours:
         yield "The features of training images aren't published, so `-score knn` isn't available."
     if card.checked is None:
@@ -378,23 +377,23 @@ def _limits(card: Card) -> Iterator[str]:
     if not card.without_timm and len(card.compared) < 2:
         yield "It wasn't loaded by timm or transformers when this card was made."
     if not card.without_timm:
-        yield "How timm and transformers prepare images wasn't compared: the logits were, of prepared ones."
+        yield "How timm and transformers prepare images wasn't compared: only the logits of prepared images were."
     if card.config.DATA.EXIF_ORIENTATION and not card.without_timm:
-        yield "timm and transformers don't turn an image as its EXIF says."
+        yield "timm and transformers ignore the EXIF orientation of images."
 
 
 def _licence(card: Card) -> str:
     if card.license_name is None:
-        return "The licence isn't known: who published this model didn't name one."
+        return "The licence isn't known, because none was given when this model was published."
     return f"The licence is {markdown.text(card.license_name)}."
 
 
 def _files(card: Card) -> Iterator[str]:
     rows = [
-        (WEIGHTS, "the weights by timm's names, with what this toolkit needs to build the model"),
+        (WEIGHTS, "the weights with timm's names, and what this toolkit needs to build the model"),
         ("config.json", "the model, its classes and how images are prepared, as timm writes it"),
     ]
     if card.training is not None:
         rows.append((TRAINING, "the training's settings"))
-    yield markdown.table(["file", "what it holds"], rows, numbers=False)
+    yield markdown.table(["file", "content"], rows, numbers=False)
     yield f"The SHA-256 of {markdown.text(WEIGHTS)} is `{card.sha256}`."

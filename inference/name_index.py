@@ -29,7 +29,7 @@ _KIND = "names of stored features, 1"
 _COMPARED = 1 << 16
 # The bytes of FILE.names' first line.
 _LONGEST_HEAD = 1 << 16
-_ADVICE = "; remove it, and it is made anew"
+_ADVICE = "; remove it so that it is recreated"
 # The bytes of a row without its name: where the name ends, and the path's checksum.
 _WIDTH = 8 + 4
 _FORM: Form = {
@@ -105,7 +105,7 @@ def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Name
         names = _open(file, source)
         if names is not None:
             return names
-    tell(f"{stored.index}: its {len(stored.values):,} names are read once, into {file.name}")
+    tell(f"{stored.index}: reading its {len(stored.values):,} names once, into {file.name}")
     names = _read(stored)
     try:
         with writing_whole(file, "wb") as stream:
@@ -115,17 +115,17 @@ def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Name
             for values in (names.ends, names.sums, names.letters):
                 stream.write(values.data)
     except OSError as error:
-        tell(f"{file} isn't written ({error.strerror}); the next search reads all names again")
+        tell(f"{file} can't be written ({error.strerror}); the next search reads all names again")
     return names
 
 
 def checksum(path: str) -> int:
-    """Returns what ``Names.sums`` has of an image's absolute path."""
+    """Returns the checksum of an image's absolute path, as in ``Names.sums``."""
     return zlib.crc32(path.encode("utf-8", "surrogatepass"))
 
 
 def _source(stored: StoredFeatures) -> dict[str, Any]:
-    """Returns what identifies FILE.csv: its size, time of change, and a hash of both ends."""
+    """Returns the identity of FILE.csv: its size, time of change, and a hash of both ends."""
     with open_file(stored.index) as file:
         status = os.fstat(file.fileno())
         ends = file.read(_COMPARED)
@@ -155,7 +155,7 @@ def _open(file: Path, source: dict[str, Any]) -> Names | None:
         size = os.fstat(stream.fileno()).st_size
         if size != len(line) + _WIDTH * rows + letters or len(line) % 8:
             raise Unreadable(
-                f"it has {size} bytes, which aren't those of {rows} names of {letters} bytes"
+                f"it has {size} bytes, which doesn't match {rows} names of {letters} bytes"
             )
         if any(head[key] != value for key, value in source.items()):
             return None

@@ -36,7 +36,7 @@ MODEL_NAMES = {
     "sigmoid": "CLIP_vit_base_patch16_448_ML",
 }
 INPUTS = paddle.static.InputSpec([None, 3, None, None], "float32", "images")
-# The threshold of a multi-label model that has none of its own.
+# The threshold of a multi-label model without one of its own.
 _THRESHOLD = 0.5
 # The number of classes that the clients print.
 _TOP = 5
@@ -57,14 +57,12 @@ def check_paddlex(config: Configuration, kind: str, task: str) -> None:
     """
     advice = "use -format paddle, onnx or openvino"
     if answers_of(task) not in MODEL_NAMES:
-        raise InputError(
-            f"-format {kind} is for models of classes, and TASK {task} gives none; {advice}"
-        )
+        raise InputError(f"-format {kind} is for classifiers, not for TASK {task}; {advice}")
     data = config.DATA
     if pixel_mode(config) != "RGB":
         images = f"{data.IMAGE_CHANNELS} channels (DATA.IMAGE_DTYPE {data.IMAGE_DTYPE})"
         raise InputError(
-            f"-format {kind}: its client reads 8-bit RGB, the model takes {images}; {advice}"
+            f"-format {kind}: its client reads 8-bit RGB, but the model takes {images}; {advice}"
         )
     height, width = pair(data.IMAGE_SIZE)
     if height != width and data.CROP_MODE != "squash":

@@ -87,7 +87,7 @@ class Pictures(EncodedDataset):
         if not isinstance(image, str | os.PathLike):
             raise Broken(
                 f"{self.name(index)}: found an object of type {type(image).__name__},"
-                " expected a path, the bytes of a file, an image of Pillow or an array"
+                " expected a path, the bytes of a file, a Pillow image or an array"
             )
         return contents(self.name(index), largest_file(self.most))
 

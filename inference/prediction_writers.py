@@ -245,7 +245,7 @@ def writing(what: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise RunError(f"{what} isn't written ({error.strerror}); {remedy(error)}") from None
+        raise RunError(f"{what} can't be written ({error.strerror}); {remedy(error)}") from None
 
 
 class Out(io.TextIOBase):

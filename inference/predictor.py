@@ -107,7 +107,7 @@ class Predictor:
         classes: the names of the outputs; None: those that the weights have.
         batch_size: the number of images that are computed together.
         templates: of weights of images and texts, the sentences that stand for a class, with {} in
-            the place of its name. The classes are given, and their names make the classifier.
+            place of its name. The classes are given, and their names make the classifier.
 
     Attributes:
         config: the configuration of the model and of its images.
@@ -193,18 +193,18 @@ class Predictor:
         is_given = "TASK" in explicit_sources(self.config)
         if self.reads_classifier and is_given and self.task != self.config.TASK:
             raise InputError(
-                f"{path}: weights of TASK {self.task}, found TASK {self.config.TASK};"
-                f" give -o TASK {self.task}"
+                f"{path}: the weights are for TASK {self.task}, found TASK {self.config.TASK};"
+                f" pass -o TASK {self.task}"
             )
         outputs = self.config.MODEL.NUM_CLASSES
         if self.reads_classifier and self.classes and len(self.classes) != outputs:
             raise InputError(
-                f"found {len(self.classes)} names of classes, the model has {outputs} outputs;"
-                " give one for each"
+                f"found {len(self.classes)} class names, but the model has {outputs} outputs;"
+                " pass one for each"
             )
         if len(self.thresholds) not in (0, outputs):
             raise InputError(
-                f"{path} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
+                f"{path} has {len(self.thresholds)} thresholds, but the model has {outputs} outputs"
             )
         for sets in self.calibration.sets if self.calibration else ():
             if len(sets.thresholds) not in (1, outputs):
@@ -346,12 +346,12 @@ class Predictor:
         ):
             raise InputError(f"threshold is {threshold!r}, expected a probability from 0 to 1")
         if coverage is not None and top is not None:
-            raise InputError("top and coverage both say how many classes to give; leave one out")
+            raise InputError("top and coverage both determine the number of classes; leave one out")
         if score is not None and reject is None:
-            raise InputError("score does nothing without reject; give the share of false alarms")
+            raise InputError("score has no effect without reject, the rate of false alarms; set it")
         if coverage is not None and self.has_several:
             raise InputError(
-                "coverage is for models of one class per image; -threshold chooses those of several"
+                "coverage is for models with one class per image; use -threshold for several"
             )
         score = score or OF_LOGITS[0]
         if score not in SCORES:
@@ -359,8 +359,8 @@ class Predictor:
         path = printable(str(self.path))
         if score == KNN and self.model is None:
             raise InputError(
-                f"score {KNN} needs features, and {path} is an export, which gives logits alone;"
-                f" take {' or '.join(OF_LOGITS)}"
+                f"score {KNN} needs features, but {path} is an export, which only gives logits;"
+                f" use {' or '.join(OF_LOGITS)}"
             )
         sets = None
         if coverage is not None:
@@ -396,10 +396,10 @@ class Predictor:
             pixels: [B, H, W, C], as for ``logits``.
 
         Raises:
-            InputError: it is an export, which gives logits alone.
+            InputError: it is an export, which only gives logits.
         """
         if self.model is None:
-            raise InputError(f"{printable(str(self.path))} is an export, which gives logits alone")
+            raise InputError(f"{printable(str(self.path))} is an export, which only gives logits")
         with without_classifier(self.model):
             return self.logits(pixels)
 
@@ -448,7 +448,7 @@ class Predictor:
         self.check_maps()
         if tta not in ("", "flip"):
             raise InputError(
-                f"-tta {tta} crops images, but each pixel needs a class; take -tta flip"
+                f"-tta {tta} crops images, but each pixel needs a class; use -tta flip"
             )
         predict = functools.partial(self.map_of, flip=tta == "flip")
         dataset = WholePictures(self.config, images)
@@ -481,7 +481,7 @@ class Predictor:
         if not self.gives_maps:
             path = printable(str(self.weights or self.path))
             raise InputError(
-                f"{path} was trained by TASK {self.task}, which gives no class for each pixel; take"
+                f"{path} was trained by TASK {self.task}, which doesn't classify pixels; use"
                 " weights of TASK segmentation"
             )
 
@@ -489,7 +489,7 @@ class Predictor:
         """Raises InputError unless the classifier was made of texts."""
         if self.encoder is None:
             raise InputError(
-                f"{printable(str(self.path))} holds no text tower; take weights of CLIP or SigLIP with"
+                f"{printable(str(self.path))} has no text tower; use weights of CLIP or SigLIP with"
                 " both towers"
             )
 
@@ -498,17 +498,19 @@ class Predictor:
         if self.gives_maps:
             raise InputError(
                 f"{printable(str(self.weights or self.path))} was trained by TASK {self.task}, which"
-                " gives a class for each pixel, and none for an image; tools/predict.py -format masks"
-                " or overlays shows them"
+                " classifies pixels, not images; use tools/predict.py -format masks"
+                " or overlays"
             )
         if not self.has_classes:
             path = printable(str(self.weights or self.path))
-            reason = "has no classifier: it gives features, and no classes"
+            reason = "has no classifier: it gives features, not classes"
             if not answers_of(self.task):
-                reason = f"was trained by TASK {self.task}, which gives no classes"
-            advice = "tools/features.py computes its features, or train a classifier (-pretrained)"
+                reason = f"was trained by TASK {self.task}, which doesn't predict classes"
+            advice = (
+                "compute its features by tools/features.py, or train a classifier (-pretrained)"
+            )
             if self.weights is None:
-                advice = "an export of a classifier gives classes"
+                advice = "export a classifier"
             raise InputError(f"{path} {reason}; {advice}")
 
     def _outcome(
@@ -522,7 +524,7 @@ class Predictor:
         if problem:
             return Failure(name, problem)
         if not np.isfinite(probabilities).all():
-            return Failure(name, f"{printable(name)}: the weights give no finite logits for it")
+            return Failure(name, f"{printable(name)}: the weights yield non-finite logits for it")
         return self.prediction_of(name, probabilities, choice, score)
 
     def batches(
@@ -682,7 +684,7 @@ def _config_of_weights(
         description = description_of(path, options)
         if description is None:
             raise InputError(
-                f"{printable(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)"
+                f"{printable(path)}: cannot determine the model; pass its YAML file or name by -cfg"
             )
         options = ["MODEL.PRETRAINED", path, *options]
         config = description.to_config(options)
@@ -713,18 +715,16 @@ def _config_of_export(
     """
     if export.format in paddlex.FORMATS:
         raise InputError(
-            f"{export.folder} is an export of -format {export.format}, which gives its client"
-            " probabilities; give what it was made from, or an export of another format"
+            f"{export.folder} is an export of -format {export.format}, which returns"
+            " probabilities; use the checkpoint that it was made from, or an export of another format"
         )
     if cfg is not None:
-        raise InputError(
-            f"{export.folder} is an export, which tells its model itself; leave out -cfg"
-        )
+        raise InputError(f"{export.folder} is an export, whose model is known; leave out -cfg")
     made_for = dict(leaves(export.description.to_config()))
     config = export.description.to_config(options)
     for key, value in leaves(config):
         if (key == "AMP" or key in export.description.values) and value != made_for[key]:
             raise InputError(
-                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out, or export anew"
+                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out, or export again"
             )
     return config, export.description

@@ -1,4 +1,4 @@
-"""What ``tools/probe.py`` can measure, and its defaults. Importing this file doesn't import Paddle."""
+"""The measurements of ``tools/probe.py``, and their defaults. Importing this file doesn't import Paddle."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +12,13 @@ PROBES = ("knn", "logistic", "sgd", "few_shot")
 
 
 class Probes(NamedTuple):
-    """What is measured.
+    """The settings of a measurement.
 
     Attributes:
         names: some of PROBES.
         ks: the numbers of neighbours; by default those of DINO's paper.
         shots: the numbers of labels a class; empty: those of 1, 5 and 10 that each class has.
-        draws: how often the few labels are drawn anew.
+        draws: how often the few labels are drawn again.
         seed: of what is held out, of the order of SGD's batches, and of the first draw.
     """
 
@@ -47,16 +47,18 @@ class Probes(NamedTuple):
             images = images[images > 0]
         if count < len(names):
             raise InputError(
-                f"the training set has {count} labels for {len(names)} classes; a probe needs one of"
-                " each at least"
+                f"the training set has {count} labels for {len(names)} classes; a probe needs at least one"
+                " of each"
             )
         if absent := [name for name, number in zip(names, images, strict=True) if not number]:
             raise InputError(
-                f"no training image has the class {some_of(absent)}; a probe needs one of each at"
-                " least"
+                f"no training image has the class {some_of(absent)}; a probe needs at least one of"
+                " each"
             )
         if "knn" in self.names and max(self.ks) > count:
-            raise InputError(f"-k is {max(self.ks)}, the training set has {count} images; lower -k")
+            raise InputError(
+                f"-k is {max(self.ks)}, but the training set has {count} images; lower -k"
+            )
         fewest = int(images.min())
         for shots in self.shots:
             if shots > fewest and "few_shot" in self.names:

@@ -1,4 +1,4 @@
-"""Measures what the frozen features of trained weights are worth (``tools/probe.py``)."""
+"""Evaluates the frozen features of trained weights (``tools/probe.py``)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,13 +51,13 @@ class Model(NamedTuple):
         if is_export(self.path):
             if not read_export(self.path).features:
                 raise InputError(
-                    f"{printable(self.path)} is an export, which gives logits and no features; give"
+                    f"{printable(self.path)} is an export, which gives logits but no features; use"
                     " the checkpoint that it was made from"
                 )
             if self.layer is not None or self.pool is not None:
                 raise InputError(
-                    f"{printable(self.path)} is an export, which gives its features alone; leave out"
-                    " -layer and -pool, or give the checkpoint that it was made from"
+                    f"{printable(self.path)} is an export, which only gives its features; leave out"
+                    " -layer and -pool, or use the checkpoint that it was made from"
                 )
             return Predictor(self.path, self.cfg, self.options, batch_size=self.batch_size)
         if self.layer is None and self.pool is None:
@@ -90,11 +90,11 @@ def read_sets(
     config = with_values(config, DATA__BATCH_SIZE_EVAL=model.batch_size, DATA__NUM_WORKERS=workers)
     if "labels" not in dataset_columns(config.DATA.DATASET):
         raise InputError(
-            f"the images of '{config.DATA.DATASET}' have no labels; a probe needs one each"
+            f"the images of '{config.DATA.DATASET}' have no labels, but a probe needs one per image"
         )
     if config.TASK != "classification":
         raise InputError(
-            f"the images of '{config.DATA.DATASET}' have several labels each; a probe needs one"
+            f"the images of '{config.DATA.DATASET}' have several labels, but a probe needs one per image"
         )
     config, train, val = get_datasets(config)
     assert train is not None
@@ -112,7 +112,7 @@ def measure(
     probes: Probes,
     after_batch: Callable[[int], Any] = int,
 ) -> dict[str, Any]:
-    """Returns what the features are worth; every rank calls it.
+    """Returns the evaluation of the features; every rank calls it.
 
     k-NN, RankMe and the deviation are computed by all ranks, the linear classifiers by rank 0. On
     other ranks the result lacks these.
@@ -194,7 +194,7 @@ def table(result: dict[str, Any]) -> str:
             (f"logistic regression, C {logistic['C']:g}{note}", f"{logistic['accuracy']:.2f}")
         )
     if sgd := result.get("sgd"):
-        lines.append((f"linear by SGD, rate {sgd['rate']:g}", f"{sgd['accuracy']:.2f}"))
+        lines.append((f"linear by SGD, learning rate {sgd['rate']:g}", f"{sgd['accuracy']:.2f}"))
     for shots, few in result.get("few_shot", {}).items():
         plural = "" if shots == "1" else "s"
         lines.append(

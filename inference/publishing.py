@@ -79,13 +79,13 @@ def read_source(path: str, cfg: str | None = None, options: list[str] | None = N
         options: words as after ``-o``.
 
     Raises:
-        InputError: they can't be read, don't describe their model, or are no classifier's.
+        InputError: they can't be read, don't describe their model, or aren't a classifier's.
     """
     options = options or []
     predictor = Predictor(path, cfg, options, batch_size=_IMAGES)
     if predictor.model is None or predictor.weights is None:
         raise InputError(
-            f"{printable(path)} is an export; give the weights that it was made of, or their run"
+            f"{printable(path)} is an export; use the weights that it was made from, or their run"
         )
     predictor.check_classifier()
     found = str(best_of_run(path))
@@ -195,7 +195,7 @@ def _naming_problems(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{target} isn't written ({error.strerror or error}); {remedy(error)}"
+            f"{target} can't be written ({error.strerror or error}); {remedy(error)}"
         ) from None
 
 
@@ -220,10 +220,10 @@ def _compare_here(source: Source, folder: Path) -> str:
     if not np.array_equal(found, expected):
         difference = float(np.abs(found - expected).max())
         raise RunError(
-            f"the folder's logits differ from those of {source.file} by {difference:.3g}, expected the"
-            " same bits: please report this"
+            f"the folder's logits differ from those of {source.file} by {difference:.3g}, expected"
+            " identical ones: please report this"
         )
-    return f"paddle-vit-toolkit: logits of {_IMAGES} random images are the same, bit by bit"
+    return f"paddle-vit-toolkit: logits of {_IMAGES} random images are identical"
 
 
 def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> list[str]:
@@ -241,7 +241,7 @@ def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> lis
         if "logits" not in answer:
             why = printable(str(answer.get("error")), 400)
             raise RunError(
-                f"{toolkit} can't read the folder ({why}); without -python it isn't tried there"
+                f"{toolkit} can't read the folder ({why}); leave out -python to skip this check"
             )
         found = np.asarray(answer["logits"], np.float64)
         label = f"{toolkit} {answer['version']}"
@@ -253,7 +253,7 @@ def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> lis
         if not difference <= TOLERANCE:
             raise RunError(
                 f"{label}'s logits of the folder differ by {difference:.1e} of their range, expected"
-                f" {TOLERANCE:g} at most: please report this; without -python it isn't compared"
+                f" {TOLERANCE:g} at most: please report this; leave out -python to skip this check"
             )
         lines.append(
             f"{label}: logits of {_IMAGES} random images differ by {difference:.1e} of their range"
@@ -262,7 +262,7 @@ def _compare_elsewhere(source: Source, folder: Path, peer: Sequence[str]) -> lis
 
 
 def _answers(command: Sequence[str]) -> dict[str, Any]:
-    """Returns what a program prints in its last line: by toolkit, its version and its logits.
+    """Returns the last line that a program prints: by toolkit, its version and its logits.
 
     Raises:
         InputError: it printed something else, or took too long.
@@ -280,7 +280,7 @@ def _answers(command: Sequence[str]) -> dict[str, Any]:
         line = (done.stdout.splitlines() or [""])[-1]
     if not line.startswith("{"):
         raise InputError(
-            f"-python {command[0]} gave no logits: it needs torch and timm (tools/check_parity.py -h)"
+            f"-python {command[0]} returned no logits: it needs torch and timm (tools/check_parity.py -h)"
         )
     with reading(f"-python {command[0]}", "what timm computes"):
         return parsed_json(line.encode(), finite=False)
@@ -336,10 +336,10 @@ def upload(folder: Path, repo_id: str, private: bool) -> str:
         # The class of the error depends on huggingface_hub's version, which uses httpx or requests.
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        # The text may quote the request, so only the class and the status are told.
+        # The text may quote the request, so only the class and the status are reported.
         why = type(error).__name__ if status is None else f"{type(error).__name__}, status {status}"
-        advice = "log in by hf auth login with a token that may write, and check the name"
+        advice = "log in by hf auth login with a token that has write access, and check the name"
         raise RunError(
-            f"{repo_id} isn't uploaded ({why}); {advice}; the network may also be the reason"
+            f"{repo_id} couldn't be uploaded ({why}); {advice}; or check the network"
         ) from None
     return str(address)

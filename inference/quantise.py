@@ -188,6 +188,6 @@ def check_calibration(images: np.ndarray | None) -> np.ndarray:
     """Returns the images. Raises InputError if there are none."""
     if images is None or not len(images):
         raise InputError(
-            "-precision int8 needs images of the training set: give its -data_path (and -dataset)"
+            "-precision int8 needs images of the training set: pass its -data_path (and -dataset)"
         )
     return images

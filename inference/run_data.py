@@ -63,7 +63,7 @@ def data_keys(
         elif "DATA.DATA_PATH" in values:
             dataset = "folder"
         else:
-            raise InputError(f"{purpose}: give its -data_path (and -dataset)")
+            raise InputError(f"{purpose}: pass its -data_path (and -dataset)")
     of_run: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:
         arguments = datasets.components[dataset].keys

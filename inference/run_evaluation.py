@@ -69,7 +69,7 @@ def evaluation_of(file: Path, folder: Path | None = None) -> Evaluation | None:
             the run noted of its best checkpoint, if that is ``file``.
 
     Raises:
-        InputError: ``folder`` is no finished run's, or its evaluation is of other weights.
+        InputError: ``folder`` isn't a finished run's, or its evaluation is of other weights.
     """
     own = run_file(file)
     training = training_of(file)

@@ -43,7 +43,7 @@ def of_image(features: FeatureExtractor, image: str) -> np.ndarray:
     if batch.errors[0]:
         raise InputError(batch.errors[0])
     if batch.values.ndim != 2:
-        raise InputError("-pool is map; a search needs pooled features: choose avg or token")
+        raise InputError("-pool is map, but a search needs pooled features: use avg or token")
     return batch.values[0]
 
 
@@ -58,8 +58,8 @@ def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = 
     """
     if features.made["pool"] != "embedding":
         raise InputError(
-            f"{printable(text, 80)} is no file; a text is compared with the embeddings of CLIP and"
-            " SigLIP alone: give -pool embedding where the features are computed"
+            f"{printable(text, 80)} isn't a file, and texts can only be compared with embeddings of CLIP"
+            " and SigLIP: pass -pool embedding when the features are computed"
         )
     tokens = features.text_encoder.tokens([text])
     if note := features.text_encoder.cut_note([text], tokens.is_cut):
@@ -68,11 +68,11 @@ def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = 
 
 
 class Query(NamedTuple):
-    """What is searched for.
+    """A query.
 
     Attributes:
         features: [D].
-        rows: those of the query's own image among the stored ones, which are no neighbours.
+        rows: those of the query's own image among the stored ones, which aren't neighbours.
     """
 
     features: np.ndarray
@@ -82,7 +82,7 @@ class Query(NamedTuple):
 def in_images(
     features: FeatureExtractor, image: str, images: Paths, top: int, workers: int = 2
 ) -> tuple[list[Neighbour], list[str]]:
-    """Returns what ``among_images`` does, for one image as the query."""
+    """``among_images`` with one image as the query."""
     query = query_among(features, image, images)
     [neighbours], errors = among_images(features, [query], images, top, workers)
     return neighbours, errors
@@ -173,8 +173,8 @@ class Collected:
         if features.made["sha256"] != made["sha256"]:
             weights = printable(str(features.weights))
             raise InputError(
-                f"{weights} isn't what the stored features were made by (another SHA-256);"
-                " give those weights by -checkpoint, or make the features anew"
+                f"{weights} doesn't have the weights of the stored features (its SHA-256 differs);"
+                " pass those weights by -checkpoint, or make the features again"
             )
         return features
 
@@ -218,13 +218,13 @@ class Collected:
     def rows(
         self, queries: Sequence[Query], top: int, approximate: Any = None
     ) -> list[list["Found"]]:
-        """Returns what ``nearest`` does, as rows of the stored features."""
+        """``nearest``, as rows of the stored features."""
         width = self.stored.values.shape[1]
         for query in queries:
             if query.features.shape != (width,):
                 raise InputError(
-                    f"the query has {query.features.shape[0]} features, those stored {width}; of"
-                    " another model?"
+                    f"the query has {query.features.shape[0]} features, the stored ones {width}; are they"
+                    " from another model?"
                 )
         features = np.stack([query.features for query in queries])
         left_out = [query.rows for query in queries]
@@ -256,7 +256,7 @@ class Found(NamedTuple):
 def nearest(
     query: np.ndarray, blocks: Iterable[np.ndarray], top: int, left_out: Collection[int] = ()
 ) -> list[Found]:
-    """Returns what ``nearest_of`` does, for one query [D]."""
+    """``nearest_of`` for one query [D]."""
     [found] = nearest_of(query[None], blocks, top, [left_out])
     return found
 
@@ -335,7 +335,7 @@ def folder_metrics(collected: Collected, ks: Sequence[int]) -> tuple[dict[str, f
     sums = retrieval_sums(embeddings, labels, np.arange(len(labels)), ks)
     if not sums[-1]:
         raise InputError(
-            f"{collected.stored.path} has no two images in one folder, and a folder is a class here"
+            f"{collected.stored.path} has no folder with two images; folders are used as classes"
         )
     return percentages(sums, ks), len(labels), int(sums[-1])
 
@@ -358,7 +358,7 @@ def write_grid(
         InputError: the file has another ending than .png.
     """
     if output.suffix.lower() != ".png":
-        raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
+        raise InputError(f"{output}: the grid is a PNG; use the ending .png")
     # A text has no picture.
     captions = [(query, "query")] if os.path.lexists(query) else []
     captions += [(name, f"{similarity:.3f}") for name, similarity in neighbours]

@@ -1,7 +1,7 @@
 """An index of images in one file, to which images are added and from which they are removed.
 
 FILE.index holds the images' features, their paths, and how the features were made. It is one file,
-so a change is whole or absent: FILE.index is written anew beside the old one, and replaces it. It
+so a change is whole or absent: FILE.index is written again beside the old one, and replaces it. It
 begins with a line of JSON. Then come four arrays: the features, where each path ends, a checksum of
 each path, and the paths one after the other. ``inference.search`` searches it as it does the
 features of tools/features.py.
@@ -46,7 +46,7 @@ Block = tuple[np.ndarray, Sequence[str]]
 
 
 class Added(NamedTuple):
-    """What ``add_images`` did.
+    """The result of ``add_images``.
 
     Attributes:
         added: how many images were added.
@@ -63,12 +63,12 @@ def open_index(file: Path) -> tuple[StoredFeatures, Names]:
     """Returns the features of an index, memory-mapped, and the images' paths.
 
     Raises:
-        InputError: it can't be read, or is no index.
+        InputError: it can't be read, or isn't an index.
     """
     with reading(file, "an index of images"), open_file(file) as stream:
         line = stream.read(_HEAD)
         if not line.startswith(b'{"kind"') or not line.endswith(b"\n"):
-            raise Unreadable("it doesn't begin as one; tools/search.py -index makes them")
+            raise Unreadable("it isn't an index of tools/search.py -index")
         head = parsed_json(line)
         check_form(head, _FORM, tuple(_FORM))
         rows = head["rows"]
@@ -78,7 +78,7 @@ def open_index(file: Path) -> tuple[StoredFeatures, Names]:
         size = os.fstat(stream.fileno()).st_size
         if size != ends + 12 * rows + letters:
             raise Unreadable(
-                f"it has {size} bytes, which aren't those of {rows} images of {width} features"
+                f"it has {size} bytes, which doesn't match {rows} images of {width} features"
             )
         values = np.memmap(stream, "<f4", "r", _HEAD, (rows, width))
         names = Names(
@@ -123,8 +123,8 @@ def add_images(
     extractor = features(None if stored is None else stored.made)
     if stored is not None and extractor.made["sha256"] != stored.made["sha256"]:
         raise InputError(
-            f"{printable(str(extractor.weights))} isn't what the features of {file} were made by"
-            " (another SHA-256); give those weights by -checkpoint, or make another index"
+            f"{printable(str(extractor.weights))} doesn't have the weights of the features of {file}"
+            " (its SHA-256 differs); pass those weights by -checkpoint, or make another index"
         )
     errors: list[str] = []
 
@@ -134,7 +134,7 @@ def add_images(
         for rows in extractor.rows(Paths(new), workers):
             if rows.values.ndim != 2:
                 raise InputError(
-                    "-pool is map; a search needs pooled features: choose avg or token"
+                    "-pool is map, but a search needs pooled features: use avg or token"
                 )
             errors.extend(error for error in rows.errors if error)
             readable = [place for place, error in enumerate(rows.errors) if not error]
@@ -167,7 +167,7 @@ def remove_images(file: Path, removed: Sequence[str]) -> int:
                 matched[place] = True
     if not all(matched):
         path = printable(removed[matched.index(False)])
-        raise InputError(f"{file} has no image {path}; -list prints those that it has")
+        raise InputError(f"{file} has no image {path}; -list prints its images")
     if not is_kept.any():
         raise InputError(f"{file} would have no image left; remove the file itself instead")
     _write(file, stored.made, _kept(stored, names, is_kept))
@@ -177,7 +177,7 @@ def remove_images(file: Path, removed: Sequence[str]) -> int:
 def check_suffix(file: Path) -> None:
     """Raises InputError unless a file's name is that of an index."""
     if file.suffix != SUFFIX:
-        raise InputError(f"{file}: an index has the ending {SUFFIX}; give it that")
+        raise InputError(f"{file}: an index needs the ending {SUFFIX}")
 
 
 def _unknown(images: Paths, names: Names | None) -> list[str]:
@@ -228,7 +228,9 @@ def _write(file: Path, made: dict[str, Any], blocks: Iterable[Block]) -> None:
         head = {"kind": _KIND, "rows": len(ends), "width": width, "letters": len(letters)}
         line = json.dumps(head | {name: made[name] for name in _MADE}).encode()
         if len(line) >= _HEAD:
-            raise InputError(f"-o and the paths take {len(line)} bytes; an index holds {_HEAD}")
+            raise InputError(
+                f"-o and the paths take {len(line)} bytes; an index has space for {_HEAD}"
+            )
         stream.seek(0)
         stream.write(line.ljust(_HEAD - 1) + b"\n")
 

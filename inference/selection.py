@@ -119,9 +119,7 @@ def _source_of(images: Images) -> Source:
         return Source(dataset.name, dataset.data, labels, (), mode=dataset.mode)
     if isinstance(dataset, ArrayDataset):
         return Source(dataset.name, None, labels, (), np.asarray(dataset.images), dataset.mode)
-    raise InputError(
-        f"DATASET {images.config.DATA.DATASET} draws its images at random; give labelled ones"
-    )
+    raise InputError(f"DATASET {images.config.DATA.DATASET} has random images; use labelled ones")
 
 
 def choose(
@@ -219,7 +217,7 @@ def _covering(
     workers: int,
     after_batch: Callable[[int], Any],
 ) -> tuple[list[int], list[float]]:
-    """Returns what ``farthest`` does for some rows of the pool, with the labelled images as centres."""
+    """``farthest`` for some rows of the pool, with the labelled images as centres."""
     centres = features_of(labelled, after_batch)
     extractor = FeatureExtractor(labelled.path, batch_size=labelled.batch_size)
     values = np.empty((len(rows), centres.shape[1]), np.float32)
@@ -239,7 +237,7 @@ def _logits(predictor: Predictor, images: Paths, workers: int) -> Iterator[np.nd
             raise RunError(problem)
         logits = predictor.logits(batch.pixels)
         if not np.isfinite(logits).all():
-            raise RunError(f"{predictor.path}: the weights give no finite answers")
+            raise RunError(f"{predictor.path}: the predictions aren't finite")
         yield logits
 
 

@@ -34,17 +34,17 @@ class FiveCrops(EvalTransform):
         super().__init__(config)
         if config.DATA.NUM_TOKENS is not None:
             raise InputError(
-                f"-tta: with DATA.NUM_TOKENS {config.DATA.NUM_TOKENS} nothing of an image is cropped;"
-                " take -tta flip"
+                f"-tta: with DATA.NUM_TOKENS {config.DATA.NUM_TOKENS} images aren't cropped;"
+                " use -tta flip"
             )
         if config.DATA.CROP_PCT > 1:
             raise InputError(
-                f"-tta: with DATA.CROP_PCT {config.DATA.CROP_PCT} an image is smaller than the crop,"
-                " which then has one place; take -tta flip, or -o DATA.CROP_PCT 0.9"
+                f"-tta: with DATA.CROP_PCT {config.DATA.CROP_PCT} images are smaller than the crop,"
+                " which can't be moved; use -tta flip, or -o DATA.CROP_PCT 0.9"
             )
         if config.DATA.CROP_MODE == "squash" and self.resize_to == self.size:
             raise InputError(
-                "-tta: an image that is squashed to the crop's size has one crop; take -tta flip,"
+                "-tta: an image that is squashed to the size of the crop has only one crop; use -tta flip,"
                 " or -o DATA.CROP_PCT 0.9"
             )
 

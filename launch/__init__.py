@@ -5,7 +5,7 @@ A run of one process uses the first four entries of this list, which follows the
 
 - ``startup`` handles signals before any other import. ``streams`` keeps programs alive when their
   output is closed. ``files`` opens whatever is written.
-- ``launchers`` reads what a launcher told this process. ``devices`` finds the GPUs and cores that
+- ``launchers`` reads what a launcher set for this process. ``devices`` finds the GPUs and cores that
   it may use.
 - ``signals`` records the signals that a rank receives. ``progress`` reports how far a rank is.
 - ``stall`` names an image whose reading takes too long.

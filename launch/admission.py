@@ -212,8 +212,8 @@ class Admission:
             if self.others == 1:
                 where = client.connection.getpeername()[0]
                 _note(
-                    f"a process at {where} has another secret, and isn't admitted;"
-                    f" {self.kind} 0 waits for its own"
+                    f"a process at {where} has another secret and is rejected;"
+                    f" {self.kind} 0 waits for those of its run"
                 )
             raise
         if not lines:
@@ -266,10 +266,10 @@ class Admission:
         elif answer == "twice":
             _, first = self.seats[greeting["place"]]
             self.contradiction = (
-                f"{who} has the number of one on {first}; number each {self.kind} differently"
+                f"{who} has the same number as one on {first}; number each {self.kind} differently"
             )
         else:
-            says = f"{who} is one of {greeting['party']}, {self.kind} 0 waits for {self.party}"
+            says = f"{who} belongs to a run of {greeting['party']}, {self.kind} 0 waits for {self.party}"
             self.contradiction = (
                 f"{says}; start all {kinds} with the same numbers, or choose another MASTER_PORT"
             )

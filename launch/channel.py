@@ -38,9 +38,9 @@ class Forged(ConnectionError):
     """
 
     def __init__(self, line: bytes) -> None:
-        super().__init__("a line with a wrong MAC came")
+        super().__init__("received a line with a wrong MAC")
         self.line = line
-        self.strerror = "what came isn't authentic"
+        self.strerror = "the message isn't authentic"
 
 
 class Channel:
@@ -117,14 +117,14 @@ class Channel:
         return self.lines.popleft()
 
     def _read(self, limit: float | None) -> None:
-        """Reads what comes within ``limit`` seconds; with 0, what has come already."""
+        """Reads the data that arrives within ``limit`` seconds; with 0, the data that has arrived."""
         self.socket.settimeout(limit)
         try:
             while data := self._receive_bytes():
                 self.rest += data
                 self.heard = time.monotonic()
                 self._check_lines()
-                # After the first bytes, only read what is there.
+                # After the first bytes, only read what has arrived.
                 self.socket.settimeout(0)
         except (BlockingIOError, TimeoutError):
             return
@@ -132,7 +132,7 @@ class Channel:
             raise _reset_error()
 
     def _receive_bytes(self) -> bytes:
-        """Returns what has come; nothing at the end of the connection.
+        """Returns the data that has arrived; nothing at the end of the connection.
 
         If the other end closes with something left unread, the kernel resets the connection. The
         lines that came before still count.

@@ -100,7 +100,7 @@ def check_seen(gpus_seen: int) -> None:
         verb = "GPUs are" if gpus > 1 else "GPU is"
         raise InputError(
             f"{gpus} {verb} visible, but Paddle finds none;"
-            " tools/doctor.py looks for the cause; CUDA_VISIBLE_DEVICES=-1 selects the CPU"
+            " run tools/doctor.py to find the cause; CUDA_VISIBLE_DEVICES=-1 selects the CPU"
         )
 
 
@@ -126,7 +126,7 @@ def _check_names(names: list[str]) -> None:
             raise InputError(
                 f"{_VARIABLE} is {shown}, expected numbers from 0 or names that nvidia-smi -L shows"
                 " (GPU-..., MIG-...), separated by commas; unset it for all GPUs, or set it to -1"
-                " for none"
+                " for the CPU"
             )
     uuids = gpu_uuids()
     # A GPU may be named by its number and by its UUID, which may be cut short.

@@ -20,7 +20,7 @@ from typing import IO, Any
 from errors import InputError
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_LINK = "it is a link, through which nothing is written"
+_LINK = "it is a link, and links aren't written to"
 # Bytes of a name that are kept in its temporary name, which has at most 255 in all.
 _LONGEST = 200
 # The temporary paths of what this process is writing. A signal that ends the process removes them.
@@ -98,21 +98,19 @@ def _obstacle(mode: int, path: Path) -> OSError | None:
     if stat.S_ISDIR(mode):
         return OSError(errno.EISDIR, "it is a folder, expected a file", str(path))
     if not stat.S_ISREG(mode):
-        return OSError(errno.ENXIO, "it is no regular file", str(path))
+        return OSError(errno.ENXIO, "it isn't a regular file", str(path))
     return None
 
 
 def check_new_folder(output: Path) -> None:
-    """Raises InputError if -output can't become a new folder: something is there that is no empty
+    """Raises InputError if -output can't become a new folder: something is there that isn't an empty
     folder, or the folder around it can't be written to.
     """
     if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise InputError(f"-output {output} exists, and is no empty folder; choose another")
+        raise InputError(f"-output {output} exists and isn't an empty folder; choose another")
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(
-            f"-output {output}: {parent} is no folder that can be written to; choose another"
-        )
+        raise InputError(f"-output {output}: {parent} isn't a writable folder; choose another")
 
 
 def refuse_links(folder: Path, names: str) -> None:
@@ -146,7 +144,7 @@ def open_lock(path: Path, signed: bytes) -> int:
     content = os.pread(descriptor, 1000, 0)
     if not re.fullmatch(signed, content) and (content or os.fstat(descriptor).st_nlink > 1):
         os.close(descriptor)
-        raise OSError(errno.EEXIST, "it is another program's file, no lock", str(path))
+        raise OSError(errno.EEXIST, "it belongs to another program, and isn't a lock", str(path))
     return descriptor
 
 
@@ -286,7 +284,7 @@ def removing_if_stopped(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making_mark(folder: Path) -> Iterator[Path]:
-    """Yields a new empty file in a folder, by which another process can tell that it sees the same
+    """Yields a new empty file in a folder, by which another process can check that it sees the same
     folder. It is removed afterwards.
     """
     mark = unfinished_path(folder / "mark")

@@ -36,7 +36,7 @@ REPORT_TIMEOUT = 10.0
 # seconds that a parent whose rank failed waits for the verdict of rank 0's parent
 VERDICT_TIMEOUT = 5.0
 SILENT = "isn't answering (is its machine down, or out of reach?)"
-LOST = "was lost (its machine went down, or its launcher killed it)"
+LOST = "was lost (its machine is down, or its launcher killed it)"
 # The stages of a rank before it trains: it reads its data, it waits for the other ranks, and all
 # are ready.
 READING, READY, GO = range(3)
@@ -328,7 +328,7 @@ class ReportingWatcher(LaunchedWatcher):
             return self.decided
         if self.decides_alone:
             return judge([self.own_state], self.started, self.timeout)
-        # Without a time limit: only rank 0's parent can tell whether the run stalls.
+        # Without a time limit: only rank 0's parent can see whether the run stalls.
         own_verdict = judge([self.own_state], self.started, math.inf)
         if own_verdict and not self.failed_at:
             self.failed_at = self.now

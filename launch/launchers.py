@@ -1,4 +1,4 @@
-"""Reads what a launcher told this process: its rank, the number of ranks, and where rank 0 is.
+"""Reads what a launcher set for this process: its rank, the number of ranks, and where rank 0 is.
 
 Paddle's launcher, torchrun, mpirun and SLURM's srun each have variables of their own. All other
 modules read the PADDLE_* variables of Paddle's launcher, to which ``is_launched`` translates the
@@ -122,7 +122,7 @@ def telling_others(
     ranks: Sequence[str], sizes: Sequence[str], kind: str = "rank"
 ) -> Iterator[None]:
     """Tells the other ranks, or nodes, of an InputError that is raised within: they would wait for
-    this one in vain.
+    this one.
 
     Args:
         ranks: variables that may hold this one's number.
@@ -134,7 +134,7 @@ def telling_others(
     except InputError as error:
         from launch import rendezvous
 
-        # The others can't be told if rank 0's address or the secret is unknown, or if nobody
+        # The others can't be informed if rank 0's address or the secret is unknown, or if nobody
         # listens.
         with contextlib.suppress(InputError, OSError):
             rendezvous.cancel(
@@ -290,7 +290,7 @@ def _translate_slurm() -> bool:
     """Translates srun's variables; returns whether srun started this process as one of several.
 
     The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's
-    SLURM_NTASKS), but is no rank: only processes of srun have a SLURM_STEP_ID. A shell that srun
+    SLURM_NTASKS), but isn't a rank: only processes of srun have a SLURM_STEP_ID. A shell that srun
     started (srun --pty) is a step of one task.
     """
     job_id = first_set("SLURM_JOB_ID", "SLURM_JOBID")
@@ -304,7 +304,7 @@ def _translate_slurm() -> bool:
         if tasks > 1:
             _note(
                 f"SLURM gave this job {tasks} tasks, but srun didn't start this process"
-                " (no SLURM_STEP_ID): it runs on this machine alone; srun starts all tasks"
+                " (no SLURM_STEP_ID): it runs on this machine alone; use srun to start all tasks"
             )
         return False
     needed = ("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS)
@@ -337,7 +337,7 @@ def _note_unsupported() -> None:
         return
     if rank := next(filter(os.environ.get, UNSUPPORTED), None):
         _note(
-            f"{rank} is {os.environ[rank]}, which this program doesn't read: it runs on this"
+            f"{rank} is {os.environ[rank]}, which isn't supported: it runs on this"
             " machine alone; for one run of all ranks set RANK, WORLD_SIZE, LOCAL_RANK,"
             " MASTER_ADDR and MASTER_PORT"
         )
@@ -400,7 +400,7 @@ def _local_ranks(name: str, name_of_all: str, ranks: int, default: int) -> int:
     if local_ranks > ranks:
         raise InputError(
             f"{name} is {local_ranks}, but {name_of_all} is {ranks}:"
-            " a machine has at most all of a run's ranks",
+            " a machine can't have more ranks than the run",
             shared=False,
         )
     return local_ranks
@@ -409,9 +409,7 @@ def _local_ranks(name: str, name_of_all: str, ranks: int, default: int) -> int:
 def check_rank(name: str, rank: int, ranks: int) -> None:
     """Raises InputError if ``rank``, which the variable ``name`` holds, isn't below ``ranks``."""
     if rank >= ranks:
-        raise InputError(
-            f"{name} is {rank}, expected a number below {ranks}: the first is 0", shared=False
-        )
+        raise InputError(f"{name} is {rank}, expected a number from 0 to {ranks - 1}", shared=False)
 
 
 def all_set(

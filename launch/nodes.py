@@ -37,7 +37,7 @@ def launcher_flags() -> list[str]:
         variables = {"--nnodes": "NNODES", "--rank": "NODE_RANK", "--host": "HOST"}
         given = [(flag, os.environ[name]) for flag, name in variables.items() if os.getenv(name)]
         return [*flags, "--master", etcd, *itertools.chain(*given)]
-    all_set(VARIABLES, "the first lines of run_train_multi_node.sh explain them")
+    all_set(VARIABLES, "see the first lines of run_train_multi_node.sh")
     with telling_others(["NODE_RANK"], ["NNODES"], kind="node"):
         node = read_number("NODE_RANK")
         nodes = read_number("NNODES", least=1)
@@ -65,7 +65,7 @@ def _check_etcd(master: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            f"no etcd server answers at MASTER {master} ({reason}); start it there, or correct it"
+            f"no etcd server answers at MASTER {master} ({reason}); start one there, or correct MASTER"
         ) from None
 
 

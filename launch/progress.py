@@ -66,7 +66,7 @@ def beat(doing: int, step: int | None = None) -> None:
 
 def pause() -> None:
     """Declares that this rank may take any time until its next beat. To wait for whoever reads its
-    output, for example, is no stall.
+    output, for example, isn't a stall.
     """
     if _beats is not None:
         _beats[_first] = math.inf

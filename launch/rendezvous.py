@@ -165,7 +165,7 @@ def meet(
             raise RunError(
                 f"{kind} 0 didn't answer at {address} within {limit:g} s"
                 f" ({reason}; {LIMITS[kind]});"
-                f" {waiting} on {machine} waited for it: start it there, correct MASTER_ADDR and"
+                f" {waiting} on {machine} waited for it; start it there, correct MASTER_ADDR and"
                 " MASTER_PORT, or open the port in the firewall",
                 shared=not prints_error,
             ) from None
@@ -192,8 +192,8 @@ def cancel(
     job: str = "",
     kind: str = "rank",
 ) -> None:
-    """Tells all ranks that this one can't start, so that none waits for it. Rank 0 tells all
-    others; another rank tells rank 0.
+    """Informs all ranks that this one can't start, so that none waits for it. Rank 0 informs all
+    others; another rank informs rank 0.
 
     Args:
         place: this rank's number as the user or a launcher gave it: maybe no number, or None.
@@ -250,7 +250,7 @@ def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> N
 
 def _number_error(address: str, kind: str) -> InputError:
     return InputError(
-        f"another {kind} with this number came to {address} first; number each differently",
+        f"another {kind} with this number connected to {address} first; number each differently",
         shared=False,
     )
 
@@ -328,7 +328,7 @@ def claim(port: int) -> socket.socket | None:
     while True:
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # An abstract name is no file, and belongs to the network namespace, as the port does.
+            # An abstract name isn't a file, and belongs to the network namespace, as the port does.
             held.bind(f"\0{channel.HELLO}:{port}")
             return held
         except OSError:
@@ -358,7 +358,7 @@ def listen(
         # If the name is unknown, the listener stays as it is, and ``_greet`` raises the error.
         with contextlib.suppress(OSError):
             ip = socket.gethostbyname(host)
-            # A loopback address counts only if the user named it, or if all ranks are here.
+            # A loopback address counts only if the user named it, or if all ranks are on this machine.
             is_meant = host == ip or (host == "localhost" and not has_other_machines)
             if ip != "0.0.0.0" and (is_meant or not ip.startswith("127.")):
                 listener.close()
@@ -419,7 +419,7 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
     try:
         verdict = connection.wait(limit)
     except OSError:
-        verdict = f"{host} ended before the run started; its own error message says why"
+        verdict = f"{host} ended before the run started; see its error message"
     first_word, _, rest = verdict.partition(" ")
     if first_word == WRONG:
         raise InputError(rest)
@@ -511,13 +511,13 @@ def _accept_answer(
         if answer.startswith("differs "):
             raise InputError(
                 f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')},"
-                f" but this is one of {party}: another run has the port (choose another"
+                f" but this one belongs to {party}: another run uses the port (choose another"
                 " MASTER_PORT), or not all were started with the same numbers",
                 shared=False,
             )
     if answer == channel.OTHER_SECRET:
         raise InputError(
-            f"{kind} 0 at {address} has another secret than {socket.gethostname()};"
+            f"{kind} 0 at {address} has a different secret than {socket.gethostname()};"
             f" {secret.advice_if_different(f'{kind} 0')}",
             shared=False,
         )
@@ -525,7 +525,7 @@ def _accept_answer(
     if answer.startswith("differs "):
         raise InputError(
             f"{kind} 0 at {address} runs another version of this toolkit;"
-            " install the same on all machines",
+            " install the same version on all machines",
             shared=False,
         )
     raise InputError(

@@ -177,7 +177,7 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
     is_mounted = is_named and state.st_uid == 0 and user != 0
     problem = ""
     if not stat.S_ISREG(state.st_mode):
-        problem = "is no regular file"
+        problem = "isn't a regular file"
     elif state.st_uid != user and not is_mounted:
         problem = f"belongs to user {state.st_uid}"
     if problem:
@@ -186,7 +186,7 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
             f" remove it, or {_alternative()}"
         )
     if state.st_mode & (0o037 if is_mounted else 0o077):
-        advice = "chmod 600 it, or remove it, and a new one is made"
+        advice = "chmod 600 it, or remove it so that a new one is created"
         if is_mounted:
             advice = "chmod 440 it"
         raise InputError(

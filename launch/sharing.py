@@ -1,7 +1,7 @@
 """Reads data once for all launched ranks of a machine: one of them reads it and shares it.
 
 The rank that first binds a socket to a certain name reads. It is the name of an abstract Unix
-socket, which is no file, and is free again as soon as its process ends. The name is derived from
+socket, which isn't a file, and is free again as soon as its process ends. The name is derived from
 the run's key, from what is to be read and from the files that a process sees. So ranks that would
 read something else have another name. The other ranks connect and wait. They get the descriptor of
 memory that has no name (``spawned.SharedObjects``), so nothing is left over, whichever process is
@@ -51,7 +51,7 @@ def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...
         return read()
     name = f"\0{channel.HELLO}:{secret.mac(secret.run_key(), b'read', key, _seen_files()).hex()}"
     while True:
-        # The listener is closed, unless this rank has read and goes on to share.
+        # The listener is closed, unless this rank has read and still has to share.
         with contextlib.ExitStack() as cleanup:
             listener = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             try:
@@ -81,14 +81,14 @@ def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...
 
 
 def answer() -> None:
-    """Sends what this rank has read to the ranks that are connected by now."""
+    """Sends the data that this rank has read to the ranks that are connected by now."""
     if _shared:
         listener, objects = _shared
         _answer(listener, b"{}", [objects.descriptor])
 
 
 def close() -> None:
-    """Stops sharing, when all ranks have what this one has read."""
+    """Stops sharing, when all ranks have the data."""
     global _shared
     if _shared:
         listener, _ = _shared
@@ -108,7 +108,7 @@ def _answer(listener: socket.socket, message: bytes, descriptors: list[int]) -> 
 
 
 class _NotShared(Exception):
-    """This rank can't get what another one has read."""
+    """This rank can't receive the data that another one has read."""
 
 
 def _wait(name: str) -> SharedObjects | None:

@@ -162,7 +162,7 @@ def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
         processes = f"{count} processes need" if count > 1 else "1 process needs"
         raise InputError(
             f"{SHARED} has {free >> 10} kB free, but {processes} {need >> 10} kB;"
-            " free some, or mount a larger one (docker run --shm-size=1g)"
+            " free some space, or mount a larger one (docker run --shm-size=1g)"
         )
     return context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
 
@@ -348,7 +348,7 @@ def run(
         if not verdict.lost or watcher.stop_signal or next_start is None or attempt > restarts:
             exit_with(verdict)
         if not (had_stepped or has_stepped):
-            reason = "no further restart: the last two starts completed no step"
+            reason = "not restarted again: the last two starts didn't complete a step"
             exit_with(verdict._replace(text=f"{verdict.text}; {reason}"))
         config, count, how = next_start(config, count)
         cause = verdict.text.strip().splitlines()[-1].removeprefix("error: ")

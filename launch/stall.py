@@ -79,7 +79,9 @@ def note(name: str) -> None:
 
 def line(who: str, name: str) -> str:
     """Returns the error message about an image ``name`` that takes ``who`` too long."""
-    return f"no progress in {limit:.3g} s (DIST.TIMEOUT): {who} reads {name}; repair or remove it"
+    return (
+        f"no progress in {limit:.3g} s (DIST.TIMEOUT): {who} is reading {name}; repair or remove it"
+    )
 
 
 def _watch(memory: mmap.mmap, seconds: float, failed: Any, process: int) -> None:

@@ -34,7 +34,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 # SIGINT doesn't count: shells ignore it for all commands in the background.
 IGNORED = [number for number in STOP_SIGNALS[2:] if signal.getsignal(number) is signal.SIG_IGN]
 STOPPED = "stopped by {}"
-NOT_BEGUN = "stopped by {} before the first step: nothing to save"
+NOT_BEGUN = "stopped by {} before the first step; there is nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
 # The process that prints the line when a signal ends the program. Its forks inherit the number, so
@@ -215,7 +215,7 @@ def environment_error() -> str:
     if not _has_current_folder():
         return "the current folder no longer exists; change to another one"
     if mask & 0o700:
-        return f"umask {mask:03o} takes away your right to your own files; use umask 022"
+        return f"umask {mask:03o} denies you access to your own files; use umask 022"
     if 0 <= most < MIN_FILES:
         expected = f"expected {MIN_FILES} at least"
         return f"the limit on open files is {most}, {expected}; raise it (ulimit -n)"

@@ -29,7 +29,7 @@ def listeners() -> Iterator[socket.socket]:
     """Yields copies of this process's listening TCP sockets, and closes each copy."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
-            # A descriptor that is no socket raises an OSError.
+            # A descriptor that isn't a socket raises an OSError.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as copy:
                 is_inet = copy.family in (socket.AF_INET, socket.AF_INET6)
                 is_tcp = is_inet and copy.type == socket.SOCK_STREAM
@@ -52,7 +52,7 @@ def shut(listener: socket.socket) -> bool:
 def shut_store() -> bool:
     """Shuts Paddle's store if it runs in this process. Every rank has to be connected before.
 
-    Returns False if the store is here and couldn't be shut.
+    Returns False if the store is in this process and couldn't be shut.
     """
     ports = store_ports()
     # Each is closed when the next one is yielded.

@@ -72,7 +72,7 @@ class Lasting(io.RawIOBase):
         return len(data)
 
     def offer(self, seconds: float | None) -> None:
-        """Writes what is kept, and waits at most ``seconds`` for the reader; None: as long as it
+        """Writes the kept output, and waits at most ``seconds`` for the reader; None: as long as it
         takes.
         """
         until = None if seconds is None else time.monotonic() + seconds
@@ -106,7 +106,7 @@ class Lasting(io.RawIOBase):
 def _non_blocking(descriptor: int) -> int:
     """Returns a descriptor of the same pipe or terminal that never blocks.
 
-    It is opened anew. If O_NONBLOCK were set on ``descriptor`` itself, it would hold for all other
+    It is opened again. If O_NONBLOCK were set on ``descriptor`` itself, it would hold for all other
     programs that share it.
     """
     kind = os.fstat(descriptor).st_mode
@@ -144,7 +144,7 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
 
 
 def finish() -> None:
-    """Writes what is kept, at the end of a forked process, where Python calls no ``atexit``
+    """Writes the kept output at the end of a forked process, where Python calls no ``atexit``
     handlers.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -36,7 +36,7 @@ class RankState:
         time: the time of its last beat, by the clock of the watching process; 0: none yet.
         step: the step that it is in.
         doing: a place in ``progress.DOING``.
-        trouble: why it can't go on, such as "is suspended (SIGSTOP, or a debugger)".
+        trouble: why it can't continue, such as "is suspended (SIGSTOP, or a debugger)".
         gone: how it ended, if that was an error, such as "was killed by SIGKILL".
         gone_at: when it was found to have ended.
         failure: the error that it reported.
@@ -106,7 +106,7 @@ def judge(ranks: list[RankState], started: float, timeout: float) -> Verdict | N
             if state.trouble or (state.time and now - state.time > PATIENCE)
         ]
         if hung:
-            return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
+            return Verdict(1, f"error: {hung[0]}, and the other ranks waited for it", lost=True)
         if failures:
             return Verdict(failures[0].status, failures[0].text, lost=True)
         return _abort_verdict(gone) if now - gone[0].gone_at > GRACE else None
@@ -131,11 +131,11 @@ def _abort_verdict(aborted: list[RankState]) -> Verdict:
     """
     places = " and ".join(str(state.place) for state in aborted)
     ranks = f"ranks {places}" if len(aborted) > 1 else f"rank {places}"
-    text = f"error: {ranks} gave up (SIGABRT) at step {aborted[0].step:.0f}"
+    text = f"error: {ranks} aborted (SIGABRT) at step {aborted[0].step:.0f}"
     # Before the first beat there are no logs.
     if aborted[0].time:
         logs = " and ".join(f"log_{state.place}.txt" for state in aborted)
-        text = f"{text}; the end of {logs} tells why"
+        text = f"{text}; see the end of {logs}"
     return Verdict(1, text, lost=True)
 
 
@@ -177,7 +177,7 @@ def how_it_ended(code: int) -> str:
     if number in STOP_SIGNALS:
         return f"was stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL and code < 0:
-        return "was killed by SIGKILL (is memory short?)"
+        return "was killed by SIGKILL (out of memory?)"
     if code < 0:
         return f"was killed by {signal.Signals(number).name}"
     return f"ended with status {code}"

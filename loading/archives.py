@@ -122,7 +122,7 @@ def _cifar(dataset: str, layout: _CifarLayout, root: Path, mode: str) -> Arrays:
         ):
             for name, data in _members(root, layout, members):
                 if name in contents_of:
-                    raise Unreadable(f"it holds {name} twice")
+                    raise Unreadable(f"it contains {name} twice")
                 content = DataUnpickler(io.BytesIO(data), len(data)).load()
                 if name == layout.meta:
                     contents_of[name] = _list_of(str, content[layout.names_key], layout.names_key)
@@ -139,7 +139,7 @@ def _cifar(dataset: str, layout: _CifarLayout, root: Path, mode: str) -> Arrays:
             pixels = pixels.reshape(-1, 3, 32, 32)
             if pixels.dtype != np.uint8 or len(pixels) != len(labels):
                 raise Unreadable(
-                    f"it holds {len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
+                    f"it contains {len(pixels)} images of {pixels.dtype} and {len(labels)} labels"
                 )
             images = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
             return images, labels, contents_of[layout.meta]
@@ -165,7 +165,7 @@ def _members(root: Path, layout: _CifarLayout, names: list[str]) -> Iterator[tup
                 if member.name not in wanted:
                     continue
                 if not member.isreg() or member.issparse() or member.size > _LARGEST_MEMBER:
-                    what = f"is no file, or has {member.size} bytes; {_LARGEST_MEMBER} are read"
+                    what = f"isn't a file, or has {member.size} bytes (at most {_LARGEST_MEMBER} are allowed)"
                     raise Unreadable(f"its {wanted[member.name]} {what}")
                 file.seek(member.offset_data)
                 yield wanted[member.name], file.content(member.size)
@@ -175,7 +175,9 @@ def _list_of(kind: type, values: Any, key: str) -> list[Any]:
     """Returns a list of names or of whole numbers; raises Unreadable where it is something else."""
     # Lists of lists would be unfolded by NumPy, however many there are.
     if type(values) is not list or any(type(value) is not kind for value in values):
-        raise Unreadable(f"its {key} are no list of {'names' if kind is str else 'whole numbers'}")
+        raise Unreadable(
+            f"its {key} aren't a list of {'names' if kind is str else 'whole numbers'}"
+        )
     return values
 
 
@@ -218,6 +220,6 @@ def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
             filled += length
         if filled != count or file.read(1) or (count and 0 in shape[1:]):
             raise Unreadable(
-                f"it is not an IDX file, or cut short: it claims the shape {list(shape)}"
+                f"it is not an IDX file, or truncated: its header has the shape {list(shape)}"
             )
         return values.reshape(shape)

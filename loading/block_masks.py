@@ -86,17 +86,17 @@ def check_blocks(
     where = f"of {rows} x {columns} patches"
     if patches == 1:
         raise InputError(
-            "an image has 1 patch, but some of several are masked; take smaller patches or larger images"
+            "an image has 1 patch, but masking needs several; use smaller patches or larger images"
         )
     if not 0 < count < patches:
         raise InputError(
-            f"{key} masks {count} {where}, expected 1 to {patches - 1}; change it, or take"
+            f"{key} masks {count} {where}, expected 1 to {patches - 1}; change it, or use"
             " smaller patches or larger images"
         )
     # A square block: those of other aspect ratios are longer.
     side = round(math.sqrt(min_block))
     if side * side > count or side >= min(grid):
         raise InputError(
-            f"METHOD.MIN_BLOCK is {min_block}, but no such block fits into the {count} masked {where};"
-            " take a smaller one"
+            f"METHOD.MIN_BLOCK is {min_block}, but no block of this size fits into the {count} masked {where};"
+            " lower it"
         )

@@ -53,15 +53,15 @@ class MappedImages:
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
             raise Unreadable(
-                f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images"
+                f"it contains {pixels.dtype} of the shape {list(pixels.shape)}, which aren't images"
             )
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns an image; raises RunError where it isn't what was written."""
+        """Returns an image; raises RunError if it has changed since it was written."""
         if not self.is_whole(index):
             raise RunError(
-                f"{self.file}: its image {index} isn't what was written (check the disk);"
-                " remove the file, and the next start decodes the images again"
+                f"{self.file}: its image {index} has changed (check the disk);"
+                " remove the file, so that the next start decodes the images again"
             )
         return self.pixels[index]
 
@@ -142,7 +142,7 @@ def cached_images(
     """
     pixels = folder / f"{name}.npy"
     rest = folder / f"{name}.npz"
-    damage = "isn't there yet"
+    damage = "doesn't exist yet"
     if rest.exists():
         try:
             with reading(rest, "a cache"):
@@ -202,7 +202,7 @@ def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.
     unchanged = state == stored["state"].tolist()
     same_count = len(labels) == len(crcs) == count
     if not same_count or not (unchanged or all(map(images.is_whole, range(count)))):
-        raise Unreadable("not what was written")
+        raise Unreadable("its content has changed")
     # The pixels or their sources were copied, for example, and have been compared above.
     if not (unchanged and are_same):
         # If the folder can't be written, the next start compares them again.

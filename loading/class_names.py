@@ -46,7 +46,7 @@ _LIKENESS: tuple[tuple[str, Callable[[str], str]], ...] = (
 
 
 def class_name(classes: Sequence[str], label: int) -> str:
-    """Returns what a label is called."""
+    """Returns the name of a label."""
     return classes[label] if label < len(classes) else f"class {label}"
 
 
@@ -58,7 +58,7 @@ def lookalike(names: Sequence[str], known: Sequence[str]) -> str:
     for name in names[:5]:
         for what, fold in _LIKENESS:
             if alike := [other for other in known if fold(other) == fold(name)]:
-                return f"; '{name}' and '{alike[0]}' differ in {what} alone"
+                return f"; '{name}' and '{alike[0]}' differ only in {what}"
     return ""
 
 
@@ -99,7 +99,7 @@ def _lines(path: str | Path, field: int = 0) -> list[str]:
     with open_file(path) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         if (count := count_lines(file)) > _MOST:
-            raise Unreadable(f"it has {count} lines, up to {_MOST} are read")
+            raise Unreadable(f"it has {count} lines, at most {_MOST} are allowed")
         lines = []
         # Each line is decoded by itself. In one text, an emoji would make all letters take four
         # bytes.

@@ -166,7 +166,7 @@ class ImageDataset(paddle.io.Dataset):
         loader is made (``Task.prepare_data``).
         """
         if not isinstance(self.transform, EvalTransform):
-            raise TypeError("a training's images have one size")
+            raise TypeError("training images have one size")
         self.transform.keeps_masks = True
         self.keeps_sizes = True
 
@@ -258,13 +258,13 @@ class ImageDataset(paddle.io.Dataset):
         shape = self._drawn_shapes.setdefault(name, drawn.shape)
         found = ""
         if name in self.own_columns or name in self.views:
-            found = "a name that the data's columns have; choose another"
+            found = "a name of a column of the data; choose another"
         elif drawn.dtype.kind not in "biuf":
             found = f"{drawn.dtype}, expected numbers"
         elif drawn.shape != shape:
             found = f"{list(drawn.shape)} after {list(shape)}, expected one shape for all samples"
         if found:
-            raise RunError(f"the task draws the column {name}: {found}")
+            raise RunError(f"the task's column {name} has {found}")
         return drawn
 
     def _transformed(
@@ -294,7 +294,7 @@ class ImageDataset(paddle.io.Dataset):
             pixels, moved = self.transform.with_masks(picture, masks, rng, *size)
             return {"pixels": pixels, **dict(zip(names, moved, strict=True))}
         except Unreadable as error:
-            raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
+            raise Broken(f"{self.name(index)}: {error}; crop or remove it") from None
 
     def _mask(self, column: str, index: int, size: tuple[int, int]) -> Mask:
         """Returns a mask; raises Broken where it hasn't the ``size`` (width, height) of its image."""

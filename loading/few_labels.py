@@ -45,8 +45,8 @@ def labelled_places(
     if per_class is None:
         if not counts[least]:
             raise InputError(
-                f"class {name} has no labelled image, expected one of each class at least; add one,"
-                " or leave the class out"
+                f"class {name} has no labelled image, expected at least one; add one,"
+                " or remove the class"
             )
         return np.arange(len(labels))
     if counts[least] < per_class:
@@ -262,7 +262,7 @@ class FewLabels(ImageDataset):
                     found = draw_views(picture, transforms, lambda view: generator(first + view))
                 except Unreadable as error:
                     name = source.name(index)
-                    raise Broken(f"{name}: {error}; cut or remove it") from None
+                    raise Broken(f"{name}: {error}; crop or remove it") from None
             except RunError as error:
                 if not self.skip_broken:
                     raise RunError(f"{error}{source.advice}") from None

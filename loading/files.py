@@ -34,7 +34,7 @@ def contents(path: str | Path, most: int) -> bytes:
     """Returns a regular file's bytes; raises Unreadable where there are more than ``most``."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
-            raise Unreadable(f"it has {size} bytes, up to {most} are read")
+            raise Unreadable(f"it has {size} bytes, at most {most} are allowed")
         return file.read(most + 1)[:most]
 
 
@@ -52,7 +52,7 @@ def refuse_utf16(start: bytes, nuls: bool = False) -> None:
     """
     alternate = b"\0\0" in (start[:4:2], start[1:4:2])
     if start[:2] in _UTF16_MARKS or (alternate and not nuls):
-        raise Unreadable("it is in UTF-16; save it in UTF-8")
+        raise Unreadable("it is UTF-16; save it as UTF-8")
 
 
 def utf8_text(data: bytes) -> str:
@@ -66,7 +66,7 @@ def utf8_text(data: bytes) -> str:
 
 def not_utf8(line: int) -> Unreadable:
     """Returns the error about a line of a text that isn't UTF-8."""
-    return Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})")
+    return Unreadable(f"its line {line} isn't UTF-8; save it as UTF-8 (from GBK: {_TO_UTF8})")
 
 
 def count_lines(file: Any) -> int:
@@ -131,32 +131,31 @@ def why_missing(root: str | Path, path: bytes) -> str:
     try:
         text = path.decode()
     except UnicodeDecodeError:
-        return f"; the list is in another encoding than UTF-8 (of GBK: {_TO_UTF8})"
+        return f"; the list isn't UTF-8 (from GBK: {_TO_UTF8})"
     if text[:1] in ('"', "'") and text[0] == text[-1]:
-        return "; its paths stand in quotes: leave these out"
+        return "; its paths are quoted: remove the quotes"
     if _WINDOWS_DISK.match(text):
         return (
-            "; it is a path of Windows: write paths relative to -data_path,"
-            " with / between the folders"
+            "; it is a Windows path: write paths relative to -data_path, with / between the folders"
         )
     if text.endswith((",", ";")):
-        return f"; the list has '{text[-1]}' behind the path: write a space or a TAB alone"
+        return f"; the list has '{text[-1]}' after the path: write only a space or a TAB"
     before, *label = path.rsplit(None, 1)
     if label and exists(before):
         return (
-            f"; {printable(os.fsdecode(before))} is there:"
-            " lists of a path and one label are -dataset=imagenet2012"
+            f"; {printable(os.fsdecode(before))} exists:"
+            " for lists of paths and one label pass -dataset=imagenet2012"
         )
     if "\\" in text:
-        return "; its backslashes are Windows': write / in the list (sed -i 's|\\\\|/|g')"
+        return "; it has the backslashes of Windows: write / in the list (sed -i 's|\\\\|/|g')"
     for form in ("NFC", "NFD"):
         if exists(unicodedata.normalize(form, text).encode()):
             return (
-                f"; a file is there whose name has Unicode's other form ({form}):"
-                " write the list's names so"
+                f"; the name of the file has another Unicode form ({form}):"
+                " write it that way in the list"
             )
     if not path.isascii() and exists(text.encode("gb18030")):
-        return "; the file's name on the disk is in GBK: rename the files (convmv -f gbk -t utf8)"
+        return "; the name of the file on the disk is GBK: rename the files (convmv -f gbk -t utf8)"
     return ""
 
 
@@ -227,7 +226,9 @@ class TarBytes:
 
     def read(self, size: int) -> bytes:
         if size > _LARGEST_HEADER:
-            raise Unreadable(f"it has a header of {size} bytes, up to {_LARGEST_HEADER} are read")
+            raise Unreadable(
+                f"it has a header of {size} bytes, at most {_LARGEST_HEADER} are allowed"
+            )
         return self.content(size)
 
     def content(self, size: int) -> bytes:
@@ -266,7 +267,7 @@ def _array(
     except KeyError:
         raise Unreadable(f"its {name} is missing") from None
     if info.compress_type not in _NPZ_COMPRESSIONS:
-        raise Unreadable(f"its {name} is compressed in a way that NumPy doesn't write")
+        raise Unreadable(f"its {name} has a compression that NumPy doesn't use")
     allowance.take(info.file_size)
     with archive.open(info) as file:
         if np.lib.format.read_magic(file) != (1, 0):
@@ -284,6 +285,6 @@ def _array(
         count = math.prod(shape)
         data = file.read()
     if count * dtype.itemsize != len(data) or min(shape, default=0) < 0:
-        raise Unreadable(f"its {name} claim the shape {list(shape)}, which isn't their size")
+        raise Unreadable(f"its {name} have the shape {list(shape)}, which doesn't match their size")
     # np.frombuffer doesn't take an empty buffer.
     return np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)

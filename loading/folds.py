@@ -47,7 +47,7 @@ def folds(
         fold = _by_groups(numbers, count, groups, seed)
     if empty := count - len(np.unique(fold)):
         raise InputError(
-            f"DATA.FOLDS is {count}: {empty} folds of {len(fold)} images would be empty; take fewer"
+            f"DATA.FOLDS is {count}: {empty} folds of {len(fold)} images would be empty; use fewer"
         )
     # The lowest and the highest fold of each class.
     low = np.full(len(values), count)

@@ -123,7 +123,7 @@ def _rows(opened: Any, allowance: Allowance) -> Iterator[tuple[int, list[str]]]:
         nonlocal number
         for number, line in enumerate(text_lines(opened, _LONGEST), 1):
             if number - begin >= _LINES_PER_ROW:
-                raise Unreadable(f"its line {begin} begins a cell whose quotes aren't closed")
+                raise Unreadable(f"its line {begin} has a cell with unclosed quotes")
             yield line.decode(errors="surrogateescape") + "\n"
 
     try:
@@ -133,7 +133,7 @@ def _rows(opened: Any, allowance: Allowance) -> Iterator[tuple[int, list[str]]]:
                 yield begin, cells
             begin = number + 1
     except csv.Error as error:
-        raise Unreadable(f"its line {number} is no row of CSV ({error})") from None
+        raise Unreadable(f"its line {number} isn't a valid row of CSV ({error})") from None
 
 
 def _places(head: list[str], columns: Sequence[str], several: bool) -> list[int]:
@@ -148,11 +148,11 @@ def _places(head: list[str], columns: Sequence[str], several: bool) -> list[int]
     other = COLUMNS if several else SEVERAL_COLUMNS
     if set(other) <= set(names):
         kind = "one label" if several else "several labels"
-        text = f"it is a table of images of {kind} each, which the dataset's images haven't"
+        text = f"it is a table of images with {kind} each, unlike those of the dataset"
     elif len(names) == 1:
         for separator, what in ((";", "semicolons"), ("\t", "TABs")):
             if separator in head[0]:
-                text = f"it has {what} in place of commas; save it as CSV with commas"
+                text = f"it has {what} instead of commas; save it as CSV with commas"
     raise Unreadable(text)
 
 
@@ -296,8 +296,8 @@ def _change_set(edit: Edit, label: int, own: list[int]) -> None:
 
 def _changed(edit: Edit, found: str) -> Unreadable:
     return Unreadable(
-        f"its line {edit.line} isn't about the image's present {found};"
-        " the dataset or the table was changed since"
+        f"its line {edit.line} isn't about the image's current {found};"
+        " the dataset or the table has changed"
     )
 
 

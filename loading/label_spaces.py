@@ -55,7 +55,7 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
         names = [val.classes[label] if val.classes else f"class {label}" for label in unknown[:3]]
         more = "..." if len(unknown) > 3 else ""
         problem = (
-            f"validation has {len(unknown)} classes that no training image has:"
+            f"validation has {len(unknown)} classes without a training image:"
             f" {', '.join(names)}{more}"
         )
         if not isinstance(train.labels, LabelSets):
@@ -143,7 +143,7 @@ def _match_names(
             raise InputError(
                 f"the weights were trained on the classes {some_of(trained)}, the data has others: {some_of(unknown)}"
                 f"{lookalike(unknown, trained)};"
-                " name its folders as the weights' classes are, or leave the others out"
+                " name the folders like the weights' classes, or remove the others"
             )
         _map_to_outputs(config, val, places, list(trained), "the weights' classes")
         return config
@@ -159,9 +159,9 @@ def _match_names(
         advice = ""
         if not config.DATA.LABELS:
             key = "DATA.CLASSES"
-            advice = "; give DATA.CLASSES a file of classes and outputs' numbers"
+            advice = "; set DATA.CLASSES to a file of classes and output numbers"
         raise InputError(
-            f"{key} goes by the names of the outputs' classes, which aren't known of this model:"
+            f"{key} needs the class names of the outputs, which aren't known for this model:"
             f" MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, ImageNet-1k's 1000{advice}"
         )
     return _with_num_classes(config, len(val.classes), "the data has")
@@ -180,7 +180,7 @@ def _map_outputs(
         config = _with_num_classes(config, len(trained), "the weights have")
     outputs = config.MODEL.NUM_CLASSES
     if outputs == "auto" or not val.classes:
-        why = "MODEL.NUM_CLASSES auto; give a number"
+        why = "MODEL.NUM_CLASSES auto; set a number"
         if not val.classes:
             why = "the data, which names no classes"
         raise InputError(
@@ -195,7 +195,7 @@ def _map_outputs(
     places = {name: place for place, name in enumerate(names)}
     class_map = read_class_map(file)
     if missing := [name for name in _present(val) if name not in class_map]:
-        raise InputError(f"{file}: classes of the data aren't in it: {some_of(missing)}")
+        raise InputError(f"{file}: it lacks classes of the data: {some_of(missing)}")
 
     def place_of(name: str) -> int:
         """Returns the output of a name or a number in the file."""
@@ -208,7 +208,11 @@ def _map_outputs(
         if not candidates and is_number and int(name) < outputs:
             candidates = {int(name)}
         if len(candidates) != 1:
-            how = "the name of several outputs" if candidates else "no output's name or number"
+            how = (
+                "the name of several outputs"
+                if candidates
+                else "neither the name nor the number of an output"
+            )
             raise InputError(
                 f"{file}: '{name}' is {how}; the model has {outputs}: {some_of(names)}"
             )
@@ -242,7 +246,7 @@ def set_outputs(config: Configuration, *datasets: Labelled) -> None:
         if {config.TASK, task} == {"classification", "multilabel"}:
             count = "several labels" if has_sets else "one label"
             raise InputError(
-                f"TASK is {config.TASK}, the images of '{config.DATA.DATASET}' have {count} each"
+                f"TASK is {config.TASK}, but the images of '{config.DATA.DATASET}' have {count} each"
             )
         if isinstance(dataset.labels, LabelSets):
             dataset.labels.outputs = config.MODEL.NUM_CLASSES
@@ -271,7 +275,7 @@ def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
         raise InputError(
             f"MODEL.PRETRAINED_CLASSES is {order}, which keeps ImageNet-1k's 1000 classes,"
             f" but the data has {classes};"
-            " set it with -o MODEL.PRETRAINED_CLASSES null for a fresh classifier"
+            " set it with -o MODEL.PRETRAINED_CLASSES null for a new classifier"
         )
 
 
@@ -409,7 +413,7 @@ def _with_num_classes(config: Configuration, classes: int, who_has: str) -> Conf
             config, f"the number of classes that {who_has}", MODEL__NUM_CLASSES=classes
         )
     if outputs < classes or not is_users(config, "MODEL.NUM_CLASSES"):
-        choice = f", or to {outputs} if that is meant" if outputs > classes else ""
+        choice = f", or to {outputs} if you want that" if outputs > classes else ""
         raise InputError(
             f"{who_has} {classes} classes, the model {outputs} outputs (MODEL.NUM_CLASSES);"
             f" set it with -o MODEL.NUM_CLASSES auto{choice}"

@@ -58,7 +58,7 @@ def skipped_text(skipped: Sequence[str]) -> str:
     """Returns a line about the entries of a dataset's folder that were left out."""
     what = "entry that isn't data" if len(skipped) == 1 else "entries that aren't data"
     count = f"{len(skipped):,}"
-    kinds = "hidden, the system's, a run's, links"
+    kinds = "hidden or system files, files of runs, links"
     return f"skipped {count} {what} ({kinds}), such as {printable(skipped[0])}"
 
 
@@ -129,11 +129,11 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
     if not os.path.exists(path):
         if os.path.lexists(path):
             raise InputError(
-                f"{given}, a link to {printable(os.readlink(path))}, which isn't there"
+                f"{given}, a link to {printable(os.readlink(path))}, which doesn't exist"
             )
         if path == default:
             raise InputError(
-                f"-data_path is missing: give the dataset's folder (the default, {default}, isn't there)"
+                f"-data_path is missing: pass the dataset's folder (the default, {default}, doesn't exist)"
             )
         raise InputError(f"{given}, but there is no such folder{_nearest_folder(path)}")
     if not os.path.isdir(path):
@@ -144,20 +144,20 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
         names = [name for name in os.listdir(path) if not is_leftover(name)]
     except OSError as error:
         raise InputError(
-            f"{given}, which can't be listed ({error.strerror}); give this user the right to it"
+            f"{given}, which can't be listed ({error.strerror}); give this user access to it"
         ) from None
     if not names:
         raise InputError(f"{given}, an empty folder; give the folder that holds the dataset")
     if unpacked and all(name.lower().endswith(_ARCHIVES) for name in names):
         raise InputError(
-            f"{given}, which holds {describe_folder(Path(path))} alone; unpack what the dataset is in"
+            f"{given}, which only contains {describe_folder(Path(path))}; unpack the dataset"
         )
 
 
 def _nearest_folder(path: str) -> str:
     """Returns a hint about a missing path, which begins with "; "."""
     if path.startswith("~"):
-        return "; the shell leaves ~ as it is there: write $HOME in its place"
+        return "; the shell doesn't expand ~ there: write $HOME instead"
     above = Path(os.path.abspath(path)).parent
     while not above.is_dir():
         above = above.parent
@@ -190,7 +190,7 @@ def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[s
 
     Such a class has no image in its own folder, but several folders of images, while other classes
     have their images in their own folders. The images of a folder come before those below it, so
-    the first and the last image of each class are enough to tell.
+    the first and the last image of each class are enough.
 
     Args:
         labels: of the images, [n].
@@ -216,8 +216,8 @@ def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[s
     name, one, other = nested[0]
     several = f" ({len(nested):,} such classes)" if len(nested) > 1 else ""
     return (
-        f"the class {name} has no image itself, but folders of images, such as {one} and {other}{several};"
-        " if these are classes, move them beside it"
+        f"the class {name} has no images itself, but folders of images, such as {one} and {other}{several};"
+        " if these are classes, move them next to it"
     )
 
 
@@ -244,5 +244,5 @@ def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
     below = sorted({path.split("/")[depth] for path in paths if path.count("/") > depth})
     if not below:
         return f"; {folder} holds {describe_folder(folder)}"
-    advice = f"give -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
+    advice = f"pass -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
     return f"; one level below, {folder} has {_listed('folder', below)}: {advice}"

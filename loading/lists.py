@@ -16,7 +16,7 @@ A dataset format that is a text file is read with these in any file below ``load
         files = Paths(paths(lines))
         lines.check_files(files)
 
-A list is read as bytes, because a path may hold bytes that are no UTF-8. Lists are written by
+A list is read as bytes, because a path may hold bytes that aren't UTF-8. Lists are written by
 others, so each reader counts the memory that it is about to hold (``errors.Allowance``).
 """
 
@@ -78,7 +78,7 @@ class TextList:
             InputError: no file can have this path.
         """
         if b"\0" in path:
-            raise InputError(self.problem(number, "its path holds a NUL character"))
+            raise InputError(self.problem(number, "its path contains a NUL character"))
         self._folders.append(hash(path[: path.rfind(b"/") + 1]))
         return path
 
@@ -140,7 +140,7 @@ def _missing_list(file: Path, needs: str, folders: str) -> str:
     """
     advice = ""
     if (file.parent / "train").is_dir():
-        advice = f"; for folders of images give -dataset={folders}"
+        advice = f"; for folders of images pass -dataset={folders}"
     elif file.name.startswith("val"):
         advice = "; without one, DATA.VAL_SPLIT splits the training images"
     contents = describe_folder(file.parent)
@@ -163,7 +163,7 @@ def csv_fields(line: str) -> list[str]:
 
 
 def line_allowance(opened: Any, more: int = 0) -> Allowance:
-    """Returns what is left of a list's allowance of memory once its lines are held.
+    """Returns the rest of a list's memory allowance after its lines.
 
     Args:
         opened: a file of bytes, at its beginning.

@@ -1,6 +1,6 @@
 """The readers of images with masks: two folders of the same names, and lists of pairs.
 
-``segmentation_sets.py`` reads published datasets with what is here.
+``segmentation_sets.py`` reads published datasets with these readers.
 """
 
 import os
@@ -67,11 +67,11 @@ def folder_pairs(
     Args:
         images, masks: the folders, relative to ``root``.
         image_ending, mask_ending: what the names of files end in before the dot, such as
-            "_leftImg8bit". It is left out of the comparison; other files are no part of the data.
+            "_leftImg8bit". It is left out of the comparison; other files aren't part of the data.
 
     Raises:
         InputError: a folder is missing or has no such file, or an image or a mask has no partner.
-            A check goes on with the pairs that there are.
+            A check continues with the pairs that there are.
     """
     image_of = _by_stem(split, root, images, image_ending, "images")
     mask_of = _by_stem(split, root, masks, mask_ending, "masks")
@@ -104,14 +104,14 @@ def _by_stem(split: Split, root: Path, folder: str, ending: str, what: str) -> d
             stem = name.removesuffix(ending)
             if stem in paths:
                 raise Unreadable(
-                    f"{paths[stem]} and {path} have the same name but for their suffix; remove one"
+                    f"{paths[stem]} and {path} only differ in their suffix; remove one"
                 )
             paths[stem] = path
     if not paths:
         named = f" *{ending}" if ending else ""
         raise InputError(
             f"{root / folder}: no {what}{named} in it or below it; they end in"
-            f" {' '.join(IMAGE_SUFFIXES)}; it holds {describe_folder(root / folder)}"
+            f" {' '.join(IMAGE_SUFFIXES)}; it contains {describe_folder(root / folder)}"
         )
     return paths
 
@@ -136,7 +136,7 @@ def _check_partners(
     first = os.path.splitext(os.path.basename(alone[0]))[0]
     likely = next((path for stem, path in partners.items() if first in stem), "")
     if likely:
-        advice = f"{likely} may be its partner: give both the same name"
+        advice = f"{likely} may belong to it: give both the same name"
     else:
         advice = "add or remove files"
     split.refuse(
@@ -159,20 +159,20 @@ def declared_classes(
         ignore_index: DATA.IGNORE_INDEX.
 
     Raises:
-        InputError: a file can't be read, both are there, or nothing says how many classes there are.
-            A check goes on with any indices.
+        InputError: a file can't be read, both are there, or the number of classes is unknown.
+            A check continues with any indices.
     """
     names = names_beside(root)
     if os.path.lexists(root / COLORS):
         if names:
             raise InputError(
-                f"{root}: {FILE} and {COLORS} are both there; {COLORS} is for masks of colours and has"
-                " the names, too: remove one"
+                f"{root}: both {FILE} and {COLORS} exist, but {COLORS}, for masks of colours, has"
+                " names as well: remove one"
             )
         if ignore_index != "auto":
             raise InputError(
-                f"DATA.IGNORE_INDEX is {ignore_index}, and masks are of the colours in"
-                f" {root / COLORS}; leave it out: a line without a name is of a colour that is ignored"
+                f"DATA.IGNORE_INDEX is {ignore_index}, but masks have the colours in"
+                f" {root / COLORS}; leave it out (there, a line without a name is an ignored colour)"
             )
         return read_colors(root / COLORS)
     advice = f"add its class to {root / FILE}, or change DATA.IGNORE_INDEX"
@@ -187,8 +187,8 @@ def declared_classes(
         )
     if not count:
         split.refuse(
-            f"{root}: nothing says which classes the masks have; write their names into"
-            f" {root / FILE}, one a line in the order of the indices, or set MODEL.NUM_CLASSES"
+            f"{root}: the classes of the masks are unknown; write their names to"
+            f" {root / FILE}, one per line in the order of the indices, or set MODEL.NUM_CLASSES"
         )
         # A check shows which indices there are.
         return [], Masks((), ignored=255 if ignore_index == "auto" else ignore_index, dtype="int32")
@@ -229,7 +229,7 @@ def read_colors(file: Path) -> tuple[list[str], Masks]:
             if name:
                 check_name(name, f"line {number}")
             if colours.setdefault(tuple(values), name) != name:
-                raise Unreadable(f"line {number}: the colour is there already, with another name")
+                raise Unreadable(f"line {number}: the colour already has another name")
         names = list(dict.fromkeys(name for name in colours.values() if name))
         if not names or len(colours) > MOST_MASK_CLASSES:
             raise Unreadable(
@@ -273,12 +273,12 @@ def masks(
     """Reads images and masks of the same names in two folders.
 
     Args:
-        ignore_index: what masks hold where pixels count nowhere. auto: 255, or 65535 with more than
+        ignore_index: the value of ignored pixels in masks. auto: 255, or 65535 with more than
             255 classes.
 
     Raises:
-        InputError: a folder is missing, an image or a mask has no partner, or nothing says which
-            classes there are.
+        InputError: a folder is missing, an image or a mask has no partner, or the classes are
+            unknown.
     """
     root = Path(data_path)
     images, its_masks = _folders(root, split)
@@ -294,7 +294,7 @@ def _folders(root: Path, split: Split) -> Pair:
         if not part and not any(_first(root, names) for names in _PARTS.values()):
             raise InputError(
                 f"{root}: no images/; DATASET masks needs images/ and masks/ under -data_path;"
-                f" it holds {describe_folder(root)}"
+                f" it contains {describe_folder(root)}"
             )
         if not part:
             raise InputError(_no_part(root, split))
@@ -346,12 +346,12 @@ def masks_list(
     """Reads the pairs of an image and its mask in ``<mode>_list.txt``.
 
     Args:
-        ignore_index: what masks hold where pixels count nowhere. auto: 255, or 65535 with more than
+        ignore_index: the value of ignored pixels in masks. auto: 255, or 65535 with more than
             255 classes.
 
     Raises:
-        InputError: the list or files are missing, a line isn't a pair (which), or nothing says which
-            classes there are.
+        InputError: the list or files are missing, a line isn't a pair (which), or the classes are
+            unknown.
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"

@@ -37,7 +37,7 @@ def mask_kind(classes: int) -> MaskKind:
 
 
 class MaskTable:
-    """What the values of masks' files stand for. Other values are an error.
+    """The meaning of the values in mask files. Other values are an error.
 
     Args:
         stored: indices as they are stored, [n] integers from 0 to 65535, or colours [n, 3] uint8.
@@ -78,7 +78,7 @@ class MaskTable:
         return lookup
 
     def classes_of(self, values: np.ndarray, dtype: Any) -> tuple[np.ndarray, str]:
-        """Returns the class indices of a mask, and what is wrong with its values, or "".
+        """Returns the class indices of a mask, and the problem with its values, or "".
 
         Args:
             values: [H, W] integers, or [H, W, 3] uint8 where the table is of colours.
@@ -104,7 +104,7 @@ class MaskTable:
         count = len(outside)
         pixels = "pixel" if count == 1 else "pixels"
         return (
-            f"it holds {found} at x {x}, y {y}, and {count:,} {pixels} of unknown values in all;"
+            f"it contains {found} at x {x}, y {y}, and {count:,} {pixels} of unknown values in total;"
             f" expected {expected}; {self.advice}"
         )
 

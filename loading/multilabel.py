@@ -1,6 +1,6 @@
 """The readers of lists and tables of images that have any number of classes each.
 
-Folders of classes can't tell this: a file of one name in two of them may be one image of two
+Folders of classes can't express this: a file of one name in two of them may be one image of two
 classes, or two images.
 """
 
@@ -47,7 +47,7 @@ class _ImageSets:
         """Returns the images; raises InputError where some aren't there, or none has a class."""
         file = self.lines.file
         if not len(paths):
-            raise InputError(f"{file}: it names no image")
+            raise InputError(f"{file}: it lists no images")
         self.lines.check_files(paths)
         if not self.labels:
             raise InputError(f"{file}: none of its {len(paths)} images has a class")
@@ -123,8 +123,8 @@ def _is_vectors(place: str, file: Path, classes: int) -> str:
     table = f"{file.name.removesuffix('_list.txt')}.csv"
     join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"
     return (
-        f"{place}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists, expected the classes' numbers;"
-        f" make a table of it for -dataset=multilabel_csv:"
+        f"{place}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists, expected class numbers;"
+        f" convert it to a table for -dataset=multilabel_csv:"
         f" (echo image,$(seq -s, 0 {classes - 1}); sed '{join}' {file.name}) > {table}"
     )
 
@@ -175,16 +175,16 @@ def _header_classes(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     _, line = next(lines, (1, b""))
     first, *names = csv_fields(utf8_text(line))
     if not names:
-        problem = "its header names no class; expected image,cat,dog and so on"
+        problem = "its header names no classes; expected image,cat,dog and so on"
         for separator, what in ((b";", "semicolons"), (b"\t", "TABs")):
             if separator in line:
-                problem += f"; it has {what} in place of commas"
+                problem += f"; it has {what} instead of commas"
                 break
         raise Unreadable(problem)
     is_image = first.strip().lower().endswith(IMAGE_SUFFIXES)
     if is_image and {name.strip() for name in names} <= {"0", "1"}:
         raise Unreadable(
-            "its first line is an image's, not a header; expected image,cat,dog and so on above it"
+            "its first line is an image, not a header; expected a header such as image,cat,dog above it"
         )
     return each_once(
         [check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)]

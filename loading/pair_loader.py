@@ -37,18 +37,19 @@ class PairLoader(paddle.io.DataLoader):
         unknown = [key for key, used in is_used.items() if used]
         if train and unknown:
             raise InputError(
-                f"PaddleViT's loader knows no {unknown[0]}; leave it out, or call get_dataloader with a mode alone"
+                f"PaddleViT's loader doesn't support {unknown[0]}; leave it out, or call"
+                " get_dataloader with a mode only"
             )
         if "labels" not in dataset.columns:
             raise InputError(
-                f"PaddleViT's loader yields images and labels, and TASK {config.TASK} has no labels;"
-                " call get_dataloader with a mode alone"
+                f"PaddleViT's loader yields images and labels, but TASK {config.TASK} has no labels;"
+                " call get_dataloader with a mode only"
             )
         further = set(dataset.columns) - {"pixels", "labels", "erased", "skipped"}
         if further:
             raise InputError(
-                f"PaddleViT's loader yields images and labels, and no column '{min(further)}';"
-                " call get_dataloader with a mode alone"
+                f"PaddleViT's loader yields images and labels, but no column '{min(further)}';"
+                " call get_dataloader with a mode only"
             )
         kind = paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler
         sampler = kind(

@@ -1,6 +1,6 @@
 """ReaL: several labels for each of ImageNet's validation images (DATA.LABELS).
 
-Beyer et al. 2020 (arXiv:2006.07159) labelled the images anew. An image has any number of labels.
+Beyer et al. 2020 (arXiv:2006.07159) labelled the images again. An image has any number of labels.
 """
 
 import re
@@ -42,7 +42,7 @@ def relabel(source: Files, config: Configuration) -> Files:
         match = _NAME.fullmatch(Path(path).name)
         number = int(match[1]) if match else 0
         if not 0 < number <= len(entries):
-            reason = "it isn't called ILSVRC2012_val_00000001.JPEG"
+            reason = "its name isn't like ILSVRC2012_val_00000001.JPEG"
             if number:
                 reason = f"there are {len(entries)}"
             raise InputError(

@@ -1,6 +1,6 @@
 """The readers of published datasets for semantic segmentation, in the layouts they are known by.
 
-Class names are those of MMSegmentation's lists. 255 is ignored in all of them, besides what is said
+Class names are those of MMSegmentation's lists. 255 is ignored in all of them, except as noted
 below. Results of PaddleViT are of the same classes.
 """
 
@@ -23,7 +23,7 @@ _BYTES_PER_PAIR = 400
 # The train ids of Cityscapes in the order of its label ids; the other label ids are ignored.
 _CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 _CITYSCAPES_IDS = 34
-# COCO-Stuff's maps have 182 indices, of which these are no class.
+# COCO-Stuff's maps have 182 indices, of which these aren't classes.
 _COCO_STUFF_IDS = 182
 _COCO_STUFF_UNUSED = (11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90)
 

@@ -185,18 +185,18 @@ class Shards:
             lengths = self.places_of_masks[f"{column}.lengths"]
         length = _HEADER + int(lengths[index])
         if length > _HEADER + most:
-            raise Unreadable(f"it has {length - _HEADER} bytes, up to {most} are read")
+            raise Unreadable(f"it has {length - _HEADER} bytes, at most {most} are allowed")
         # pread, and not seek and read, because forked workers share a descriptor's position.
         shard = _open_shard(self.files[self.shard[index]])
         data = os.pread(shard.descriptor, length, int(offsets[index]) - _HEADER)
         if len(data) == length and zlib.crc32(data[:_HEADER]) == headers[index]:
             return data[_HEADER:]
-        problem = "another header is there"
+        problem = "found another header"
         if len(data) < length:
             problem = f"the shard ends {length - len(data)} bytes early"
         raise RunError(
             f"{self.name(index, column)}: not where the index says ({problem});"
-            " restore the shard (sha256sum -c SHA256SUMS tells which is damaged)"
+            " restore the shard (sha256sum -c SHA256SUMS shows which one is damaged)"
         )
 
 
@@ -247,7 +247,7 @@ def shards(split: Split, *, data_path: str) -> Shards:
     files = _shard_files(root, mode)
     path = root / f"{mode}.index.npz"
     if path.exists():
-        with reading(path, "an index", "; restore it, or remove it: it is made anew"):
+        with reading(path, "an index", "; restore it, or remove it so that it is recreated"):
             index = _read_index(path)
             _check_files(path, index, files)
             return Shards(root, index)
@@ -264,7 +264,7 @@ def shards(split: Split, *, data_path: str) -> Shards:
         write_index(path, index)
     except OSError as error:
         print(
-            f"{path}: not kept ({error.strerror}); the next start reads the headers again",
+            f"{path}: can't be written ({error.strerror}); the next start reads the headers again",
             flush=True,
         )
     return Shards(root, index)
@@ -277,9 +277,7 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
         if mode == "val" and any(root.glob("train-*.tar")):
             problem += "; without them, DATA.VAL_SPLIT splits the training images"
         if compressed := sorted(root.glob(f"{mode}-*.tar.*")):
-            problem += (
-                f"; {compressed[0].name} is compressed: unpack it, members are read at random"
-            )
+            problem += f"; {compressed[0].name} is compressed: unpack it, because members are read in random order"
         raise InputError(problem)
     return files
 
@@ -320,7 +318,7 @@ def _read_index(path: Path) -> Arrays:
     elif version == _FORMAT_WITHOUT_LABELS:
         del kinds["labels"]
     else:
-        raise Unreadable("it is of another format")
+        raise Unreadable("it has another format")
     index = npz(path, kinds) | masks | numbers
     del index["format"]
     counts_of_images = {len(index[name]) for name in by_image}
@@ -328,7 +326,7 @@ def _read_index(path: Path) -> Arrays:
         raise Unreadable("its arrays differ in length")
     shard = index["shard"]
     if ((shard < 0) | (shard >= len(index["sizes"]))).any():
-        raise Unreadable("it places an image in a shard that it doesn't name")
+        raise Unreadable("it places an image in a shard that it doesn't list")
     sizes = index["sizes"][shard]
     for prefix in ("", *(f"{column}." for column in masks.get("columns", ()))):
         offsets = index[f"{prefix}offsets"]
@@ -341,11 +339,11 @@ def _read_index(path: Path) -> Arrays:
         counts = index["counts"]
         total = len(labels)
         if ((counts < 0) | (counts > total)).any() or counts.sum() != total:
-            raise Unreadable("its labels aren't as many as its counts")
+            raise Unreadable("the number of its labels doesn't match its counts")
         if labels.min(initial=0) < 0:
-            raise Unreadable("it holds a label below 0")
+            raise Unreadable("it contains a label below 0")
     if labels.max(initial=0) >= MOST_CLASSES:
-        raise Unreadable(f"it holds the label {labels.max()}, expected 0..{MOST_CLASSES - 1}")
+        raise Unreadable(f"it contains the label {labels.max()}, expected 0..{MOST_CLASSES - 1}")
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class '{printable(bad[0])}' can't be printed")
     return index
@@ -365,9 +363,11 @@ def _masks_in(path: Path, limits: Arrays) -> Arrays:
     for ignored, dtype, limit in rows:
         most = {"uint8": 255, "int32": 65535}.get(dtype, -1)
         if not 0 <= ignored <= most:
-            raise Unreadable(f"it holds masks of {printable(dtype)}, in which {ignored} is ignored")
+            raise Unreadable(
+                f"it contains masks of {printable(dtype)}, in which {ignored} is ignored"
+            )
         if not 0 <= limit <= most:
-            raise Unreadable(f"it holds masks of {dtype}, which are of {limit} classes")
+            raise Unreadable(f"it contains masks of {dtype}, which are of {limit} classes")
     return masks
 
 
@@ -391,8 +391,8 @@ def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
         if indexed.get(name) != present.get(name):
             raise InputError(
                 f"{path.parent / name} {state(present, name)}, in {path.name} it"
-                f" {state(indexed, name)}; restore it (sha256sum -c SHA256SUMS tells what is"
-                f" damaged), or remove {path.name}: it is made anew of what is there"
+                f" {state(indexed, name)}; restore it (sha256sum -c SHA256SUMS shows what is"
+                f" damaged), or remove {path.name} so that it is recreated from the shards"
             )
 
 
@@ -427,7 +427,7 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
                 if key in labels:
                     raise Unreadable(f"{key} has two labels")
                 if kinds - {kind}:
-                    raise Unreadable("it holds .cls and .labels")
+                    raise Unreadable("it contains .cls and .labels")
                 kinds.add(kind)
                 labels[key] = _labels_in(raw.fileno(), member, kind == "labels")
             elif f".{kind}" in IMAGE_SUFFIXES:
@@ -445,7 +445,7 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
             what = "a label but no image"
             if alone[0] in images:
                 what = "an image but no .cls, its label"
-            raise Unreadable(f"{alone[0]} has {what}; {len(alone)} samples are like that")
+            raise Unreadable(f"{alone[0]} has {what} (samples like this: {len(alone)})")
         columns = zip(*images.values(), strict=True) if images else ((), (), (), ())
         names, offsets, lengths, headers = columns
         samples = {
@@ -483,7 +483,7 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Yields the members of a tar file that are files.
 
     Raises:
-        Unreadable: the tar file isn't whole, or a member's content doesn't follow its header.
+        Unreadable: the tar file is truncated, or a member's content doesn't follow its header.
     """
     size = os.fstat(raw.fileno()).st_size
     bounded: Any = TarBytes(raw, Allowance(size))
@@ -493,18 +493,18 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
             # Otherwise tarfile keeps all members in memory.
             kept.members.clear()
             if not 0 <= member.size <= size - member.offset_data:
-                raise Unreadable(f"damaged or cut short at byte {member.offset}")
+                raise Unreadable(f"damaged or truncated at byte {member.offset}")
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
                 raise Unreadable(
-                    f"its {member.name} is a link, a device or sparse; pack plain files"
+                    f"its {member.name} is a link, a device or a sparse file; pack plain files"
                 )
             yield member
         # The iteration ends at the blocks of zeros that end a tar file, but also at a damaged
         # header.
         if os.pread(raw.fileno(), 2 * _HEADER, tar.offset) != bytes(2 * _HEADER):
-            raise Unreadable(f"damaged or cut short at byte {tar.offset}")
+            raise Unreadable(f"damaged or truncated at byte {tar.offset}")
 
 
 def _labels_in(descriptor: int, member: tarfile.TarInfo, several: bool) -> array:
@@ -545,7 +545,7 @@ def make_index(
     if len(kinds := {_kind(samples) for samples in filled}) > 1:
         first, second, *_ = sorted(kinds)
         raise InputError(
-            f"{files[0].parent}: some shards hold {first}, others {second}; pack them anew"
+            f"{files[0].parent}: some shards hold {first}, others {second}; pack them again"
         )
     # A column of masks that a shard lacks is left out.
     fields = [field for field in filled[0] if all(field in samples for samples in filled)]
@@ -588,7 +588,7 @@ def make_index(
 
 
 def _kind(samples: Arrays) -> str:
-    """Returns what stands beside the images of a shard, in words."""
+    """Describes the labels of a shard's images, in words."""
     if "counts" in samples:
         return ".labels"
     return ".cls" if "labels" in samples else "images without labels"

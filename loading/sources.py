@@ -49,12 +49,12 @@ _MOST_PROBLEMS = 1000
 
 
 class Split(NamedTuple):
-    """Which part of a dataset to read, and what becomes of what can't be read.
+    """The part of a dataset to read, and the handling of unreadable files.
 
     Args:
         mode: "train" or "val".
         num_classes: labels have to be below it; "auto": any label is allowed.
-        problems: a list that collects problems for a check of the data, if the reader can go on
+        problems: a list that collects problems for a check of the data, if the reader can continue
             without them. None: a problem is raised.
         alone: the dataset has no validation part beside the training part.
         skipped: a list that collects the paths of entries that aren't data
@@ -169,8 +169,8 @@ def checked_columns(
     for name, column in columns.items():
         if not COLUMN_NAME.fullmatch(name) or name in OWN_COLUMNS:
             raise InputError(
-                f"the column '{printable(name)}' needs another name:"
-                " of small letters, digits and _, and not that of another column"
+                f"the column '{printable(name)}' needs another name"
+                " of lower-case letters, digits and _ that no other column has"
             )
         if isinstance(column, Masks):
             paths = column.paths
@@ -188,12 +188,12 @@ def checked_columns(
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
-    """Returns a column's numbers [n, ...]; raises InputError where they are no such array."""
+    """Returns a column's numbers [n, ...]; raises InputError where they aren't such an array."""
     try:
         numbers = np.asarray(values)
     except ValueError:
         raise InputError(
-            f"the values of the column '{name}' differ in shape; they have to be of one"
+            f"the values of the column '{name}' differ in shape; they need the same shape"
         ) from None
     if numbers.dtype.kind not in "biuf" or not numbers.ndim:
         raise InputError(f"the column '{name}' has values of {numbers.dtype}, expected numbers")
@@ -266,11 +266,9 @@ def _list_paths(lines: TextList, split: Split, limit: int, labels: array) -> Ite
                 number, "a path, then a label, which is a whole number", line.strip()
             )
             if len(words) > 1 and b"," in label and label.replace(b",", b"").isdigit():
-                problem += (
-                    "; several labels an image are -dataset=multilabel_list -o TASK multilabel"
-                )
+                problem += "; for several labels per image pass -dataset=multilabel_list -o TASK multilabel"
             elif os.fsdecode(line).strip().lower().endswith(IMAGE_SUFFIXES):
-                problem += "; lists of paths alone are -dataset=images_list"
+                problem += "; for lists of paths without labels pass -dataset=images_list"
             split.refuse(problem)
             continue
         # A number of more digits is outside any range, and slow to convert.
@@ -341,7 +339,7 @@ def class_folders(split: Split, *, data_path: str) -> Files:
         paths = Paths(image_paths())
         if empty := sorted(set(names) - {classes[label] for label in np.unique(labels)}):
             split.refuse(
-                f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
+                f"{root / mode / empty[0]}: no image files found ({len(empty)} such classes);"
                 f" images end in {' '.join(IMAGE_SUFFIXES)}"
             )
         return Files(root, paths, np.array(labels), classes)
@@ -350,11 +348,11 @@ def class_folders(split: Split, *, data_path: str) -> Files:
 def _no_classes(root: Path, mode: str, alone: bool) -> str:
     """Returns the error's message about a folder without class folders."""
     needed = os.path.normpath(f"{mode}/<class>/<image>")
-    advice = "" if alone else "; without a val/, DATA.VAL_SPLIT splits what there is"
+    advice = "" if alone else "; without a val/, DATA.VAL_SPLIT splits the images"
     folder = root / mode if (root / mode).is_dir() else root
     contents = describe_folder(folder)
     if folder == root and "folder" not in contents:
-        contents += "; give the folder above it, or -dataset=images for images without labels"
+        contents += "; pass the folder above it, or -dataset=images for images without labels"
     return (
         f"{root / mode}: no class folders; DATASET folder needs {needed} under -data_path{advice};"
         f" {folder} holds {contents}"
@@ -362,7 +360,7 @@ def _no_classes(root: Path, mode: str, alone: bool) -> str:
 
 
 def check_no_parts(root: Path, names: Sequence[str], dataset: str) -> None:
-    """Checks that a folder whose images are one part holds no several parts.
+    """Checks that a folder whose images are one part doesn't contain several parts.
 
     Args:
         names: of its folders.
@@ -373,13 +371,13 @@ def check_no_parts(root: Path, names: Sequence[str], dataset: str) -> None:
     """
     if named_as_splits(names):
         raise InputError(
-            f"{root}: its folders {', '.join(names)} have names of a dataset's parts;"
+            f"{root}: its folders {', '.join(names)} look like the parts of a dataset;"
             f" DATASET {dataset} needs the names train and val"
         )
     for name in names:
         if (root / name / "train").is_dir() and (root / name / "val").is_dir():
             raise InputError(
-                f"{root}: its folder {name} holds train/ and val/; give -data_path={root / name}"
+                f"{root}: its folder {name} holds train/ and val/; pass -data_path={root / name}"
             )
 
 
@@ -397,7 +395,7 @@ def _class_names(folder: Path) -> tuple[list[str], list[str]]:
     names = [name for name in sorted(are_folders) if are_folders[name] and name not in leftovers]
     if unprintable := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(
-            f"the name of its class folder '{printable(unprintable[0])}' can't be printed;"
+            f"the name of its class folder '{printable(unprintable[0])}' has unprintable characters;"
             " rename it"
         )
     # A link to a folder above would be followed without end.
@@ -415,7 +413,7 @@ def check_no_run(folder: Path) -> None:
     """Raises Unreadable if a folder of images is also that of a run, whose pictures would be read."""
     if is_run(folder):
         raise Unreadable(
-            "a run has written its pictures there (config.yaml, metrics.jsonl); move the run or the"
+            "it contains the pictures of a run (config.yaml, metrics.jsonl); move the run or the"
             " images to another folder"
         )
 
@@ -456,7 +454,7 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
                 yield f"{prefix}{file}"
 
 
-@datasets.register("digits", holds="nothing: scikit-learn brings them along")
+@datasets.register("digits", holds="nothing: the images are part of scikit-learn")
 def digits(split: Split) -> Arrays:
     """Reads scikit-learn's handwritten digits."""
     return Arrays([_digits_file()], functools.partial(_digits, split.mode))
@@ -464,13 +462,13 @@ def digits(split: Split) -> Arrays:
 
 @datasets.register(
     "synthetic",
-    holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring",
+    holds="nothing: `DATA.SYNTHETIC_SIZE` fixed random images are generated, for benchmarks",
 )
 def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
     """Draws fixed random images.
 
     Args:
-        synthetic_size: how many.
+        synthetic_size: the number of images.
     """
     return Drawn(synthetic_size)
 

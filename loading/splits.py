@@ -57,7 +57,7 @@ def validation(
         empty = "training" if chosen.all() else "validation"
         given = f"{len(set(groups))} groups of images" if groups else f"{len(counted)} images"
         raise InputError(
-            f"DATA.VAL_SPLIT {share}: {given} leave no image for {empty};"
+            f"DATA.VAL_SPLIT {share}: {given} leave no images for {empty};"
             " change the share, or the groups"
         )
     return chosen
@@ -137,7 +137,7 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
         verb = "names"
         names = [listed.get(os.fsencode(path)) for path in paths]
     else:
-        verb = "finds (it is no file, so it is a pattern)"
+        verb = "matches (it isn't a file, so it is used as a pattern)"
         group_of = _by_pattern(groups)
         names = [group_of(path) for path in paths]
     if without := [path for path, name in zip(paths, names, strict=True) if name is None]:
@@ -155,7 +155,7 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
             pattern = re.compile(groups)
     except (re.error, Warning, RecursionError, OverflowError) as error:
         raise InputError(
-            f"DATA.SPLIT_GROUPS is {printable(groups)!r}: no file, and no pattern ({error})"
+            f"DATA.SPLIT_GROUPS is {printable(groups)!r}, which is neither a file nor a pattern ({error})"
         ) from None
 
     def group_of(path: str) -> str | None:

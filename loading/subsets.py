@@ -87,8 +87,7 @@ def note_subset(config: Configuration, count: int) -> None:
         return
     add_note(
         config,
-        f"only a part of the data is evaluated, {count} images ({key} {value});"
-        f" set {key} null for all",
+        f"only {count} images of the data are evaluated ({key} {value}); set {key} null for all",
     )
 
 
@@ -108,8 +107,8 @@ def validation_files(data: Any) -> list[Path]:
 def _check_no_validation(data: Any) -> None:
     if files := validation_files(data):
         raise InputError(
-            f"{files[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another"
-            " validation set; -o DATA.VAL_SPLIT null evaluates on it"
+            f"{files[0]} exists, but DATA.VAL_SPLIT {data.VAL_SPLIT} makes another"
+            " validation set; use -o DATA.VAL_SPLIT null to evaluate on it"
         )
 
 

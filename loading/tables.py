@@ -39,7 +39,7 @@ def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
         lines: with their ends, as a file opened with ``newline=""`` has them.
 
     Raises:
-        csv.Error: it is no such table.
+        csv.Error: it isn't such a table.
     """
     for row in csv.reader(lines, strict=True):
         yield [

@@ -36,13 +36,13 @@ def images(split: Split, *, data_path: str) -> Files:
         elif not (root / below).is_dir():
             raise InputError(
                 f"{root}: there is no train/ beside val/; move the training images into it"
-                f" (-data_path={root / 'val'} takes the images of val/ alone)"
+                f" (-data_path={root / 'val'} uses the images of val/ only)"
             )
         paths = Paths(images_below(root, below, split.skip))
         if not len(paths):
             raise InputError(
                 f"{root / below}: no image in it or below it; images end in"
-                f" {' '.join(IMAGE_SUFFIXES)}; it holds {describe_folder(root / below)}"
+                f" {' '.join(IMAGE_SUFFIXES)}; it contains {describe_folder(root / below)}"
                 " (links to folders aren't followed)"
             )
         return Files(root, paths, None, [])

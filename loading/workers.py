@@ -48,7 +48,7 @@ class Loader:
     and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
 
     While a pass ends, the next one is being loaded already. If an iteration is left early, the
-    workers start anew.
+    workers start again.
 
     Args:
         draw: (epoch, step of the epoch from 1, samples) -> one more column, "mixed", of a training
@@ -101,7 +101,7 @@ class Loader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the workers, and drops what was loaded ahead. The next iteration starts them anew."""
+        """Ends the workers, and drops the batches that were loaded ahead. The next iteration starts them again."""
         self._expected = iter(())
 
 
@@ -194,7 +194,7 @@ class _Workers:
         self.begun = np.frombuffer(mmap.mmap(-1, 16 * count), np.int64).reshape(count, 2)
         self.processes = []
         self.connections = []
-        # A spawned process would import Paddle anew.
+        # A spawned process would import Paddle again.
         context = multiprocessing.get_context("fork")
         # The workers inherit the limit of one thread. To set it in a worker would start OpenBLAS's
         # threads there, and wait for those of OpenCV.
@@ -247,7 +247,7 @@ class _Workers:
             how = f"lost, with exit status {code}"
             if code < 0:
                 how = f"killed by {signal.Signals(-code).name}"
-            raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
+            raise RunError(f"loader worker {process.pid} was {how}; out of memory?") from None
 
     def _wait(self, worker: int) -> None:
         """Waits until a worker answers.

@@ -45,7 +45,9 @@ def build_model(config: Configuration, **arguments: Any) -> Any:
     """
     model_class = architecture(config)
     if config.MODEL.NUM_CLASSES == "auto":
-        raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
+        raise InputError(
+            "MODEL.NUM_CLASSES is 'auto', but there is no dataset to determine it; set a number"
+        )
     values: dict[str, Any] = {
         "image_size": config.DATA.IMAGE_SIZE,
         "in_channels": config.DATA.IMAGE_CHANNELS,
@@ -103,7 +105,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     (``weights.names.switches``). Some are in the config.json beside the weights
     (``with_timm_arguments``, ``with_transformers_arguments``,
     ``with_head_arguments``). Others follow from the names of the
-    tensors. A note tells of each. If somebody set another value, ``load_weights`` refuses the
+    tensors. A note reports each. If somebody set another value, ``load_weights`` refuses the
     weights or reports the difference.
 
     Args:
@@ -128,7 +130,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
         dotted = f"MODEL.{key}"
         if dotted not in explicit and config.MODEL[key] == default[dotted] != value:
             config = with_values(config, "the names in the weights", **{f"MODEL__{key}": value})
-            add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")
+            add_note(config, f"MODEL.{key} {value}, according to the names in {path}")
     return config
 
 
@@ -160,7 +162,7 @@ def create_model(
         raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")
     if path and pretrained:
         raise InputError(
-            f"checkpoint_path is {path}, and pretrained is {pretrained}; give one of the two"
+            f"checkpoint_path is {path}, and pretrained is {pretrained}; pass only one of the two"
         )
     if pretrained is True:
         path = hub_weights(name, matching_file(name, model_files()))
@@ -179,7 +181,7 @@ def create_model(
     if "image_channels" in overrides:
         channels = overrides.pop("image_channels")
         if type(channels) is not int or channels < 1:
-            raise InputError(f"image_channels is {channels!r}, expected a number from 1 on")
+            raise InputError(f"image_channels is {channels!r}, expected a number of at least 1")
         arguments["in_channels"] = channels
     options = []
     for key, value in overrides.items():

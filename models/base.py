@@ -179,7 +179,7 @@ class ImageModel(nn.Layer):
             self.patch_embed.any_size = True
         elif not self.min_image_size:
             raise InputError(
-                f"{type(self).__name__} takes images of one size; take another MODEL.TYPE, such as"
+                f"{type(self).__name__} needs images of one size; use another MODEL.TYPE, such as"
                 " vit, deit, eva, swin, swinv2, xcit or convnext"
             )
 
@@ -340,7 +340,7 @@ class ImageModel(nn.Layer):
         name = type(self).__name__
         count = len(self.feature_info)
         if not count:
-            raise InputError(f"{name} has no intermediates; it defines no feature_info")
+            raise InputError(f"{name} has no intermediates, because it doesn't define feature_info")
         if indices is None:
             return list(range(count))
         if isinstance(indices, int):
@@ -378,9 +378,9 @@ class ImageModel(nn.Layer):
                 return x
             rows, columns = self.grid(x.shape[1])
             if is_known(rows, columns) and x.shape[1] != rows * columns:
-                problem = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
+                problem = f"{x.shape[1]} tokens don't form a map of {rows} x {columns}"
                 raise InputError(
-                    f"{problem}: PATCH_DROP leaves some out in training; call model.eval() before"
+                    f"{problem}: PATCH_DROP drops some in training; call model.eval() first"
                 )
             x = x.reshape([-1, rows, columns, x.shape[-1]])
         channels_last = self.layout != "NCHW"
@@ -400,7 +400,8 @@ class ImageModel(nn.Layer):
         return ("head",)
 
     def head_names(self) -> tuple[str, ...]:
-        """Returns the names of what TRAIN.HEAD_LR is for, and TRAIN.FREEZE backbone leaves out."""
+        """Returns the names of the parameters that TRAIN.HEAD_LR applies to, and that TRAIN.FREEZE
+        backbone leaves out."""
         return self.classifier_names()
 
     def layer_groups(self) -> list[tuple[str, ...]]:

@@ -397,14 +397,12 @@ def _check_sizes(
         raise InputError(f"MLP_RATIO is {ratios}, expected four numbers: one per scale")
     if parallel and (len(set(dims[1:])) > 1 or len(set(ratios[1:])) > 1):
         values = f"EMBED_DIMS is {list(dims)}, MLP_RATIO {ratios}"
-        raise InputError(
-            f"{values}: with PARALLEL_DEPTH the last three scales have one number of each"
-        )
+        raise InputError(f"{values}: with PARALLEL_DEPTH the last three scales need equal values")
     if any(dim % heads for dim in dims):
         raise InputError(f"EMBED_DIMS is {list(dims)}, expected multiples of NUM_HEADS {heads}")
     # The heads of a window share a convolution, and their channels have to lie side by side.
     windows = list(windows)
     grouped = sorted(windows, key=windows.index)
     if len(windows) != heads or windows != grouped or not all(side % 2 for side in windows):
-        expected = f"an odd side for each of {heads} heads, equal ones together"
+        expected = f"an odd side for each of {heads} heads, with equal ones next to each other"
         raise InputError(f"CRPE_WINDOW is {windows}, expected {expected}")

@@ -40,8 +40,8 @@ class ConvPatches(PatchEmbed):
         super().__init__(image_size, patch_size, in_channels, dim)
         if patch_size not in (12, 16) or dim % 4:
             raise InputError(
-                f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}, MULTI_CONV takes 12 and"
-                " 16, and multiples of 4"
+                f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}, MULTI_CONV supports 12 and"
+                " 16, and EMBED_DIMS that are multiples of 4"
             )
         # The strides multiply to the patch size: 4 * 3 * 1 or 4 * 2 * 2.
         first = Conv2D(in_channels, dim // 4, 7, stride=4, padding=3)
@@ -198,9 +198,7 @@ class CrossViT(ImageModel):
         )
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
-                raise InputError(
-                    f"EMBED_DIMS has {dim}, no multiple of its NUM_HEADS {heads}; choose one that is"
-                )
+                raise InputError(f"EMBED_DIMS has {dim}, not a multiple of its NUM_HEADS {heads}")
         self.crop_scale = crop_scale
         self.global_pool = global_pool
         self.num_features = sum(embed_dims)
@@ -252,7 +250,7 @@ class CrossViT(ImageModel):
     def _add_embedding(self, patches: PatchEmbed, dim: int) -> None:
         if not patches.num_patches:
             height, width = patches.image_size
-            raise InputError(f"IMAGE_SCALES leaves {height} x {width} pixels of an image; raise it")
+            raise InputError(f"IMAGE_SCALES reduces images to {height} x {width} pixels; raise it")
         branch = len(self.patch_embed)
         for name, tokens in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
             parameter = self.create_parameter(

@@ -257,7 +257,7 @@ class CvT(ImageModel):
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(
-                    f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it"
+                    f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
                 )
         self.class_token = class_token
         self.num_features = embed_dims[-1]
@@ -364,7 +364,7 @@ class CvT(ImageModel):
         if isinstance(layer, nn.Conv2D):
             init_as_torch(layer)
         elif isinstance(layer, nn.Linear) and layer is getattr(self, "head", None):
-            # The authors draw its weight anew and leave PyTorch's bias.
+            # The authors draw its weight again and leave PyTorch's bias.
             init_as_torch(layer)
             Normal(std=0.02)(layer.weight)
         else:

@@ -51,7 +51,8 @@ class EncoderNetwork(nn.Layer):
         return tuple(_prefixed(name) for name in self.encoder.classifier_names())
 
     def head_names(self) -> tuple[str, ...]:
-        """Returns the names of what TRAIN.HEAD_LR is for, and TRAIN.FREEZE backbone leaves out."""
+        """Returns the names of the parameters that TRAIN.HEAD_LR applies to, and that TRAIN.FREEZE
+        backbone leaves out."""
         return self.classifier_names()
 
     def layer_groups(self) -> list[tuple[str, ...]]:

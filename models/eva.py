@@ -270,9 +270,7 @@ class Eva(ImageModel):
                 f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
             )
         if global_pool == "token" and not class_token:
-            raise InputError(
-                "GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read"
-            )
+            raise InputError("GLOBAL_POOL is 'token', expected 'avg': the model has no CLASS_TOKEN")
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.rope_bfloat16 = rope_bfloat16
@@ -415,7 +413,7 @@ def _make_mlp(
     if not gated:
         if align_to or epsilon is not None:
             raise InputError(
-                "SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE_MLP are for such an MLP; set it True"
+                "SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE_MLP need it; set it to True"
             )
         return Mlp(dim, hidden_dim, drop)
     # timm has both first layers in one tensor where neither option is used.

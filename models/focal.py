@@ -41,7 +41,7 @@ class FocalAttention(RelativePositionBias):
     """Multi-head attention of each window to itself, to the places around it, and to pooled windows.
 
     The places around a window are those of the authors' four copies of the map, each rolled by
-    ``expand_size`` in both directions. So maps go on at their other side. A place of two copies
+    ``expand_size`` in both directions. So maps continue at their other side. A place of two copies
     counts twice there, with a bias for each: here it counts once, with the logarithm of the sum of
     both biases' exponentials, which gives the same weights.
 
@@ -410,7 +410,7 @@ class FocalTransformer(ImageModel):
         if conv_embed and patch_size != 4:
             raise InputError(f"PATCH_SIZE is {patch_size}, expected 4, because CONV_EMBED is True")
         unit = patch_size * 2 ** (stages - 1)
-        check_multiples(self.image_size, unit, f"{unit}, a place of the last stage")
+        check_multiples(self.image_size, unit, f"{unit}, a position of the last stage")
         self.num_features = dims[-1]
         stem = (7, 4, 2) if conv_embed else (patch_size, patch_size, 0)
         self.patch_embed = PatchEmbed(in_channels, embed_dim, *stem)
@@ -499,7 +499,7 @@ def _check(
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
             raise InputError(
-                f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it"
+                f"NUM_HEADS has {heads} where there are {dim} channels, which it doesn't divide"
             )
     for expand in expand_sizes:
         if 2 * expand > window_size:

@@ -103,7 +103,7 @@ class HaloAttention(nn.Layer):
     def _with_halo(self, x: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Returns x with the halo along one side of the maps.
 
-        Before and after the places of each block come the nearest places of the blocks beside it,
+        Before and after the places of each block come the nearest places of the neighbouring blocks,
         or zeros beyond the map.
 
         Args:
@@ -209,6 +209,8 @@ def _check_sizes(stem_dim: int, block_size: int, halo_size: int) -> None:
     if stem_dim % 8:
         raise InputError(f"STEM_DIM is {stem_dim}, expected a multiple of 8")
     if block_size % 2:
-        raise InputError(f"BLOCK_SIZE is {block_size}, expected an even number: stride 2 halves it")
+        raise InputError(
+            f"BLOCK_SIZE is {block_size}, expected an even number, because stride 2 halves it"
+        )
     if halo_size > block_size:
         raise InputError(f"HALO_SIZE is {halo_size}, expected at most BLOCK_SIZE {block_size}")

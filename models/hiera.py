@@ -363,9 +363,7 @@ class Hiera(ImageModel):
         if mask is None:
             return self.patch_drop.choose(batch, units)
         if self.training and self.patch_drop.drop_prob > 0:
-            raise InputError(
-                "a mask was given, and PATCH_DROP leaves out units by itself; set it to 0"
-            )
+            raise InputError("a mask was passed, but PATCH_DROP drops units as well; set it to 0")
         if mask.dtype == paddle.int64:
             return mask
         if list(mask.shape) != [batch, units]:
@@ -422,9 +420,9 @@ class Hiera(ImageModel):
 
     def _as_map(self, x: paddle.Tensor, output_format: str) -> paddle.Tensor:
         if not self._has_all_units(x):
-            problem = f"{x.shape[1]} tokens make no map"
+            problem = f"{x.shape[1]} tokens don't form a map"
             raise InputError(
-                f"{problem}: PATCH_DROP leaves some out in training; call model.eval() before"
+                f"{problem}: PATCH_DROP drops some in training; call model.eval() first"
             )
         return super()._as_map(self.by_rows(x).flatten(1, 2), output_format)
 

@@ -116,7 +116,7 @@ class HVT(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:
-            raise InputError(f"EMBED_DIM is {embed_dim}, no multiple of NUM_HEADS {num_heads}")
+            raise InputError(f"EMBED_DIM is {embed_dim}, not a multiple of NUM_HEADS {num_heads}")
         self.num_features = embed_dim
         self.ends_in_map = not pool_block_width
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)

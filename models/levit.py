@@ -315,7 +315,7 @@ class LeViT(ImageModel):
                 raise InputError(f"{key} is {list(values)}, {expected}")
         if embed_dims[0] % 8:
             raise InputError(
-                f"EMBED_DIMS begins with {embed_dims[0]}, not a multiple of 8, as the stem needs it"
+                f"EMBED_DIMS begins with {embed_dims[0]}, not a multiple of 8, which the stem needs"
             )
         for dim in embed_dims[:-1]:
             if dim % key_dim:
@@ -352,7 +352,7 @@ class LeViT(ImageModel):
         return (logits + distilled_logits) / 2
 
     def inference_model(self) -> ImageModel:
-        """Returns a copy with every batch norm folded into the convolution or Linear beside it, as
+        """Returns a copy with every batch norm folded into the convolution or Linear next to it, as
         the authors' ``fuse`` does.
         """
         return fold(self)

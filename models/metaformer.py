@@ -249,7 +249,7 @@ class MetaFormer(ImageModel):
             ("RES_SCALE_STAGES", res_scale_stages),
         ):
             if count > 4:
-                raise InputError(f"{key} is {count}, expected how many of the four stages: 0 to 4")
+                raise InputError(f"{key} is {count}, expected a number of stages: 0 to 4")
         self.num_features = embed_dims[-1]
         self.head_norm_eps = head_norm_eps
         self.dropout = dropout

@@ -42,8 +42,7 @@ class DynamicReLU(nn.Layer):
         hidden_dim = int(1 / reduction * token_dim)
         if not hidden_dim:
             raise InputError(
-                f"RELU_REDUCTION is {reduction:g}, which leaves nothing of {token_dim} channels;"
-                " lower it"
+                f"RELU_REDUCTION is {reduction:g}, too high for {token_dim} channels; lower it"
             )
         mlp = Mlp(token_dim, hidden_dim, out_dim=4 * dim)
         self.project = nn.Sequential(mlp, LayerNorm(4 * dim))
@@ -217,7 +216,7 @@ class HeadLinears(nn.LayerList):
 
 
 class Bridge(nn.Layer):
-    """Multi-head attention between tokens and maps; what both directions have in common.
+    """Multi-head attention between tokens and maps: the common part of both directions.
 
     Args:
         dim: channels C of the maps.

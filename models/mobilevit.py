@@ -209,7 +209,7 @@ class MobileViT(ImageModel):
             )
         for dim in hidden_dims:
             if dim % num_heads:
-                raise InputError(f"HIDDEN_DIMS has {dim}, no multiple of NUM_HEADS {num_heads}")
+                raise InputError(f"HIDDEN_DIMS has {dim}, not a multiple of NUM_HEADS {num_heads}")
         self.num_features = embed_dims[-1]
         self.num_heads = num_heads
         self.expand_ratio = expand_ratio

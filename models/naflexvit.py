@@ -147,8 +147,7 @@ class NaFlexVit(ImageModel):
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
         if global_pool == "token" and not class_token:
             raise InputError(
-                "GLOBAL_POOL is 'token', expected 'avg' or 'map': without CLASS_TOKEN there is none"
-                " to read"
+                "GLOBAL_POOL is 'token', expected 'avg' or 'map': the model has no CLASS_TOKEN"
             )
         if fc_norm is None:
             fc_norm = global_pool == "avg"
@@ -260,7 +259,7 @@ class NaFlexVit(ImageModel):
         if isinstance(x, Mapping):
             return self._forward_packed(x["patches"], x.get("patch_coord"), x.get("patch_valid"))
         if patch_coord is None or patch_valid is None:
-            raise InputError("patches need patch_coord and patch_valid; give all three")
+            raise InputError("patches need patch_coord and patch_valid; pass all three")
         tokens = self.pos_drop(self.embeds(x, patch_coord))
         tokens, patch_valid = self.patch_drop.of_padded(tokens, patch_valid)
         return self.forward_head(self._run_blocks(tokens, patch_valid), patch_valid)

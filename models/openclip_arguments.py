@@ -55,7 +55,9 @@ def described_openclip(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     source = f"the {OPENCLIP_CONFIG} of {path}"
     _expect(vision, _FIXED, source)
     if type(vision.get("layers", 12)) is list:
-        raise InputError(f"{source}: its image tower is a ResNet of OpenAI's, which isn't here")
+        raise InputError(
+            f"{source}: its image tower is a ResNet of OpenAI's, which isn't supported"
+        )
     values = _DEFAULTS | {key: value for key, value in vision.items() if key in _FORM}
     check_form(values, _FORM, where="vision_cfg.")
     return "ViT", {
@@ -78,7 +80,7 @@ def timm_tower(path: str | Path) -> str | None:
         path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: the file can't be read, or the tower has a head that isn't here.
+        InputError: the file can't be read, or the tower has a head that isn't supported.
     """
     config = read_openclip(path)
     vision = config["model_cfg"]["vision_cfg"] if config else {}
@@ -89,10 +91,10 @@ def timm_tower(path: str | Path) -> str | None:
 
 
 def _expect(vision: dict[str, Any], fixed: dict[str, Any], source: str) -> None:
-    """Raises InputError unless settings of an image tower have the only values that are here."""
+    """Raises InputError unless settings of an image tower have the only supported values."""
     for key, expected in fixed.items():
         if vision.get(key, expected) != expected:
             raise InputError(
-                f"{source}: vision_cfg.{printable(key)} is {value_text(vision[key])}, models here"
-                f" have {value_text(expected)} alone"
+                f"{source}: vision_cfg.{printable(key)} is {value_text(vision[key])}, only"
+                f" {value_text(expected)} is supported"
             )

@@ -126,7 +126,7 @@ def _functions_seen_once() -> Iterator[None]:
     """Makes Paddle examine and convert a method once instead of once for each layer that has it.
     Each of the two halves the time of an export.
 
-    Paddle caches what it has converted, but by bound methods, which Python creates anew at each
+    Paddle caches what it has converted, but by bound methods, which Python creates again at each
     access. Functions of Paddle and of other packages stay as they are. To know them, Paddle builds
     a list of all 19,000 at each call.
     """
@@ -166,7 +166,7 @@ def program_in(folder: Path, name: str = PROGRAM) -> Path:
     for file in files:
         if file.is_file():
             return file
-    raise Unreadable(f"it holds neither {files[0].name} nor {files[1].name}")
+    raise Unreadable(f"it has neither {files[0].name} nor {files[1].name}")
 
 
 def difference(model: ImageModel, program: Program) -> float:
@@ -187,12 +187,12 @@ def difference(model: ImageModel, program: Program) -> float:
     with refusing(use), quiet():
         logits = program(images).numpy()
     if not np.isfinite(expected).all():
-        raise RunError("the weights give no finite logits", shared=True)
+        raise RunError("the weights yield non-finite logits", shared=True)
     largest = float(np.abs(logits - expected).max() / (np.ptp(expected) or 1))
     # ``not <=`` refuses NaN as well.
     if not (program.bfloat16 or largest <= TOLERANCE):
         raise RunError(
-            f"the exported model's logits differ from eager by {largest:.1e} of their range",
+            f"the logits of the exported model differ from those of the eager model by {largest:.1e} of their range",
             shared=True,
         )
     return largest
@@ -212,7 +212,7 @@ def inference_engine(
     """
     if num_gpus():
         raise InputError(
-            f"EVAL_ENGINE inference runs on the CPU, found {num_gpus()} GPUs; use EVAL_ENGINE eager"
+            f"EVAL_ENGINE inference runs on CPUs only, found {num_gpus()} GPUs; use EVAL_ENGINE eager"
         )
     if config.AMP and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError(

@@ -68,7 +68,7 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
             total += math.prod(shape)
         if total > limit:
             raise InputError(
-                f"{file}: it describes a model of more than {limit:,} parameters, more than it holds"
+                f"{file}: it describes a model of more than {limit:,} parameters, but doesn't have that many"
             )
         return _create_parameter(layer, shape, *args, **kwargs)
 
@@ -120,7 +120,7 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
         return with_values(config, "the weights' config.json", **arguments)
     except InputError as error:
         raise InputError(
-            f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken"
+            f"the config.json of {path}: {error}; set the key by -o KEY VALUE"
         ) from None
 
 
@@ -189,8 +189,8 @@ def patch_size_warning(config: Configuration, report: LoadReport) -> str:
     trained, current = sizes
     return (
         f"the model has patches of {current} pixels, its weights were trained with {trained}: without"
-        " fine-tuning they lose most of what they learnt; leave MODEL.PATCH_SIZE as it was, or"
-        " fine-tune them with the new one"
+        " fine-tuning, accuracy drops a lot; keep MODEL.PATCH_SIZE, or"
+        " fine-tune with the new one"
     )
 
 

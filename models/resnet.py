@@ -108,7 +108,7 @@ class BasicBlock(_Block):
     ) -> None:
         if options.cardinality != 1 or options.base_width != 64:
             raise InputError(
-                "CARDINALITY and BASE_WIDTH are for blocks of three convolutions, as of DEPTH 50"
+                "CARDINALITY and BASE_WIDTH need blocks of three convolutions, as in DEPTH 50"
             )
         first, others = dilations
         self.conv1, self.bn1 = convolution(in_dim, dim, 3, stride, dilation=first)
@@ -343,12 +343,12 @@ class ResNet(ImageModel):
             raise InputError(f"OUTPUT_STRIDE is {output_stride}, expected 8, 16 or 32")
         if output_stride < 32 and (small_stem or avg_down or anti_alias):
             raise InputError(
-                f"OUTPUT_STRIDE {output_stride} is for maps that strided convolutions halve; leave"
+                f"OUTPUT_STRIDE {output_stride} needs strided convolutions; leave"
                 " SMALL_STEM, AVG_DOWN and ANTI_ALIAS out"
             )
         if se_ratio and eca:
             raise InputError(
-                f"SE_RATIO is {se_ratio} and ECA True, expected one of them: each scales the channels"
+                f"SE_RATIO is {se_ratio} and ECA True, expected only one of them, because both scale the channels"
             )
 
         stem_dim = 64 if stem_type == "plain" else 2 * stem_width

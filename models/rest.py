@@ -256,7 +256,7 @@ class PatchEmbedV2(nn.Layer):
 
 
 class _Pyramid(ImageModel):
-    """What ResT and ResTv2 have in common.
+    """The common part of ResT and ResTv2.
 
     Attributes:
         step_name: the layer before the second stage, without its number.
@@ -277,7 +277,7 @@ class _Pyramid(ImageModel):
         drop: float,
         drop_path: float,
     ) -> None:
-        """Adds what follows the stem.
+        """Adds the layers after the stem.
 
         Args:
             attention: makes an attention of a stage, by its index.
@@ -485,7 +485,9 @@ def _check_sizes(
     check_counts(4, NUM_HEADS=num_heads, SR_RATIO=ratios)
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
-            raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it")
+            raise InputError(
+                f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+            )
     if dims[0] % 2:
         raise InputError(f"EMBED_DIMS begins with {dims[0]}, expected an even number")
     for ratio in ratios:

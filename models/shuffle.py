@@ -254,7 +254,7 @@ class ShuffleTransformer(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check(embed_dim, stage_depths, num_heads, window_size)
         unit = 32 * window_size
-        check_multiples(self.image_size, unit, f"{unit}: WINDOW_SIZE places of the last stage")
+        check_multiples(self.image_size, unit, f"{unit}: WINDOW_SIZE positions of the last stage")
         dims = [_HEAD_DIM * heads for heads in num_heads]
         self.num_features = dims[-1]
         self.to_token = PatchEmbedding(in_channels, token_dim, embed_dim)
@@ -343,6 +343,8 @@ def _check(
             f"EMBED_DIM is {embed_dim}, expected {_HEAD_DIM * num_heads[0]}, 32 for each head"
         )
     if any(heads == following for heads, following in pairwise(num_heads)):
-        raise InputError(f"NUM_HEADS is {list(num_heads)}, expected another one for the next stage")
+        raise InputError(
+            f"NUM_HEADS is {list(num_heads)}, expected numbers that differ from stage to stage"
+        )
     if window_size % 2 == 0:
         raise InputError(f"WINDOW_SIZE is {window_size}, expected an odd number")

@@ -262,7 +262,7 @@ class T2TViT(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_multiples(self.image_size, _STRIDE, f"{_STRIDE}, the side of a token")
         if embed_dim % num_heads:
-            raise InputError(f"EMBED_DIM is {embed_dim}, no multiple of NUM_HEADS {num_heads}")
+            raise InputError(f"EMBED_DIM is {embed_dim}, not a multiple of NUM_HEADS {num_heads}")
         if token_dim % 2:
             raise InputError(f"TOKEN_DIM is {token_dim}, expected an even number")
         self.num_features = embed_dim

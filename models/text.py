@@ -19,7 +19,7 @@ from models.layers.linear import Linear, in_float32
 
 @dataclass(frozen=True)
 class TextArguments:
-    """What a text tower is built with.
+    """The arguments of a text tower.
 
     Attributes:
         vocab_size: number of tokens of the vocabulary.
@@ -64,7 +64,7 @@ class TextTransformer(nn.Layer):
         logit_bias: what is added to the scaled cosines, []; 0 for CLIP.
 
     Raises:
-        InputError: embed_dim is no multiple of num_heads.
+        InputError: embed_dim isn't a multiple of num_heads.
     """
 
     def __init__(self, arguments: TextArguments) -> None:

@@ -1,4 +1,4 @@
-"""Reads what a text tower is built with, from the files of transformers and OpenCLIP, or from the
+"""Reads the arguments of a text tower from the files of transformers and OpenCLIP, or from the
 shapes of its tensors.
 """
 
@@ -104,20 +104,20 @@ _OPENCLIP_FIXED = {
     "scale_attn": (False,),
     "scale_fc": (False,),
 }
-# Heads of towers whose files don't tell them, by channels of a token. OpenAI's have 64 channels a
+# Heads of towers whose files don't name them, by channels of a token. OpenAI's have 64 channels a
 # head; of big_vision's, So400m has 72.
 _HEADS = {512: 8, 640: 10, 768: 12, 1024: 16, 1152: 16, 1280: 20}
 
 
 def text_arguments(path: str | Path, arrays: dict[str, Any]) -> TextArguments:
-    """Returns what the text tower in a file of weights is built with.
+    """Returns the arguments of the text tower in a file of weights.
 
     Args:
         path: what ``find_weights`` takes.
         arrays: the file's, by its own names.
 
     Raises:
-        InputError: nothing tells it, or a text tower here can't compute what is told.
+        InputError: it is unknown, or text towers don't support it.
     """
     config = json_beside(path, CONFIG)
     if config.get("model_type") in _DEFAULTS:
@@ -169,8 +169,8 @@ def _of_openclip(config: dict[str, Any]) -> TextArguments:
     for key, expected in _OPENCLIP_FIXED.items():
         if given.get(key, expected[0]) not in expected:
             raise InputError(
-                f"text_cfg.{key} is {value_text(given[key])}, text towers here have"
-                f" {value_text(expected[0])} alone"
+                f"text_cfg.{key} is {value_text(given[key])}, only"
+                f" {value_text(expected[0])} is supported"
             )
     values = _OPENCLIP | {key: value for key, value in given.items() if key in _OPENCLIP_FORM}
     check_form(values, _OPENCLIP_FORM, where="text_cfg.")
@@ -206,16 +206,16 @@ def _of_shapes(path: str | Path, arrays: dict[str, Any]) -> TextArguments:
     layout = layout_of(arrays)
     if layout != "big_vision" and not is_openais(arrays):
         raise InputError(
-            f"{path}: nothing tells how its text tower computes; put the config.json of"
-            " transformers, or the open_clip_config.json of OpenCLIP, beside the weights"
+            f"{path}: the configuration of its text tower is missing; put the config.json of"
+            " transformers, or the open_clip_config.json of OpenCLIP, next to the weights"
         )
     shapes = {name: tuple(array.shape) for name, array in tower_names(arrays).items()}
     width = shapes["norm.weight"][0]
     if width not in _HEADS:
         known = ", ".join(map(str, _HEADS))
         raise InputError(
-            f"{path}: its text tower has {width} channels, and nothing tells how many heads; known"
-            f" are those of {known} channels"
+            f"{path}: its text tower has {width} channels, and its number of heads is unknown;"
+            f" it is known for {known} channels"
         )
     is_siglip = layout == "big_vision"
     depth = sum(name.endswith(".norm1.weight") for name in shapes)

@@ -41,14 +41,14 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: the file can't be read, holds no text tower, or one that isn't here.
+        InputError: the file can't be read, has no text tower, or an unsupported one.
     """
     with open_weights(path) as stored, reading(stored.path, "weights of a text tower"):
         layout = layout_of(stored.arrays)
         try:
             arrays = tower_names(stored.arrays)
         except InputError as error:
-            raise Unreadable(f"its tensors don't go together ({error})") from None
+            raise Unreadable(f"its tensors are inconsistent ({error})") from None
         arguments = text_arguments(path, stored.arrays)
         # Before the tower is built: a few numbers in a small file could describe one that takes all
         # memory.
@@ -62,7 +62,7 @@ def load_text_tower(path: str | Path) -> tuple[TextTransformer, str]:
         if missing or unexpected:
             listed = printable(", ".join([*missing, *unexpected][:4]))
             raise Unreadable(
-                f"its text tower has other tensors than its configuration describes ({listed})"
+                f"the tensors of its text tower don't match its configuration ({listed})"
             )
         with paddle.no_grad():
             for name, tensor in state.items():

@@ -92,7 +92,7 @@ _RESNET = ("aa_layer", "block_args", "replace_stem_pool", "stem_type")
 def with_timm_arguments(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL in ``model_args`` of the weights' config.json.
 
-    Values that the user has set stay. A note tells of each of them that differs, and of each value
+    Values that the user has set stay. A note reports each of them that differs, and of each value
     that is taken.
 
     Args:
@@ -126,7 +126,7 @@ def with_timm_arguments(config: Configuration, path: str | Path) -> Configuratio
         if name in rotary and value is not None:
             if value != rotary[name]:
                 raise InputError(
-                    f"{argument}, but {config.MODEL.NAME} here has {value_text(rotary[name])} alone; take other weights"
+                    f"{argument}, but {config.MODEL.NAME} only supports {value_text(rotary[name])}; use other weights"
                 )
             continue
         for key, wanted in _keys(kind, name, value, argument).items():
@@ -139,9 +139,7 @@ def with_timm_arguments(config: Configuration, path: str | Path) -> Configuratio
                 shipped_model(stored["architecture"]),
             ):
                 other = f"{config.MODEL.NAME} has MODEL.{key} {config.MODEL[key]}"
-                raise InputError(
-                    f"{argument}, but {other}; say by -o MODEL.{key} VALUE which it is"
-                )
+                raise InputError(f"{argument}, but {other}; choose one by -o MODEL.{key} VALUE")
             else:
                 try:
                     config = with_values(config, "here", **{f"MODEL__{key}": wanted})
@@ -149,7 +147,8 @@ def with_timm_arguments(config: Configuration, path: str | Path) -> Configuratio
                     problem = str(error).removeprefix(f"{WITH_VALUES}: ")
                     raise InputError(f"{argument}; {problem}") from None
                 add_note(
-                    config, f"MODEL.{key} {value_text(wanted)}, as the config.json of {path} tells"
+                    config,
+                    f"MODEL.{key} {value_text(wanted)}, according to the config.json of {path}",
                 )
     return config
 
@@ -162,23 +161,23 @@ _SAME_ARGUMENT = {
     "img_size": "image_size",
 }
 _DROPOUT = (
-    "dropout=RATE is after the position embedding, the attention's projection and in the MLPs"
-    " together"
+    "dropout=RATE applies after the position embedding, after the attention's projection and in"
+    " the MLPs"
 )
 # What to write instead of the other arguments.
 _INSTEAD = {
     "cache_dir": "set HF_HOME before the program starts",
-    "drop_block_rate": "droppath=RATE drops whole branches",
-    "drop_rate": f"timm's is before the classifier, where nothing is dropped here; {_DROPOUT}",
-    "exportable": "leave it out: tools/export_model.py takes every model",
-    "features_only": "model.forward_intermediates(images) gives the features, model.feature_info tells of them",
-    "no_jit": "leave it out: nothing is scripted",
+    "drop_block_rate": "use droppath=RATE to drop whole branches",
+    "drop_rate": f"timm's dropout before the classifier isn't supported; {_DROPOUT}",
+    "exportable": "leave it out: tools/export_model.py supports every model",
+    "features_only": "model.forward_intermediates(images) returns the features, which model.feature_info describes",
+    "no_jit": "leave it out: models aren't scripted",
     "pos_drop_rate": _DROPOUT,
     "proj_drop_rate": _DROPOUT,
-    "out_indices": "model.forward_intermediates(images, indices=[...]) gives these features",
-    "pretrained_cfg": "give pretrained='hf-hub:timm/NAME.TAG', or a file",
-    "pretrained_cfg_overlay": "give pretrained=FILE; its config.json tells how images are prepared",
-    "scriptable": "leave it out: paddle.jit.to_static takes every model",
+    "out_indices": "model.forward_intermediates(images, indices=[...]) returns these features",
+    "pretrained_cfg": "pass pretrained='hf-hub:timm/NAME.TAG', or a file",
+    "pretrained_cfg_overlay": "pass pretrained=FILE, whose config.json describes the preprocessing",
+    "scriptable": "leave it out: paddle.jit.to_static supports every model",
 }
 
 
@@ -201,7 +200,7 @@ def from_timm_names(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             renamed[name] = value
         elif name in _INSTEAD:
             if value:
-                raise InputError(f"create_model takes no {name}; {_INSTEAD[name]}")
+                raise InputError(f"create_model doesn't take {name}; {_INSTEAD[name]}")
         elif name in _SAME_ARGUMENT:
             if value is not None:
                 renamed[_SAME_ARGUMENT[name]] = value
@@ -218,11 +217,11 @@ def _check_value(kind: str, value: Any, argument: str, advice: str) -> None:
     null, the default.
     """
     if isinstance(value, str) and value.lower() in ("none", "null"):
-        raise InputError(f"{argument}, which {kind} here can't be; {advice}")
+        raise InputError(f"{argument}, which {kind} doesn't support; {advice}")
 
 
 def _keys(
-    kind: str, name: str, value: Any, argument: str, advice: str = "take other weights"
+    kind: str, name: str, value: Any, argument: str, advice: str = "use other weights"
 ) -> dict[str, Any]:
     """Returns the keys of MODEL and their values for one of timm's arguments; {}: it has no effect.
 
@@ -246,7 +245,7 @@ def _keys(
         resnet_keys = _resnet_keys(name, value)
         if resnet_keys is None:
             values = "'avg' or 'blur'" if name == "aa_layer" else "an attn_layer, 'se' or 'eca',"
-            raise InputError(f"{argument}, but {kind} here takes {values} alone; {advice}")
+            raise InputError(f"{argument}, but {kind} only supports {values}; {advice}")
         return resnet_keys
     candidates = [_KEYS.get(name, name.upper())]
     if name == "depth":
@@ -261,12 +260,12 @@ def _keys(
     }
     if kind.lower() == "eva":
         fixed["use_rot_pos_emb"] = True
-    # Hiera here has both values of abs_win_pos_embed; the names of its tensors tell which one.
+    # Hiera here has both values of abs_win_pos_embed; the names of its tensors show which one.
     off = value is False and (name not in fixed or name == "abs_win_pos_embed")
     if off or (name in fixed and fixed[name] == value):
         return {}
-    has = f"has {value_text(fixed[name])} alone" if name in fixed else "has no such argument"
-    raise InputError(f"{argument}, but {kind} here {has}; {advice}")
+    has = f"only supports {value_text(fixed[name])}" if name in fixed else "has no such argument"
+    raise InputError(f"{argument}, but {kind} {has}; {advice}")
 
 
 def _resnet_keys(name: str, value: Any) -> dict[str, Any] | None:

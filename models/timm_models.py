@@ -74,7 +74,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
 }
 # What timm's models have, where those of the same names here have something else.
 _EXPECTED: dict[tuple[str, str], Any] = {("poolformer", "FC_NORM"): True}
-# By MODEL.TYPE, the shipped model that a model without a name of timm's is told by.
+# By MODEL.TYPE, the shipped model that a model without a name of timm's is identified by.
 _BASES = {
     "vit": "vit_tiny_patch16_224",
     "deit": "deit_tiny_patch16_224",
@@ -120,7 +120,7 @@ def timm_model(config: Configuration) -> TimmModel:
         if short not in known or value is None:
             raise InputError(
                 f"{key} is {value_text(value)}, timm's {name} has {value_text(expected)},"
-                " and no argument of timm's is known for it"
+                " and no argument of timm corresponds to it"
             )
         arguments[known[short]] = value
     # PVTv2 has the attribute once it is built.

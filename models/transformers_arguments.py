@@ -312,7 +312,7 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
     within = config.get("masked_unit_attention") or [True, True, False, False]
     if within != sorted(within, reverse=True):
         raise InputError(
-            f"masked_unit_attention is {value_text(within)}, models here have it in the first stages alone"
+            f"masked_unit_attention is {value_text(within)}, only the first stages can have it"
         )
     # In transformers, mask units shrink from stage to stage, pooled or not. Here they shrink by the
     # pooling alone. Both agree where every stage that attends within units is pooled.
@@ -320,7 +320,7 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
     least = min(sum(within), stages - 1)
     if q_pool < least:
         raise InputError(
-            f"num_query_pool is {value_text(q_pool)}, models here have at least {least} with this"
+            f"num_query_pool is {value_text(q_pool)}, expected at least {least} with this"
             " masked_unit_attention"
         )
     values = {
@@ -349,7 +349,7 @@ def _levit(config: dict[str, Any]) -> dict[str, Any]:
     while down_ops and down_ops[-1] == [""]:
         down_ops = down_ops[:-1]
     if down_ops != expected:
-        raise InputError("down_ops tells another way from stage to stage than models here have")
+        raise InputError("down_ops has unsupported transitions between stages")
     expect_all(
         config,
         kernel_size=3,
@@ -481,7 +481,7 @@ def _resnet(config: dict[str, Any]) -> dict[str, Any]:
             return {"DEPTH": depth}
     raise InputError(
         f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)},"
-        " which no ResNet here has"
+        " which isn't supported"
     )
 
 
@@ -507,7 +507,7 @@ def expect(config: dict[str, Any], key: str, value: Any) -> None:
     """
     if config.get(key, value) != value:
         raise InputError(
-            f"{key} is {value_text(config[key])}, models here have {value_text(value)} alone"
+            f"{key} is {value_text(config[key])}, only {value_text(value)} is supported"
         )
 
 
@@ -577,18 +577,18 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
         path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: the file can't be read, or describes a model or a setting that isn't here.
+        InputError: the file can't be read, or describes a model or a setting that isn't supported.
     """
     config = read_transformers(path)
     if not config:
-        # timm's own file says more than OpenCLIP's beside it.
+        # timm's own file says more than OpenCLIP's next to it.
         return None if read_config(path) else described_openclip(path)
     encoder = encoder_of(config)
     kind = encoder.get("model_type")
     if kind not in _TYPES:
         raise InputError(
-            f"the config.json of {path}: it is of a {printable(str(kind), 60)}, which isn't here;"
-            " take other weights"
+            f"the config.json of {path}: it describes a {printable(str(kind), 60)}, which isn't supported;"
+            " use other weights"
         )
     with reading(f"the config.json of {path}", "a configuration of transformers'"):
         try:
@@ -610,7 +610,7 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
 def with_transformers_arguments(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL in transformers' config.json that change no shapes.
 
-    Values that the user has set stay. A note tells of each of them that differs, and of each value
+    Values that the user has set stay. A note reports each of them that differs, and of each value
     that is taken.
 
     Args:
@@ -628,7 +628,7 @@ def with_transformers_arguments(config: Configuration, path: str | Path) -> Conf
     known_keys = architecture(config.MODEL.TYPE).arguments
     if architecture(kind).module != architecture(config.MODEL.TYPE).module:
         raise InputError(
-            f"the config.json of {path}: it is of a {kind}, {config.MODEL.NAME} is a {config.MODEL.TYPE}"
+            f"the config.json of {path}: it describes a {kind}, but {config.MODEL.NAME} is a {config.MODEL.TYPE}"
         )
     for key, value in values.items():
         if key in _SHAPED or f"MODEL.{key}" not in known_keys or config.MODEL[key] == value:
@@ -643,9 +643,9 @@ def with_transformers_arguments(config: Configuration, path: str | Path) -> Conf
 def with_told(config: Configuration, key: str, value: Any, path: str | Path) -> Configuration:
     """Returns ``config`` with a key's value from the config.json beside weights, and a note of it.
 
-    If the user set another value, that stays, and the note tells of both.
+    If the user set another value, that stays, and the note reports both.
     """
-    note = f"{key} {value_text(value)}, as the config.json of {path} tells"
+    note = f"{key} {value_text(value)}, according to the config.json of {path}"
     if is_users(config, key):
         section, _, name = key.partition(".")
         add_note(config, f"{note}; yours is {config[section][name]}")

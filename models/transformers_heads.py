@@ -155,7 +155,7 @@ def described_head(path: str | Path) -> dict[str, Any]:
         path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: the file can't be read, or describes a head or a setting that isn't here.
+        InputError: the file can't be read, or describes a head or a setting that isn't supported.
     """
     config = read_transformers(path)
     if not config or config["model_type"] not in _HEADS:

@@ -197,7 +197,7 @@ class VisionTransformer(ImageModel):
         _check_layers(block, act, global_pool, fc_norm)
         if distilled and (neck_dim or neck_norm):
             raise InputError(
-                "NECK_DIM and NECK_NORM are for models of one head; leave out DISTILLED"
+                "NECK_DIM and NECK_NORM need models with one head; leave out DISTILLED"
             )
         self.num_features = embed_dim
         self.global_pool = global_pool
@@ -211,7 +211,7 @@ class VisionTransformer(ImageModel):
         self.merge_tokens = merge_tokens
         if merge_tokens and not self.takes_masks:
             raise InputError(
-                f"MERGE_TOKENS is {merge_tokens}, expected 0: only BLOCK serial with ATTENTION softmax"
+                f"MERGE_TOKENS is {merge_tokens}, expected 0, because only BLOCK serial with ATTENTION softmax"
                 " merges tokens"
             )
         norm_eps = norm_eps or (1e-5 if pre_norm else 1e-6)
@@ -386,7 +386,7 @@ class VisionTransformer(ImageModel):
         if not is_known(*self.patch_embed.last_grid):
             raise InputError(
                 f"MODEL.MERGE_TOKENS is {self.merge_tokens}, expected 0 in a graph for images of any"
-                " size; export one for images of one size, or merge no tokens"
+                " size; export one for images of one size, or don't merge tokens"
             )
         return Merging(self.num_prefix_tokens, self.merge_tokens)
 
@@ -518,28 +518,30 @@ def _check_heads(
     head_size = attn_head_size or embed_dim // num_heads
     if attention == "differential" and head_size % 2:
         raise InputError(
-            f"a head has {head_size} channels, ATTENTION differential takes an even number"
+            f"a head has {head_size} channels, ATTENTION differential needs an even number"
         )
 
 
 def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distilled: bool) -> None:
     if distilled and global_pool != "token":
         raise InputError(
-            f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens"
+            f"GLOBAL_POOL is {global_pool!r}, expected 'token', because DISTILLED heads read their tokens"
         )
     if not class_token and global_pool.startswith("token"):
-        expected = "expected 'avg' or 'map': without CLASS_TOKEN there is none to read"
+        expected = "expected 'avg' or 'map', because the model has no CLASS_TOKEN"
         raise InputError(f"GLOBAL_POOL is {global_pool!r}, {expected}")
     if distilled and reg_tokens:
-        raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
+        raise InputError(
+            f"REG_TOKENS is {reg_tokens}, expected 0, because DISTILLED models have none"
+        )
 
 
 def _check_layers(block: str, act: str, global_pool: str, fc_norm: bool) -> None:
     if block == "parallel" and act == "swiglu":
         raise InputError(
-            "ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu"
+            "ACT is 'swiglu', which BLOCK parallel doesn't support; expected gelu, gelu_tanh or quick_gelu"
         )
     if fc_norm and global_pool == "token_avg":
         raise InputError(
-            "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens"
+            "FC_NORM is True, expected False, because GLOBAL_POOL token_avg needs normalised tokens"
         )

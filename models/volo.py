@@ -452,7 +452,9 @@ def _check_sizes(
         raise InputError(f"PATCH_SIZE is {patch_size}, expected 4, 8 or 16")
     check_multiples(image_size, 2 * patch_size, f"{2 * patch_size}, two patches")
     if len(set(dims[1:])) > 1:
-        raise InputError(f"EMBED_DIMS is {list(dims)}, expected the last three alike")
+        raise InputError(f"EMBED_DIMS is {list(dims)}, expected three equal values at the end")
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
-            raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it")
+            raise InputError(
+                f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+            )

@@ -400,6 +400,4 @@ def _check_sizes(patch_size: int, embed_dim: int, num_heads: int) -> None:
     if embed_dim % num_heads:
         raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
     if embed_dim * 2 < patch_size:
-        raise InputError(
-            f"EMBED_DIM is {embed_dim}, which leaves nothing for the first convolution; raise it"
-        )
+        raise InputError(f"EMBED_DIM is {embed_dim}, too low for the first convolution; raise it")

@@ -31,7 +31,9 @@ def build() -> Path:
     target = library()
     if target.is_file():
         return target
-    without = "training and evaluation work without the compiled operators, on CPUs at a third to a tenth of the speed"
+    without = (
+        "without the compiled operators, CPUs train and evaluate at a third to a tenth of the speed"
+    )
     if not shutil.which("g++"):
         raise RunError(f"g++ wasn't found; {without}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def build() -> Path:
         if done.returncode or not built.is_file():
             lines = done.stderr.splitlines() or ["no output"]
             told = next((line for line in lines if "error:" in line), lines[-1])
-            raise RunError(f"the compiled operators don't build ({told.strip()}); {without}")
+            raise RunError(f"the operators can't be compiled ({told.strip()}); {without}")
         os.replace(built, target)
     return target
 
@@ -63,7 +65,7 @@ def compile_in(folder: str) -> None:
         extra_ldflags=LIBRARIES,
         extra_include_paths=[str(here)],
         build_directory=folder,
-        verbose=True,  # or nothing says why a build failed
+        verbose=True,  # shows why a build failed
     )
 
 
@@ -87,7 +89,7 @@ def build_images() -> Path:
             told = next((line for line in done.stderr.splitlines() if "error" in line), "")
         if not built.is_file():
             raise RunError(
-                f"the compiled image operations don't build ({told}); Pillow computes them, which takes longer"
+                f"the image operations can't be compiled ({told}); Pillow computes them instead, which takes longer"
             )
         os.replace(built, target)
     return target

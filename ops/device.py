@@ -101,7 +101,7 @@ def tune_cpu(local_processes: int) -> str:
 
     There are four settings (measured in docs/evidence/performance.md). The machine's cores are divided among
     the processes as threads. Stride kernels are off, because their views are copied element by
-    element on a CPU. glibc keeps large buffers instead of mapping and faulting them in anew at each
+    element on a CPU. glibc keeps large buffers instead of mapping and faulting them in again at each
     operator. The compiled operators of ops/ are used if they were built.
 
     Returns:
@@ -126,7 +126,7 @@ def tune_cpu(local_processes: int) -> str:
 
 
 def keep_buffers() -> str:
-    """Makes glibc keep large buffers instead of mapping and faulting them in anew, unless the
+    """Makes glibc keep large buffers instead of mapping and faulting them in again, unless the
     user's environment tunes the allocator. Returns a description of the setting, or "" if it wasn't
     made.
     """

@@ -49,7 +49,7 @@ class Option(NamedTuple):
 
 # The level of a value that nobody set, which a resolved configuration has because it has every key.
 WRITTEN_OUT = -1
-# Sources that are no files.
+# Sources that aren't files.
 COMMAND_LINE = "command line"
 WITH_VALUES = "with_values"
 # What ``Given.first`` is for a key that -o sets, and how it begins for a key that a flag sets.
@@ -76,7 +76,7 @@ class Given(NamedTuple):
         """Returns where the value came from, in words."""
         if self.source in (COMMAND_LINE, WITH_VALUES) or not self.first:
             return self.origin()
-        return f"{_short_path(self.source)}, which had it from {self.first}"
+        return f"{_short_path(self.source)}, which took it from {self.first}"
 
     def origin(self) -> str:
         """Returns where it came from first, as a run's file keeps it."""
@@ -170,7 +170,7 @@ def is_users(config: Configuration, key: str) -> bool:
 
 
 def option_keys(config: Configuration) -> set[str]:
-    """Returns the keys that a flag or -o names on the command line: what a run that goes on may
+    """Returns the keys that a flag or -o names on the command line: what a resumed run may
     change.
     """
     return {

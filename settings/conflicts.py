@@ -74,11 +74,11 @@ def _of_run(config: Configuration) -> Iterator[Conflict]:
     if resume and config.EVAL:
         yield "MODEL.RESUME", "None with -eval; give the weights by -pretrained FILE"
     if resume and resume != "auto" and config.MODEL.PRETRAINED:
-        yield "MODEL.RESUME", "auto together with -pretrained, or only one of the two"
+        yield "MODEL.RESUME", "auto if -pretrained is given as well, or only one of the two"
     if config.TO_STATIC and config.MODEL.get("RECOMPUTE"):
         yield "TO_STATIC", "False with MODEL.RECOMPUTE"
     if config.TO_STATIC and config.MODEL.get("PATCH_DROP_END") is not None:
-        yield "TO_STATIC", "False with MODEL.PATCH_DROP_END: a graph has one share of patches"
+        yield "TO_STATIC", "False with MODEL.PATCH_DROP_END: a graph keeps one share of patches"
     if config.CUDNN_BENCHMARK and config.DETERMINISTIC:
         yield (
             "CUDNN_BENCHMARK",
@@ -87,9 +87,9 @@ def _of_run(config: Configuration) -> Iterator[Conflict]:
     if not config.EVAL and config.MODEL.get("HEAD_BATCH_NORM") and config.DATA.BATCH_SIZE == 1:
         yield (
             "DATA.BATCH_SIZE",
-            "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance",
+            "2 or more with MODEL.HEAD_BATCH_NORM: a batch of one image has no variance",
         )
-    # A restart goes on from the newest checkpoint of OUTPUT, and begins anew without one.
+    # A restart resumes from the newest checkpoint of OUTPUT, and starts over without one.
     restartable = config.OUTPUT and resume in (None, "auto") and not config.TRAIN.LAST_EPOCH
     if config.DIST.MAX_RESTART and not config.EVAL and not restartable:
         yield (
@@ -112,7 +112,7 @@ def _of_retrieval(config: Configuration) -> Iterator[Conflict]:
     if config.TO_STATIC:
         yield "TO_STATIC", "False with RETRIEVAL"
     if config.DATA.LABELS is not None:
-        yield "DATA.LABELS", "None with RETRIEVAL: an image has one class"
+        yield "DATA.LABELS", "None with RETRIEVAL, which needs one class per image"
 
 
 def _of_probes(config: Configuration) -> Iterator[Conflict]:
@@ -128,7 +128,7 @@ def _of_probes(config: Configuration) -> Iterator[Conflict]:
 
 
 def _of_sharded_weights(config: Configuration) -> Iterator[Conflict]:
-    """Stage 3 needs blocks that are computed anew, and no second copy of all weights."""
+    """Stage 3 needs blocks that are computed again, and no second copy of all weights."""
     strategy = config.DIST.STRATEGY
     if config.EVAL or config.DIST.ENGINE != "fleet" or not strategy.sharding:
         return
@@ -136,11 +136,14 @@ def _of_sharded_weights(config: Configuration) -> Iterator[Conflict]:
         return
     key = "DIST.STRATEGY.sharding_configs.stage"
     if "RECOMPUTE" not in config.MODEL:
-        yield key, f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE"
+        yield key, f"1 or 2 with {config.MODEL.TYPE}, which doesn't support MODEL.RECOMPUTE"
     elif not config.MODEL.RECOMPUTE:
         yield "MODEL.RECOMPUTE", f"True with {key} 3"
     if config.TRAIN.MODEL_EMA:
-        yield "TRAIN.MODEL_EMA", f"False with {key} 3: each process would hold all weights"
+        yield (
+            "TRAIN.MODEL_EMA",
+            f"False with {key} 3: each process would hold a copy of all weights",
+        )
 
 
 def _of_data(config: Configuration) -> Iterator[Conflict]:
@@ -165,24 +168,27 @@ def _of_data(config: Configuration) -> Iterator[Conflict]:
     sizes = data.MULTI_SCALE
     if sizes is not None:
         if data.SAMPLER == "per_class":
-            yield "DATA.MULTI_SCALE", "None with DATA.SAMPLER per_class: its batches have one size"
+            yield (
+                "DATA.MULTI_SCALE",
+                "None with DATA.SAMPLER per_class, whose batches have one size",
+            )
         if len(set(sizes)) < len(sizes) or repeats:
-            yield "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1"
+            yield "DATA.MULTI_SCALE", "None, or different sizes, with REPEATED_AUGMENT 1"
         if data.SCALE_SCHEDULE == "progressive":
             if len(sizes) < 2:
                 yield "DATA.MULTI_SCALE", "two sizes or more with SCALE_SCHEDULE progressive"
             if config.TRAIN.MAX_MINUTES is not None:
                 yield (
                     "TRAIN.MAX_MINUTES",
-                    "None with SCALE_SCHEDULE progressive: its steps don't take equally long",
+                    "None with SCALE_SCHEDULE progressive, whose steps differ in duration",
                 )
     if data.FOLDS is not None:
         if data.FOLD >= data.FOLDS:
-            yield "DATA.FOLD", f"0 to {data.FOLDS - 1}, of FOLDS"
+            yield "DATA.FOLD", f"0 to {data.FOLDS - 1}, below FOLDS"
         if data.VAL_SPLIT is not None:
             yield "DATA.FOLDS", "None with VAL_SPLIT: set only one of the two"
     if data.CACHE is not None and data.SKIP_BROKEN:
-        yield "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image"
+        yield "DATA.CACHE", "None with SKIP_BROKEN: a cache has to contain every image"
 
 
 def _of_crops(config: Configuration) -> Iterator[Conflict]:
@@ -212,17 +218,17 @@ def _of_whole_images(config: Configuration) -> Iterator[Conflict]:
         if mode in ("short", "own"):
             yield (
                 "DATA.CROP_MODE",
-                f"center or squash with TASK {config.TASK}, whose images are of one size",
+                f"center or squash with TASK {config.TASK}, whose images have one size",
             )
         return
     if mode == "center":
-        yield "DATA.CROP_MODE", f"short, squash or own with TASK {config.TASK}, which crops nothing"
+        yield "DATA.CROP_MODE", f"short, squash or own with TASK {config.TASK}, which doesn't crop"
     if mode == "squash" and config.DATA.CROP_PCT != 1:
-        yield "DATA.CROP_PCT", f"1.0 with TASK {config.TASK}, which crops nothing"
+        yield "DATA.CROP_PCT", f"1.0 with TASK {config.TASK}, which doesn't crop"
 
 
 def _of_patches(config: Configuration) -> Iterator[Conflict]:
-    """Packed images (NUM_TOKENS) differ in size, and their pixels are no picture."""
+    """Packed images (NUM_TOKENS) differ in size, and their pixels aren't a picture."""
     data = config.DATA
     train = config.TRAIN
     if data.NUM_TOKENS is None:
@@ -234,7 +240,7 @@ def _of_patches(config: Configuration) -> Iterator[Conflict]:
         )
     if config.TASK not in ("classification", "multilabel"):
         yield "DATA.NUM_TOKENS", f"None with TASK {config.TASK}, which reads images of one size"
-    place = "with DATA.NUM_TOKENS, by which images keep their ratio"
+    place = "with DATA.NUM_TOKENS, which keeps the aspect ratio of images"
     if data.CROP_MODE != "center":
         yield "DATA.CROP_MODE", f"center, its default, {place}"
     if data.CORRUPTION is not None:
@@ -246,10 +252,10 @@ def _of_patches(config: Configuration) -> Iterator[Conflict]:
     if data.LOADER != "paddle":
         yield "DATA.LOADER", f"paddle {place}"
     if data.MULTI_SCALE is not None:
-        yield "DATA.MULTI_SCALE", f"None {place}; TOKEN_LENGTHS takes its place"
+        yield "DATA.MULTI_SCALE", f"None {place}; set TOKEN_LENGTHS instead"
     lengths = data.TOKEN_LENGTHS
     if lengths is not None and (len(set(lengths)) < len(lengths) or train.REPEATED_AUGMENT > 1):
-        yield "DATA.TOKEN_LENGTHS", "None, or numbers, each once, with REPEATED_AUGMENT 1"
+        yield "DATA.TOKEN_LENGTHS", "None, or different numbers, with REPEATED_AUGMENT 1"
     if train.CROP != "random_resized":
         yield "TRAIN.CROP", f"random_resized {place}"
     if train.RANDOM_ERASE_PROB:
@@ -261,7 +267,7 @@ def _of_patches(config: Configuration) -> Iterator[Conflict]:
         elif train.CUTMIX_ALPHA:
             key = "CUTMIX_ALPHA"
         off = "None" if key == "CUTMIX_MINMAX" else "0.0"
-        yield f"TRAIN.{key}", f"{off} {place}: images of two shapes aren't mixed"
+        yield f"TRAIN.{key}", f"{off} {place}: images of different shapes can't be mixed"
     if train.DISTILLATION_TYPE is not None:
         yield "TRAIN.DISTILLATION_TYPE", f"None {place}: the teacher reads images of one size"
 
@@ -277,13 +283,13 @@ def _of_patch_sizes(config: Configuration) -> Iterator[Conflict]:
     if len(set(sizes)) < len(sizes) or any(side % size for side in sides for size in sizes):
         fitting = [size for size in range(1, min(sides) + 1) if not any(s % size for s in sides)]
         known = ", ".join(map(str, fitting))
-        yield key, f"divisors of DATA.IMAGE_SIZE {image}, each once: {known}"
+        yield key, f"different divisors of DATA.IMAGE_SIZE {image}: {known}"
     if config.DATA.MULTI_SCALE is not None:
         yield "DATA.MULTI_SCALE", f"None with {key}: both change the number of patches"
     if config.TO_STATIC:
-        yield "TO_STATIC", f"False with {key}: a graph has patches of one size"
+        yield "TO_STATIC", f"False with {key}: a graph needs patches of one size"
     if config.TRAIN.DISTILLATION_TYPE == "feature" or config.TRAIN.LOSS == "token_label":
-        yield key, "None where the patches are compared with a teacher's or with labels of patches"
+        yield key, "None if patches are compared with those of a teacher or with patch labels"
 
 
 def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:
@@ -292,13 +298,13 @@ def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:
         if data.IMAGE_CHANNELS != 3:
             yield "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION"
         if float_pixels(data):
-            yield "DATA.IMAGE_DTYPE", "auto with DATA.CORRUPTION, of 8-bit colours"
+            yield "DATA.IMAGE_DTYPE", "auto with DATA.CORRUPTION, which needs 8-bit colours"
         if min(pair(data.IMAGE_SIZE)) < _LEAST_CORRUPTED:
             yield "DATA.IMAGE_SIZE", f"{_LEAST_CORRUPTED} or more with DATA.CORRUPTION"
     if data.LABELS is not None and data.CLASSES not in (None, "present"):
         yield (
             "DATA.CLASSES",
-            "None or present with DATA.LABELS, which are ImageNet's classes themselves",
+            "None or present with DATA.LABELS, whose labels are the classes of ImageNet",
         )
     for key in ("CLASSES", "LABELS"):
         if data[key] is not None and config.TASK != "classification":
@@ -311,7 +317,7 @@ def _of_float_pixels(config: Configuration) -> Iterator[Conflict]:
     if config.EVAL or not float_pixels(data):
         return
     place = f"with IMAGE_CHANNELS {data.IMAGE_CHANNELS} of float32"
-    reason = "it is for colours and grey of 8 bits"
+    reason = "it supports 8-bit colour and grey images only"
     if train.AUTO_AUGMENT is not None:
         yield "TRAIN.AUTO_AUGMENT", f"None {place}: {reason}"
     if train.COLOR_JITTER:
@@ -327,7 +333,7 @@ def _of_dali(config: Configuration) -> Iterator[Conflict]:
     train = config.TRAIN
     if config.EVAL or data.LOADER != "dali":
         return
-    reason = "with DATA.LOADER dali, which crops, resizes and flips"
+    reason = "with DATA.LOADER dali, which only crops, resizes and flips"
     if train.AFFINE != [0.0, 0.0, 0.0]:
         yield "TRAIN.AFFINE", f"[0.0, 0.0, 0.0] {reason}"
     if train.AUTO_AUGMENT is not None:
@@ -354,7 +360,7 @@ def _of_losses(config: Configuration) -> Iterator[Conflict]:
     if isinstance(weights, list) and max(weights) < 1e-6:
         yield (
             "TRAIN.CLASS_WEIGHTS",
-            "a value above 0, and 1e-6 or more: nothing would be learned",
+            "a value of 1e-6 or more; otherwise nothing would be learned",
         )
     if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
         if config.MODEL.get("PATCH_DROP"):
@@ -363,7 +369,7 @@ def _of_losses(config: Configuration) -> Iterator[Conflict]:
                 "0 with DISTILLATION_TYPE feature: the student needs every patch",
             )
         if train.LOSS == "token_label":
-            yield "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature"
+            yield "TRAIN.LOSS", "another optimizer with DISTILLATION_TYPE feature"
 
 
 def _of_metric_losses(config: Configuration) -> Iterator[Conflict]:
@@ -372,7 +378,7 @@ def _of_metric_losses(config: Configuration) -> Iterator[Conflict]:
     if config.EVAL or not is_read_by(config.TASK, "TRAIN.LOSS"):
         return
     if loss in ("arcface", "proxy_anchor") and config.MODEL.get("HEAD_COSINE") is None:
-        yield "MODEL.HEAD_COSINE", f"the scale of cosines, such as 64, with TRAIN.LOSS {loss}"
+        yield "MODEL.HEAD_COSINE", f"a scale of the cosines, such as 64, with TRAIN.LOSS {loss}"
     if loss == "triplet":
         if train.DISTILLATION_TYPE is not None:
             yield "TRAIN.DISTILLATION_TYPE", "None with TRAIN.LOSS triplet"
@@ -381,7 +387,7 @@ def _of_metric_losses(config: Configuration) -> Iterator[Conflict]:
     # Nothing of these losses could apply them.
     unweighted = loss == "proxy_anchor" or (loss == "triplet" and not train.TRIPLET_CROSS_ENTROPY)
     if unweighted and train.SMOOTHING:
-        yield "TRAIN.SMOOTHING", f"0.0 with TRAIN.LOSS {loss}, which has no probabilities"
+        yield "TRAIN.SMOOTHING", f"0.0 with TRAIN.LOSS {loss}, which has no target probabilities"
     if unweighted and train.CLASS_WEIGHTS is not None:
         yield "TRAIN.CLASS_WEIGHTS", f"None with TRAIN.LOSS {loss}"
 
@@ -393,7 +399,7 @@ def _of_schedule(config: Configuration) -> Iterator[Conflict]:
     warmup = train.WARMUP_EPOCHS
     cooldown = train.COOLDOWN_EPOCHS
     if sorted(set(schedule.MILESTONES)) != schedule.MILESTONES:
-        yield "TRAIN.LR_SCHEDULER.MILESTONES", "epochs in rising order, each once"
+        yield "TRAIN.LR_SCHEDULER.MILESTONES", "different epochs in ascending order"
     if cooldown and warmup + cooldown > epochs:
         yield "TRAIN.COOLDOWN_EPOCHS", f"at most NUM_EPOCHS {epochs} - WARMUP_EPOCHS {warmup}"
     if config.EVAL:
@@ -401,8 +407,8 @@ def _of_schedule(config: Configuration) -> Iterator[Conflict]:
     if schedule.NAME == "wsd" and warmup + (schedule.WSD_DECAY_EPOCHS or 0) + cooldown > epochs:
         yield (
             "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS",
-            f"at most the {max(0, epochs - warmup - cooldown):g} of {epochs} epochs that warm-up "
-            "and cool-down leave",
+            f"at most the {max(0, epochs - warmup - cooldown):g} of {epochs} epochs that are left "
+            "between warm-up and cool-down",
         )
     if 0 < epochs <= warmup:
         yield (
@@ -425,11 +431,11 @@ def _of_mixing(config: Configuration) -> Iterator[Conflict]:
     if config.TRAIN.LOSS not in takers:
         yield (
             "TRAIN.LOSS",
-            f"{', '.join(takers[:-1])} or {takers[-1]}: mixup and CutMix make distributions, "
-            "not labels",
+            f"{', '.join(takers[:-1])} or {takers[-1]}: mixup and CutMix yield "
+            "distributions, not labels",
         )
     if not config.EVAL and config.DATA.BATCH_SIZE % 2:
-        yield "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours"
+        yield "DATA.BATCH_SIZE", "an even number: mixup and CutMix pair the images of a batch"
 
 
 def _of_multilabel(config: Configuration) -> Iterator[Conflict]:
@@ -440,12 +446,12 @@ def _of_multilabel(config: Configuration) -> Iterator[Conflict]:
     if config.TRAIN.LOSS not in takers:
         yield (
             "TRAIN.LOSS",
-            f"one of {', '.join(takers)} with TASK {config.TASK}: a yes or no for each class",
+            f"one of {', '.join(takers)} with TASK {config.TASK}, which decides on each class separately",
         )
     if config.TRAIN.DISTILLATION_TYPE is not None:
         yield (
             "TRAIN.DISTILLATION_TYPE",
-            f"None with TASK {config.TASK}: distillation is for one class per image",
+            f"None with TASK {config.TASK}: distillation needs one class per image",
         )
     if config.DATA.SAMPLER != "shuffle":
         yield (
@@ -471,12 +477,12 @@ def _of_target_threshold(config: Configuration) -> Iterator[Conflict]:
         yield (
             "TRAIN.BCE_TARGET_THRESH",
             f"above {other:.3g} (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise "
-            "all targets would be 1",
+            "all targets are 1",
         )
     if threshold >= label:
         yield (
             "TRAIN.BCE_TARGET_THRESH",
-            f"below {label:.3g} (the label's own target): otherwise all targets would be 0",
+            f"below {label:.3g} (the target of the label): otherwise all targets are 0",
         )
 
 
@@ -495,4 +501,4 @@ def _of_heads(config: Configuration) -> Iterator[Conflict]:
     if stride is not None:
         window = pair(config.DATA.IMAGE_SIZE)
         if any(step > side for step, side in zip(pair(stride), window, strict=True)):
-            yield "HEAD.STRIDE", "at most IMAGE_SIZE, so that windows leave no pixels out"
+            yield "HEAD.STRIDE", "at most IMAGE_SIZE, so that the windows cover all pixels"

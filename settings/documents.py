@@ -38,10 +38,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a
             configuration can be.
     """
-    # A run's folder may be a stranger's, and later errors tell a file's keys. Another file was
+    # A run's folder may be a stranger's, and later errors quote a file's keys. Another file was
     # named by the user.
     if path.name == RUN_CONFIG and leads_out(path):
-        raise InputError(f"{path}: it is a link out of its folder; name the file that it leads to")
+        raise InputError(f"{path}: it is a link to a file outside its folder; name that file")
     with reading(path, "a configuration"):
         try:
             content = _Reader(_text(path)).read()
@@ -56,9 +56,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     # A key may be set twice in two spellings: "TRAIN.LOSS: a" and "TRAIN: {LOSS: b}".
     counts = Counter(key for key, _ in leaves(content))
     if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise InputError(
-            f"{path}: found the key {printable(twice)} a second time; leave one of them out"
-        )
+        raise InputError(f"{path}: the key {printable(twice)} occurs twice; remove one of the two")
     return content
 
 
@@ -68,7 +66,7 @@ def _text(path: Path) -> str:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise Unreadable(
-            f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file"
+            f"has more than {MOST_BYTES} bytes, too many for a configuration; name a YAML file"
         )
     try:
         return data.decode("utf-8-sig")
@@ -77,7 +75,7 @@ def _text(path: Path) -> str:
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             found = "UTF-16"
         raise Unreadable(
-            f"isn't text in UTF-8: found {found} at {error.start}; save it as UTF-8"
+            f"isn't valid UTF-8: found {found} at position {error.start}; save it as UTF-8"
         ) from None
 
 
@@ -96,7 +94,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         self.allowance = Allowance(len(text))
 
     def read(self) -> Any:
-        """Returns what the document holds."""
+        """Returns the content of the document."""
         try:
             node = self.get_single_node()
             return None if node is None else self._value(node, ())
@@ -116,9 +114,7 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
     def _value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
         self.left -= 1
         if self.left < 0 or node in above:
-            raise Unreadable(
-                f"has more than {_MOST_VALUES} values, or an alias leads back to where it stands"
-            )
+            raise Unreadable(f"has more than {_MOST_VALUES} values, or an alias refers to itself")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if node.tag == f"{_TAG}seq" and isinstance(node, yaml.SequenceNode):
@@ -131,16 +127,14 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         for key, value in node.value:
             name = self._key(key)
             if name in found:
-                raise Unreadable(
-                    f"{_place(key)}found the key {name} a second time; leave one of them out"
-                )
+                raise Unreadable(f"{_place(key)}the key {name} occurs twice; remove one of the two")
             found[name] = self._value(value, (*above, node))
         return found
 
     def _key(self, node: yaml.Node) -> str:
         if node.tag == f"{_TAG}merge":
             raise Unreadable(
-                f"{_place(node)}found the merge key <<, which isn't read; write the keys, or use BASE"
+                f"{_place(node)}the merge key << isn't supported; write the keys, or use BASE"
             )
         name = self._scalar(node) if isinstance(node, yaml.ScalarNode) else node
         if not isinstance(name, str):

@@ -71,5 +71,5 @@ def _effect(needs: tuple[Need, ...], values: Mapping[str, Any]) -> list[str]:
     if needs:
         lines.append(f"effect   none {', or '.join(need.text for need in needs)}")
     missing = unmet(needs, values)
-    lines.append(f"here     no effect {missing.text}" if missing else "here     it has an effect")
+    lines.append(f"here     no effect {missing.text}" if missing else "here     has an effect")
     return lines

@@ -44,7 +44,7 @@ STORED = _stored_as("Files", "Shards", "Arrays")
 
 
 def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:
-    """Returns what each key needs, by dotted key.
+    """Returns the needs of each key, by dotted key.
 
     A key that components read needs one of these components, besides what it declares. All
     components but datasets, heads and tasks are for training.
@@ -102,7 +102,7 @@ def refuse_idle(
 ) -> None:
     """Checks that each key that was set has an effect, whatever its value.
 
-    Three cases are no error. What takes the key's effect away was set later: ``-o
+    Three cases aren't errors. What takes the key's effect away was set later: ``-o
     TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS. The key stands in a file, and its need is one
     that files may wait for: EVAL in the file that also trains. The value is None, which takes back
     what an earlier file set.
@@ -125,7 +125,7 @@ def refuse_idle(
                 continue
             if any(given[other].level > source.level for other in need.keys if other in given):
                 continue
-            change = ", or set that" if need.text.startswith("without") else ""
+            change = ", or set what it needs" if need.text.startswith("without") else ""
             raise InputError(
-                f"{source.source}: {key} does nothing {need.text}; leave it out{change}"
+                f"{source.source}: {key} has no effect {need.text}; leave it out{change}"
             )

@@ -58,7 +58,7 @@ class Key(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """Returns what the key takes, in words."""
+        """Describes the values of the key."""
         words = list(map(str, self.choices)) or [*_kind_names(self.kind), *self.words]
         if self.optional:
             words.append("None")
@@ -176,7 +176,10 @@ Processes = Annotated[
     int, Range("-1 (all), or 1 to 10000", lambda value: value == -1 or 1 <= value <= 10_000)
 ]
 FilePath = Annotated[
-    str, Range(f"a path of at most {_LONGEST_PATH} bytes, {_LONGEST_NAME} a name", _is_path)
+    str,
+    Range(
+        f"a path of at most {_LONGEST_PATH} bytes, with names of at most {_LONGEST_NAME}", _is_path
+    ),
 ]
 # What a signature's annotation may name.
 VOCABULARY: dict[str, Any] = {
@@ -217,7 +220,7 @@ def key_of(
         else:
             kinds.append(part)
     if not all(kind in (bool, int, float, str) for [kind] in map(_as_list, kinds)):
-        raise TypeError(f"{annotation} is no type of a key")
+        raise TypeError(f"{annotation} isn't supported as the type of a key")
     limits = next((mark for mark in marks if isinstance(mark, Range)), None)
     needs += tuple(mark for mark in marks if isinstance(mark, Need))
     choices: tuple[Any, ...] = ()

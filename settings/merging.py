@@ -240,7 +240,7 @@ class Keys:
         """
         if where.source != COMMAND_LINE and key in self.sections:
             raise InputError(
-                f"{where.source}: {key} is a section, which takes keys; found {quoted(value)}"
+                f"{where.source}: {key} is a section and needs keys; found {quoted(value)}"
             )
         # What an architecture's key takes depends on MODEL.TYPE, which may still change
         # (``keep_model_keys``).
@@ -304,11 +304,11 @@ class Keys:
         read.append(path)
         if len(read) > _MOST_FILES:
             raise InputError(
-                f"{path}: BASE leads to more than {_MOST_FILES} files, perhaps the same ones again and again;"
-                " name fewer"
+                f"{path}: BASE includes more than {_MOST_FILES} files; check for repeated ones,"
+                " and name fewer"
             )
         if path in including:
-            raise InputError(f"{path}: BASE leads back to this file; take it out of BASE")
+            raise InputError(f"{path}: BASE includes this file itself; remove it from BASE")
         content = read_yaml(given_path)
         _check_names(content.pop("NAMES", {}), path)
         sources, level_of_others = self._take_given(content, path)
@@ -316,9 +316,7 @@ class Keys:
         without = content.pop("WITHOUT", None)
         # An empty BASE counts: another file may have it beside a BASE of its own.
         if without is not None and "BASE" not in content:
-            raise InputError(
-                f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one"
-            )
+            raise InputError(f"{path}: WITHOUT needs a BASE whose keys it removes; add one")
         may_be_paddlevits = reading.is_family(path, content) or "BASE" not in content
         if may_be_paddlevits and self._merge_paddlevits(config, path, content):
             return
@@ -376,7 +374,7 @@ class Keys:
     ) -> tuple[dict[str, tuple[int, str]], int]:
         """Takes GIVEN out of the content of a file.
 
-        A run's config.yaml has every key. GIVEN tells which of them somebody had set, and where.
+        A run's config.yaml has every key. GIVEN says which of them somebody had set, and where.
         Earlier releases wrote levels without sources, the first ones no GIVEN.
 
         Returns:
@@ -475,11 +473,11 @@ def _check_names(names: Any, path: Path) -> None:
 
 
 def _check_type(content: dict[str, Any], path: Path) -> None:
-    """Checks that a file's architecture and task are here. This comes before the check of its keys,
+    """Checks that a file's architecture and task are supported. This comes before the check of its keys,
     because an error about one of them would be misleading.
 
     Raises:
-        InputError: one isn't here.
+        InputError: one isn't supported.
     """
     keys = dict(leaves(content))
     may_be_absent = "BASE" not in content and not segmentation.is_segmentation(keys)

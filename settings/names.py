@@ -104,7 +104,7 @@ def hub_weights(name: str, file: Path | None) -> str:
     tag_of_name = current_name(name).partition(".")[2]
     known = tags(plain)
     if not known:
-        raise InputError(f"timm has no weights of {name}; give pretrained=FILE, or leave it out")
+        raise InputError(f"timm has no weights of {name}; pass pretrained=FILE, or leave it out")
     tag = tag_of_name or tag_of_file or _table()["default"].get(plain, known[0])
     # timm stores these weights once, under the name with the usual GELU.
     return f"hf-hub:timm/{plain.replace('_clip_quickgelu_', '_clip_')}.{tag}"
@@ -136,7 +136,7 @@ def families() -> dict[str, list[str]]:
 def instead(name: str, files: Sequence[Path]) -> str:
     """Returns the end of the error about a model's name that means no file: advice, or "".
 
-    If the name is timm's, the advice says that this variant, or its whole family, isn't here.
+    If the name is timm's, the advice says that this variant, or its whole family, isn't included.
     Otherwise it is the nearest name.
 
     Args:
@@ -151,15 +151,15 @@ def instead(name: str, files: Sequence[Path]) -> str:
     if family is None or plain in here:
         return nearest_model(name, [file.stem for file in files])
     if not here:
-        return f"; timm's {family} isn't here, docs/models/index.md lists what is"
+        return f"; timm's {family} isn't included, docs/models/index.md lists the models that are"
     near = difflib.get_close_matches(plain, here, 3, 0.0)
     count = f"{len(here)} of the {len(members)} names of timm's {family}"
-    return f"; {count} are here, this one isn't; the nearest are {', '.join(near)}"
+    return f"; {count} are included, but not this one; the nearest are {', '.join(near)}"
 
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    """Returns what timm_tags.json holds.
+    """Returns the content of timm_tags.json.
 
     - "tags": for each architecture, the number of the way in which images are prepared, by tag.
     - "ways": for each number, the values of _IMAGE_KEYS.

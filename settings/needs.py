@@ -87,9 +87,9 @@ def _cuts(values: Values) -> bool:
 
 # Only tasks that train on the data's labels read a key with this need, and those that list the key
 # (``settings.tasks``). ``settings.idle`` replaces it by a need that names these tasks.
-LABELS = Need("without a TASK that reads it", ("TASK",), lambda _: True)
+LABELS = Need("with a TASK that doesn't read it", ("TASK",), lambda _: True)
 # Only tasks whose model has a classifier read a key with this need. It is replaced in the same way.
-CLASSIFIER = Need("without a TASK whose model has a classifier", ("TASK",), lambda _: True)
+CLASSIFIER = Need("with a TASK whose model has no classifier", ("TASK",), lambda _: True)
 # Only tasks that train on one view of an image read a key with this need. It is replaced, too.
 ONE_VIEW = Need("with a TASK that draws views of its own", ("TASK",), lambda _: True)
 # Only tasks whose model gives a class for each pixel read a key with this need. It is replaced, too.
@@ -105,12 +105,12 @@ LOADED_AHEAD = Need(
     _loads_ahead,
 )
 EIGHT_BITS = Need(
-    "with pixels of float32, which aren't decoded that way",
+    "with float32 pixels, which are decoded differently",
     ("DATA.IMAGE_DTYPE", "DATA.IMAGE_CHANNELS"),
     _decodes_eight_bits,
 )
 OWN_BATCH = Need(
-    "with DATA.GLOBAL_BATCH, of which it is a share",
+    "with DATA.GLOBAL_BATCH, which determines it",
     ("DATA.GLOBAL_BATCH",),
     _uses_batch_size,
 )

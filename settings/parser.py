@@ -24,7 +24,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
     def number(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) < 1 << 20:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least {least}")
         return int(text)
 
     return number
@@ -95,13 +95,13 @@ class Parser(argparse.ArgumentParser):
         )
         self.passes_on = passes_on
         self.others = others
-        self.add_argument("-h", "--help", action="help", help="print this, and end")
+        self.add_argument("-h", "--help", action="help", help="print this help and exit")
         version = f"paddle-vit-toolkit {__version__}"
         self.add_argument(
             "--version",
             action="version",
             version=version,
-            help="print the toolkit's version, and end",
+            help="print the version of the toolkit and exit",
         )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
             "the following arguments are required:", "missing:"
         )
         message = re.sub(r"^(-\w+): expected .*one argument$", r"\1 has no value", message)
-        raise InputError(f"command line: {message}; -h says what it takes")
+        raise InputError(f"command line: {message}; -h lists the options")
 
     def instead(self, name: str, values: list[str]) -> str:
         """Returns what to write instead of an unknown flag, such as "; did you mean -top?".

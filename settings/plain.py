@@ -45,7 +45,7 @@ def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = 
 
     Raises:
         Unreadable: it is something else, or would take too much memory.
-        ValueError, RecursionError: it is no JSON, or nested too deep.
+        ValueError, RecursionError: it isn't JSON, or nested too deep.
     """
     # An object and each of its entries take at most 250 bytes, an item of a list 160, a character
     # 4.
@@ -73,7 +73,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole(digits: str) -> int:
     if len(digits) > LONGEST_NUMBER:
-        raise Unreadable(f"it holds a number of {len(digits)} digits")
+        raise Unreadable(f"it contains a number of {len(digits)} digits")
     return int(digits)
 
 
@@ -81,13 +81,13 @@ def _real(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise Unreadable(
-            f"it holds the number {printable(digits, LONGEST_NUMBER)}, which is too large"
+            f"it contains the number {printable(digits, LONGEST_NUMBER)}, which is too large"
         )
     return number
 
 
 def _constant(name: str) -> Any:
-    raise Unreadable(f"it holds {name}, which is no number")
+    raise Unreadable(f"it contains {name}, which isn't a number")
 
 
 def check_form(values: Any, form: Form, needed: tuple[str, ...] = (), where: str = "") -> None:

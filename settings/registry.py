@@ -54,7 +54,7 @@ class Registry:
 
     Args:
         name: the name of the variable that holds this registry. ``find_decorated`` looks for it.
-        key: the key that chooses one of them. The keys that they read stand beside it.
+        key: the key that chooses one of them. The keys that they read are next to it.
         room: the folder that contains their files.
         optional: whether the key may be None, which is its default then.
         section: the section of the keys that they read; None: the one that ``key`` is in.

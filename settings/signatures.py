@@ -27,12 +27,14 @@ def argument(
     """
     if default is None or word.annotation is None:
         missing = "default" if default is None else "type"
-        raise InputError(f"{where} has no {missing}; as a key it needs one")
+        raise InputError(f"{where} has no {missing}, which a key needs")
     annotation = ast.unparse(word.annotation)
     try:
         key = _of_annotation(annotation)
     except (AttributeError, NameError, TypeError, SyntaxError):
-        raise InputError(f"{where} is {annotation}; a key takes {', '.join(VOCABULARY)}") from None
+        raise InputError(
+            f"{where} is {annotation}; the type of a key is one of {', '.join(VOCABULARY)}"
+        ) from None
     key = key._replace(name=name, text=meanings.get(word.arg, ""))
     value = ast.literal_eval(default)
     return key if value is None else key._replace(default=key.value(value, where))

@@ -15,7 +15,7 @@ _FOREIGN = {
     "-cfg={}": "arch arch.name c config m model",
     "AMP": "use_amp",
     "BEST_METRIC": "eval_metric",
-    "CUDA_VISIBLE_DEVICES= before the command: its GPUs, or none for a CPU": "device",
+    "CUDA_VISIBLE_DEVICES= before the command: the GPUs to use, or none for the CPU": "device",
     "CUDA_VISIBLE_DEVICES={} before the command": "gpus",
     "DATA.BATCH_SIZE": "b",
     "DATA.BATCH_SIZE_EVAL": "dataloader.eval.sampler.batch_size validation_batch_size vb",

@@ -1,4 +1,4 @@
-"""What a task declares where it is registered: its columns, its classes and answers, its keys.
+"""The declarations of a task in its registration: its columns, its classes and answers, its keys.
 
     @tasks.register("rotation", metrics="acc1", columns="", classes="0 90 180 270")
     class Rotation(Task):
@@ -136,7 +136,7 @@ def check_tasks(shared: Mapping[str, Key]) -> None:
         for pattern in declared.get("reads", "").split():
             if not any(fnmatchcase(key, pattern) for key in keys):
                 raise InputError(
-                    f"{where}reads has {quoted(pattern)}, which is no key with the need LABELS"
+                    f"{where}reads has {quoted(pattern)}, which isn't a key with the need LABELS"
                     f"{nearest(pattern, keys)}"
                 )
 

@@ -23,7 +23,7 @@ from settings.tasks import answers_of
 
 TASKS = ("masked", "rotation")
 TRAINED = [*without(TINY, "MODEL.NUM_CLASSES", "REPORT"), "TRAIN.MODEL_EMA", "True"]
-NO_CLASSES = "was trained by TASK masked, which gives no classes; tools/features.py computes its"
+NO_CLASSES = "was trained by TASK masked, which doesn't predict classes; compute its"
 # The words of a command, its exit status, and a pattern of what it prints.
 MASKED = [
     ("tools/predict.py {run} {images}", 2, NO_CLASSES),
@@ -31,24 +31,24 @@ MASKED = [
     ("tools/predict.py {run} {images} -o TASK classification", 2, "weights of TASK masked, found"),
     ("tools/serve.py {run} -port 0", 2, NO_CLASSES),
     ("tools/visualize.py predictions {run} {images} -output {out}/v", 2, NO_CLASSES),
-    ("tools/visualize.py cam {run} {images} -output {out}/v", 2, "no class has a map; use attent"),
+    ("tools/visualize.py cam {run} {images} -output {out}/v", 2, "use attent"),
     ("tools/visualize.py attention {run} {images} -output {out}/v", 0, "8 pictures of attention"),
     ("tools/export_model.py -pretrained {run} -output {out}/x -format paddlex", 2, NO_CLASSES),
     ("tools/convert_weights.py {run} {out}/x.npz", 0, "tensors of .*left out: 2 tensors of deco"),
     ("tools/robustness.py -output={out} -pretrained={best}", 2, "TASK is masked, expected classi"),
     ("tools/show_batch.py -cfg={run}/config.yaml -output={out}/x.png", 0, "x.png is written"),
-    ("tools/compare_runs.py {run} {run}-2", 0, "not tested: TASK masked gives no classes that are"),
+    ("tools/compare_runs.py {run} {run}-2", 0, "not tested: TASK masked doesn't predict classes"),
     ("examples/gather_predictions.py -output {out}/x.csv -pretrained {best}", 2, "TASK is masked"),
     ("main_single_gpu.py -eval -pretrained={best} -output={out}/x", 0, r"summary: loss: 0\.\d+;"),
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o TASK classification",
         2,
-        "best: weights of TASK masked, found TASK classification; give -o TASK masked\n$",
+        "best: weights of TASK masked, found TASK classification; pass -o TASK masked\n$",
     ),
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
         2,
-        "EVAL_ENGINE does nothing without TASK classification or fixmatch or multilabel",
+        "EVAL_ENGINE has no effect without TASK classification or fixmatch or multilabel",
     ),
 ]
 ROTATION = [
@@ -58,18 +58,22 @@ ROTATION = [
     ("main_single_gpu.py -eval -pretrained={best} -output={out}/x", 0, r"summary: loss: 1\.\d+;"),
     ("tools/show_batch.py -cfg={run}/config.yaml -output={out}/x.png", 0, "x.png is written"),
 ]
-NO_IMAGE = "TASK segmentation, which gives a class for each pixel, and none for an image; tools/pre"
+NO_IMAGE = "TASK segmentation, which classifies pixels, not images; tools/pre"
 SEGMENTATION = [
     ("tools/predict.py {run} {images} -format csv", 0, r'/0\.png",1,\d,"[a-z]+",\d+\.\d+,\n'),
     (
         "tools/predict.py {run} {images} -format pictures -output {out}/p",
         2,
-        "take -format overlays",
+        "use -format overlays",
     ),
     ("tools/visualize.py predictions {run} {images} -output {out}/v", 2, NO_IMAGE),
     ("tools/visualize.py cam {run} {images} -output {out}/v", 2, NO_IMAGE),
     ("tools/visualize.py attention {run} {images} -output {out}/v", 2, NO_IMAGE),
-    ("tools/features.py {run} {images} -output {out}/f.npy", 2, "give its encoder's YAML file"),
+    (
+        "tools/features.py {run} {images} -output {out}/f.npy",
+        2,
+        "pass the YAML file of its encoder",
+    ),
     (
         "tools/export_model.py -pretrained {run} -output {out}/x",
         0,
@@ -86,7 +90,7 @@ SEGMENTATION = [
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
         2,
-        "EVAL_ENGINE does nothing without TASK classification or fixmatch or multilabel",
+        "EVAL_ENGINE has no effect without TASK classification or fixmatch or multilabel",
     ),
 ]
 
@@ -199,7 +203,7 @@ def test_an_export_of_a_model_without_classes_gives_its_features(copy, tmp_path)
     )
     assert done.returncode == 0, done.stderr
     assert "left out: 2 tensors of decoder, 1 of mask_token\n" in done.stdout
-    assert "the outputs are features: the model gives no classes\n" in done.stdout
+    assert "the outputs are features, because the model has no classes\n" in done.stdout
     assert "features differ from the eager ones by" in done.stdout
     manifest = json.loads((tmp_path / "x" / "preprocess.json").read_text())
     assert (manifest["task"], manifest["classes"], manifest["features"]) == ("masked", [], True)
@@ -213,7 +217,7 @@ def test_an_export_of_a_model_without_classes_gives_its_features(copy, tmp_path)
     with pytest.raises(Exception, match="task is 'masked', expected one of .*classification, "):
         open_export(tmp_path / "x")
     done = run(copy, "tools/predict.py", tmp_path / "x", copy / "images")
-    assert (done.returncode, "an export of a classifier gives classes" in done.stderr) == (2, True)
+    assert (done.returncode, "export a classifier" in done.stderr) == (2, True)
 
 
 @pytest.mark.long
@@ -230,7 +234,7 @@ def test_a_training_goes_on_from_a_checkpoint_and_a_classifier_begins_with_it(co
     assert done.returncode == 0, done.stderr
     told = (
         "left out: 2 tensors of decoder, 1 of mask_token; "
-        "classifier left fresh: none in the file, 10 in the model\n"
+        "classifier initialised randomly: none in the file, 10 in the model\n"
     )
     assert told in done.stdout
     assert "acc1" in json.loads((tmp_path / "tuned" / "result.json").read_text())
@@ -250,7 +254,7 @@ def test_two_ranks_leave_a_report_without_classes_and_with_pictures(copy, tmp_pa
     assert re.findall("<h2>([^<]*)", page) == [
         "Reconstructions",
         "Curves",
-        "Configuration, where it isn&#x27;t the default",
+        "Configuration: changed keys",
         "Environment",
         "Speed",
     ]
@@ -265,7 +269,7 @@ def test_a_picture_that_is_none_does_not_get_into_a_report(tmp_path):
     assert _drawn("Reconstructions", tmp_path / "reconstructions.png") == ""
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "reconstructions.png").symlink_to(tmp_path / "secret")
-    with pytest.raises(InputError, match="reconstructions.png: it is no PNG"):
+    with pytest.raises(InputError, match="reconstructions.png: it isn't a PNG"):
         _drawn("Reconstructions", tmp_path / "reconstructions.png")
 
 

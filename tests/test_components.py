@@ -164,15 +164,15 @@ def test_a_components_key_may_have_a_range_of_its_own(tmp_path, monkeypatch):
     [
         (
             '@losses.register("a")\ndef a(of, *, b=1): ...\n',
-            "two.py, line 2: b has no type; as a key it needs one",
+            "two.py, line 2: b has no type, which a key needs",
         ),
         (
             '@losses.register("a")\ndef a(of, *, b: Any = 1): ...\n',
-            "two.py, line 2: b is Any; a key takes bool, int, float, str",
+            "two.py, line 2: b is Any; the type of a key is one of bool, int, float, str",
         ),
         (
             '@losses.register("a")\ndef a(of, *, b: int.one = 1): ...\n',
-            "two.py, line 2: b is int.one; a key takes bool, int, float, str",
+            "two.py, line 2: b is int.one; the type of a key is one of bool, int, float, str",
         ),
         (
             '@losses.register("known")\ndef a(of): ...\n',
@@ -231,7 +231,7 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
         ({"reads": "TRAIN.LOSS"}, "reads has no effect, because columns has labels"),
         (
             {"columns": "", "reads": "TRAIN.MIXUP_ALFA"},
-            "reads has 'TRAIN.MIXUP_ALFA', which is no key with the need LABELS; did you mean TRAIN.MIXUP_ALPHA?",
+            "reads has 'TRAIN.MIXUP_ALFA', which isn't a key with the need LABELS; did you mean TRAIN.MIXUP_ALPHA?",
         ),
         ({"views": "local"}, "views is 'local', expected pixels among the columns"),
         ({"views": ""}, "views is '', expected pixels among the columns"),
@@ -432,24 +432,24 @@ def test_two_processes_train_the_task_that_is_shown_as_one_does(copy):
 
 REFUSED = [
     (["TASK", "rotatoin"], r"TASK is 'rotatoin', expected one of .*rotation.*; did you mean rotation\?"),
-    (["TASK", "rotation", "TRAIN.SMOOTHING", "0.3"], r"SMOOTHING does nothing without TASK classification or fixmatch or multilabel"),
-    (["TASK", "rotation", "TRAIN.LOSS", "bce"], r"TRAIN.LOSS does nothing without TASK classification or fixmatch or multilabel"),
-    (["TASK", "rotation", "MODEL.NUM_CLASSES", "4"], r"NUM_CLASSES does nothing without TASK classification or fixmatch or multilabel"),
-    (["METHOD.TURNS", "3"], r"METHOD.TURNS does nothing without TASK rotation"),
+    (["TASK", "rotation", "TRAIN.SMOOTHING", "0.3"], r"SMOOTHING has no effect without TASK classification or fixmatch or multilabel"),
+    (["TASK", "rotation", "TRAIN.LOSS", "bce"], r"TRAIN.LOSS has no effect without TASK classification or fixmatch or multilabel"),
+    (["TASK", "rotation", "MODEL.NUM_CLASSES", "4"], r"NUM_CLASSES has no effect without TASK classification or fixmatch or multilabel"),
+    (["METHOD.TURNS", "3"], r"METHOD.TURNS has no effect without TASK rotation"),
     (["TASK", "rotation", "METHOD.TURNS", "5"], r"METHOD.TURNS is 5, expected 2 to 4"),
     (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of .*flowers, .*; did you mean flowers\?"),
     (["TRAIN.OPTIMIZER.NAME", "SignSDG"], r"NAME is 'SignSDG', expected one of .*SignSGD.*; did you mean SignSGD\?"),
     (["TRAIN.LR_SCHEDULER.NAME", "cubik"], r"NAME is 'cubik', expected one of .*cubic, .*; did you mean cubic\?"),
     (["TRAIN.LOSS", "polly"], r"TRAIN.LOSS is 'polly', expected one of .*poly, .*; did you mean poly\?"),
     (["TRAIN.POLY_EPSILN", "1"], r"command line: unknown key TRAIN.POLY_EPSILN; did you mean TRAIN.POLY_EPSILON\?"),
-    (["TRAIN.POLY_EPSILON", "1"], r"command line: TRAIN.POLY_EPSILON does nothing without TRAIN.LOSS poly; leave it"),
+    (["TRAIN.POLY_EPSILON", "1"], r"command line: TRAIN.POLY_EPSILON has no effect without TRAIN.LOSS poly; leave it"),
     (["TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "no"], r"TRAIN.POLY_EPSILON takes float, found 'no' \(str\)"),
     (["TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "0"], r"TRAIN.POLY_EPSILON is 0.0, expected 1e-12 to 1000000"),
     (["TRAIN.LOSS", "poly", "TRAIN.MIXUP_ALPHA", "1"], r"'poly', expected .*auto, .*bce, .*: mixup and"),
     (["DATA.DATASET", "flowers", "DATA.FLOWERS_EVERY", "0"], r"DATA.FLOWERS_EVERY is 0, expected 1 to 1000000"),
-    (["DATA.DATASET", "digits", "DATA.FLOWERS_EVERY", "2"], r"FLOWERS_EVERY does nothing without DATA.DATASET flowers"),
-    (["TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.EPS", "1"], r"EPS does nothing without .*NAME Adam or .*AdamW or "),
-    (["EVAL", "True", "TRAIN.POLY_EPSILON", "1"], r"TRAIN.POLY_EPSILON does nothing under EVAL"),
+    (["DATA.DATASET", "digits", "DATA.FLOWERS_EVERY", "2"], r"FLOWERS_EVERY has no effect without DATA.DATASET flowers"),
+    (["TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.EPS", "1"], r"EPS has no effect without .*NAME Adam or .*AdamW or "),
+    (["EVAL", "True", "TRAIN.POLY_EPSILON", "1"], r"TRAIN.POLY_EPSILON has no effect under EVAL"),
 ]  # fmt: skip
 
 
@@ -478,6 +478,6 @@ def test_an_operation_that_there_isnt_is_named(copy):
         "rand-tFogg",
     )
     assert done.returncode == 2
-    assert "and 'tFogg' in it is unknown" in done.stderr
+    assert "in which 'tFogg' is unknown" in done.stderr
     assert done.stderr.strip().endswith("; did you mean Fog?")
     assert not (copy / "absent").exists()

@@ -190,7 +190,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         ),
         (
             ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],
-            "mixup and CutMix make distributions, not labels",
+            "mixup and CutMix yield distributions, not labels",
         ),
         (
             ["TRAIN.CUTMIX_ALPHA", "1", "DATA.BATCH_SIZE", "7"],
@@ -205,7 +205,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
             ["TRAIN.CLASS_WEIGHTS", "even"],
             "TRAIN.CLASS_WEIGHTS takes a list of floats or auto, found 'even' (str)",
         ),
-        (["AMP_EVAL", "True"], "AMP_EVAL does nothing without AMP True; leave it out"),
+        (["AMP_EVAL", "True"], "AMP_EVAL has no effect without AMP True; leave it out"),
         (
             ["DETERMINISTIC", "True", "CUDNN_BENCHMARK", "True"],
             "CUDNN_BENCHMARK is True, expected False with DETERMINISTIC: which algorithm is fastest changes from run",
@@ -228,13 +228,13 @@ def test_wrong_options_are_named(options, message):
         ("MODEL:\n  DEPHT: 3\n", "unknown key MODEL.DEPHT; did you mean MODEL.DEPTH?"),
         ("- 1\n", "expected a mapping of keys, found list"),
         ("A: [1\n", "not valid YAML"),
-        ("BASE: ['bad.yaml']\n", "BASE leads back to this file; take it out of BASE"),
+        ("BASE: ['bad.yaml']\n", "BASE includes this file itself; remove it from BASE"),
         ("BASE: ['absent.yaml']\n", "no configuration file"),
         ("SEED: 2001-13-45\n", "found no timestamp in '2001-13-45': month must be in 1..12)"),
-        ("MODEL: vit\n", "bad.yaml: MODEL is a section, which takes keys; found 'vit'"),
+        ("MODEL: vit\n", "bad.yaml: MODEL is a section and needs keys; found 'vit'"),
         (
             "MODEL: &a {TRANS: *a}\n",
-            "has more than 50000 values, or an alias leads back to where it stands",
+            "has more than 50000 values, or an alias refers to itself",
         ),
         (  # 9 ** 9 values
             "A: &a {X: 1}\n"
@@ -244,14 +244,14 @@ def test_wrong_options_are_named(options, message):
             ),
             "has more than 50000 values",
         ),
-        ("SEED: 1\nSEED: 2\n", "line 2: found the key SEED a second time; leave one of them out"),
+        ("SEED: 1\nSEED: 2\n", "line 2: the key SEED occurs twice; remove one of the two"),
         (
             "TRAIN: {LOSS: a}\nTRAIN.LOSS: b\n",
-            "found the key TRAIN.LOSS a second time; leave one of them out",
+            "the key TRAIN.LOSS occurs twice; remove one of the two",
         ),
         (
             "A: &a {X: 1}\nB: {<<: *a}\n",
-            "line 2: found the merge key <<, which isn't read; write the keys, or use BASE",
+            "line 2: the merge key << isn't supported; write the keys, or use BASE",
         ),
         ("1: 2\n", "line 1: found the key 1 (int), expected text"),
         ("[a]: 2\n", "line 1: found the key a list or a mapping, expected text"),
@@ -278,11 +278,12 @@ def test_wrong_files_are_named(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    ("coding", "found"), [("utf-16", "UTF-16 at 0"), ("latin-1", "the byte 0xe9 at 8")]
+    ("coding", "found"),
+    [("utf-16", "UTF-16 at position 0"), ("latin-1", "the byte 0xe9 at position 8")],
 )
 def test_a_file_that_is_not_in_utf_8_is_named(tmp_path, coding, found):
     (tmp_path / "bad.yaml").write_text("TAG: caf\u00e9\n", encoding=coding)
-    with pytest.raises(InputError, match=f"isn't text in UTF-8: found {found}; save it as UTF-8"):
+    with pytest.raises(InputError, match=f"isn't valid UTF-8: found {found}; save it as UTF-8"):
         get_config(tmp_path / "bad.yaml")
 
 
@@ -398,7 +399,7 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
     own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
     with pytest.raises(
         InputError,
-        match="own.yaml: WITHOUT removes keys that a BASE sets, but there is no BASE; add one",
+        match="own.yaml: WITHOUT needs a BASE whose keys it removes; add one",
     ):
         get_config(own)
     own.write_text("BASE: ''\nWITHOUT: [TRAIN]\n")

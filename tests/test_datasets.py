@@ -58,7 +58,7 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
         (
             "train_list.txt",
             None,
-            r"train_list.txt: there is no such file; .* holds the folders train, val .* give -dataset=folder",
+            r"train_list.txt: there is no such file; .* holds the folders train, val .* pass -dataset=folder",
         ),
         (
             "train_list.txt",
@@ -83,7 +83,7 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
         (
             "train_list.txt",
             "train/a/0.png 0\n",
-            r"validation has 1 classes that no training image has: class 1",
+            r"validation has 1 classes without a training image: class 1",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_folder_names_what_is_wrong(tmp_path):
         get_datasets(dataset_config("folder", tmp_path))
     (tmp_path / "1.jpg").touch()
     with pytest.raises(
-        InputError, match="train: no class folders; .* holds 1 image; give the folder above it"
+        InputError, match="train: no class folders; .* holds 1 image; pass the folder above it"
     ):
         get_datasets(dataset_config("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
@@ -120,7 +120,7 @@ def test_folder_names_what_is_wrong(tmp_path):
     with pytest.raises(InputError, match=r"the data has 2 classes, MODEL\.NUM_CLASSES is 1"):
         get_dataset(dataset_config("folder", tmp_path, classes=1), "train")
     (tmp_path / "train" / "empty").mkdir()
-    with pytest.raises(InputError, match="empty: holds no image"):
+    with pytest.raises(InputError, match="empty: no image files found"):
         get_dataset(dataset_config("folder", tmp_path), "train")
 
 
@@ -158,7 +158,7 @@ def test_cifar_names_what_is_wrong(tmp_path):
     cifar_archive(tmp_path, *CIFAR10, b"other", ("batches.meta", b"label_names"))
     with pytest.raises(
         InputError,
-        match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)",
+        match="(can't be read as cifar10's archive|it contains (3|15) images of uint8 and (2|4|10|20) labels)",
     ):
         get_dataset(config, "train")
     for labels in ((0, 1), (0, 1, 1, 0)):  # of three images
@@ -167,7 +167,7 @@ def test_cifar_names_what_is_wrong(tmp_path):
         )
         with pytest.raises(
             InputError,
-            match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)",
+            match="(can't be read as cifar10's archive|it contains (3|15) images of uint8 and (2|4|10|20) labels)",
         ):
             get_dataset(config, "train")
 
@@ -257,7 +257,7 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     dataset = get_dataset(dataset_config("folder", tmp_path), "train")
     with pytest.raises(
         RunError,
-        match=r"train/a/2.png: it is of no known format; BMP.* are read; repair or remove it, or train",
+        match=r"train/a/2.png: its format is unknown; BMP.* are supported; repair or remove it, or train",
     ):
         dataset[2]
     tolerant = get_dataset(dataset_config("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
@@ -459,10 +459,10 @@ def test_a_task_without_labels_gets_none_and_its_model_has_no_outputs(unlabelled
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"task": "segmentation"}, "is of TASK segmentation, TASK is classification; change one"),
-        ({"columns": ""}, "has no labels, TASK classification needs them; change one of the two"),
-        ({"columns": "mask"}, "has no labels, TASK classification needs them; change one"),
-        ({"task": "multilabel"}, "is of TASK multilabel, TASK is classification; change one"),
+        ({"task": "segmentation"}, "is for TASK segmentation, TASK is classification; change one"),
+        ({"columns": ""}, "has no labels, which TASK classification needs; change one of the two"),
+        ({"columns": "mask"}, "has no labels, which TASK classification needs; change one"),
+        ({"task": "multilabel"}, "is for TASK multilabel, TASK is classification; change one"),
     ],
 )
 def test_a_dataset_for_another_task_is_refused(monkeypatch, declared, message):

@@ -127,7 +127,7 @@ def test_every_option_that_is_shown_is_taken():
                 get_config(None, ["OUTPUT", "RUN", *words, *others])
             except InputError as error:
                 # the text around it names the other key
-                if f"{words[0]} does nothing without " not in str(error):
+                if f"{words[0]} has no effect without " not in str(error):
                     refused.append((file.name, words, str(error)))
     assert refused == []
     assert checked > 30

@@ -44,18 +44,18 @@ def ended(monkeypatch):
         (
             FULL,
             1,
-            "error: [Errno 28] No space left on device: 'run/log.txt'; free some space, then -resume=auto goes on",
+            "error: [Errno 28] No space left on device: 'run/log.txt'; free some space, then continue with -resume=auto",
         ),
         (
             MemoryError("5 GB"),
             1,
-            "error: out of memory: 5 GB; take smaller batches, or end what else holds it",
+            "error: out of memory: 5 GB; use smaller batches, or end other processes that use it",
         ),
         (
             OSError(CUDA),
             1,
             "error: the GPU can't be used: no CUDA-capable device is detected (CUDA error 100); "
-            "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+            "set CUDA_VISIBLE_DEVICES to GPUs that nvidia-smi -L lists, or unset it",
         ),
         (
             OSError(errno.EMFILE, "Too many open files", "a.jpg"),
@@ -80,8 +80,8 @@ def ended(monkeypatch):
         (
             OSError(errno.ENOTDIR, "Not a directory", os.path.expanduser("~/.cache/paddle")),
             2,
-            f"error: Paddle's import makes {os.path.expanduser('~/.cache')}, found Not a directory; "
-            "set HOME to a folder of yours",
+            f"error: Paddle can't create {os.path.expanduser('~/.cache')} (Not a directory); "
+            "set HOME to a writable folder",
         ),
         (
             RuntimeError("can't start new thread"),
@@ -122,7 +122,7 @@ def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceb
 def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch):
     monkeypatch.setattr(devices, "num_gpus_of_paddle", lambda: 2)
     with pytest.raises(
-        errors.InputError, match="^2 GPUs are visible, but Paddle finds none; tools/doctor.py"
+        errors.InputError, match="^2 GPUs are visible, but Paddle finds none; run tools/doctor.py"
     ):
         devices.check_seen(0)
     devices.check_seen(2)
@@ -148,7 +148,7 @@ def test_nothing_is_quoted_of_a_file_that_a_link_leads_to(tmp_path, kind):
             raise kind(f"found '{file.read().decode()}'")
         assert ("secret" in str(caught.value)) == quoted
     assert str(caught.value).startswith(
-        "its file: can't be read as a list (it is a link out of its folder: name the "
+        "its file: can't be read as a list (it is a link to a file outside its folder: name that "
     )
 
 
@@ -157,7 +157,8 @@ def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
     (tmp_path / "private.yaml").write_text("token: secret\n")
     (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
     with pytest.raises(
-        InputError, match="run/config.yaml: it is a link out of its folder; name the file"
+        InputError,
+        match="run/config.yaml: it is a link to a file outside its folder; name that file",
     ):
         read_yaml(tmp_path / "run" / "config.yaml")
 
@@ -180,7 +181,7 @@ def test_a_configuration_that_the_user_names_may_be_a_link(tmp_path):
     (folder / "mine.yaml").symlink_to(tmp_path / "own.yaml")
     assert read_yaml(folder / "mine.yaml") == {"TRAIN": {"NUM_EPOCHS": 7}}
     (folder / "config.yaml").symlink_to(tmp_path / "own.yaml")
-    with pytest.raises(InputError, match="it is a link out of its folder"):
+    with pytest.raises(InputError, match="it is a link to a file outside its folder"):
         read_yaml(folder / "config.yaml")
 
 
@@ -192,7 +193,9 @@ def test_a_best_checkpoint_outside_of_the_run_is_refused(tmp_path):
     run = tmp_path / "run" / "checkpoints"
     run.mkdir(parents=True)
     (run / "best").symlink_to(secret)
-    with pytest.raises(InputError, match="best: it is a link out of the run's folder") as found:
+    with pytest.raises(
+        InputError, match="best: it is a link to a file outside the run's folder"
+    ) as found:
         find_weights(run.parent)
     assert "hunter2" not in str(found.value)
 

@@ -60,7 +60,7 @@ def test_each_value_knows_its_source_and_what_it_replaced(recipe):
     assert option_keys(config) == {"TRAIN.BASE_LR", "DATA.BATCH_SIZE"}
     assert (
         told(of("-eval", "-batch_size=4"), "DATA.BATCH_SIZE_EVAL")
-        == "flag -batch_size, as -eval is given"
+        == "flag -batch_size, because of -eval"
     )
 
 
@@ -98,7 +98,7 @@ def test_a_file_of_paddlevits_tells_its_own_values_from_its_familys(tmp_path):
     text = "MODEL: {TYPE: swin, DROP_PATH: 0.5}\nTRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 300}\n"
     (tmp_path / "swin.yaml").write_text(text)
     config = get_config(tmp_path / "swin.yaml")
-    family = f"{tmp_path}/swin.yaml, which had it from PaddleViT's defaults (configs/paddlevit/swin_2021.yaml)"
+    family = f"{tmp_path}/swin.yaml, which took it from PaddleViT's defaults (configs/paddlevit/swin_2021.yaml)"
     for key, source in (
         ("MODEL.DROPPATH", str(tmp_path / "swin.yaml")),
         ("TRAIN.BASE_LR", str(tmp_path / "swin.yaml")),
@@ -137,7 +137,7 @@ def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp
             ("MODEL.NUM_CLASSES", "the number of classes that the data has"),
             ("TRAIN.HFLIP", "the defaults"),
         ):
-            assert told(config, key) == f"{file}, which had it from {first}"
+            assert told(config, key) == f"{file}, which took it from {first}"
         levels = {
             key: value_sources(config)[key].level
             for key in ("SEED", "TRAIN.BASE_LR", "TRAIN.MIXUP_PROB", "TRAIN.HFLIP")
@@ -179,12 +179,12 @@ def test_the_weights_that_a_run_began_with_keep_their_source(tmp_path, monkeypat
         config = of("-output=run", "-resume=auto")
         assert (config.MODEL.PRETRAINED, told(config, "MODEL.PRETRAINED")) == (
             None,
-            "the checkpoint, which has the weights",
+            "the checkpoint, which contains the weights",
         )
         file.write_text(resolved_yaml(for_others(config)))
         again = get_config(file)
         assert again.MODEL.PRETRAINED == "gone.npz"
-        assert told(again, "MODEL.PRETRAINED") == f"{file}, which had it from flag -pretrained"
+        assert told(again, "MODEL.PRETRAINED") == f"{file}, which took it from flag -pretrained"
 
 
 @pytest.mark.parametrize("release", ["levels", "nothing"])
@@ -198,7 +198,7 @@ def test_the_files_of_earlier_releases_are_taken(recipe, tmp_path, release):
     config = get_config(file)
     assert config == for_others(get_config(recipe))
     assert told(config, "TRAIN.BASE_LR") == str(file)
-    assert told(config, "TRAIN.HFLIP") == f"{file}, which had it from the defaults"
+    assert told(config, "TRAIN.HFLIP") == f"{file}, which took it from the defaults"
     assert value_sources(config)["TRAIN.BASE_LR"].level == (1 if release == "levels" else -1)
 
 
@@ -251,7 +251,7 @@ TRAIN.BASE_LR: 0.1
   means    The highest learning rate, reached when warm-up ends.
   default  0.003
   effect   none under EVAL
-  here     it has an effect
+  here     has an effect
 
 TRAIN.MIXUP_PROB: 0.9
   from     {recipe.with_name("base.yaml")}
@@ -264,7 +264,7 @@ SEED: 0
   from     the default
   means    Seed of the first weights, of the order of images and of their augmentation.
   default  0
-  here     it has an effect
+  here     has an effect
 """
     )
 

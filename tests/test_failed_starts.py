@@ -32,7 +32,7 @@ NEW = [
         "doesn't fit the model: missing blocks.1.",
     ),
     ([CFG, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
-    ([CFG, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has"),
+    ([CFG, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only"),
     ([CFG, "-o", "TRAIN.FREEZE", "bloks.*"], "TRAIN.FREEZE: 'bloks.*' matches no parameter"),
     ([CFG, "-o", "TRAIN.DISTILLATION_TYPE", "hard"], "TEACHER_MODEL is None"),
     (
@@ -49,10 +49,10 @@ NEW = [
         "no weights at no",
     ),
     ([CFG, "-resume=nowhere"], "no checkpoint at"),
-    (["-resume=run/checkpoints/last"], "epoch 2 is done already"),
+    (["-resume=run/checkpoints/last"], "epoch 2 is completed"),
     (
         ["-resume=run/checkpoints/epoch_0001", "-image_size=12"],
-        "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)",
+        "it is a checkpoint of another model (pos_embed resized from 2 x 2 to 3 x 3)",
     ),
     (
         ["-resume=run/checkpoints/epoch_0001", "-data_path=more"],
@@ -78,24 +78,24 @@ NEW = [
 ]
 # What the folder of a run is refused for.
 OWN = [
-    ([CFG], "already holds a run; go on from it with -resume"),
+    ([CFG], "already contains a run; resume it with -resume"),
     (
         [AUTO, "-image_size=12"],
-        "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)",
+        "it is a checkpoint of another model (pos_embed resized from 2 x 2 to 3 x 3)",
     ),
     ([AUTO, "-pretrained=nowhere"], "no weights at nowhere"),
-    ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has"),
+    ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only"),
     ([AUTO, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
     ([AUTO, "-last_epoch=1"], "TRAIN.LAST_EPOCH is 1, the checkpoint's last epoch is 2"),
     ([AUTO, "-data_path=more"], "its run had 48 training images, the data has 60"),
-    ([AUTO, "-o", "TRAIN.NUM_EPOCHS", "1"], "epoch 2 is done already and TRAIN.NUM_EPOCHS is 1"),
+    ([AUTO, "-o", "TRAIN.NUM_EPOCHS", "1"], "epoch 2 is completed and TRAIN.NUM_EPOCHS is 1"),
     ([AUTO, "-o", "MODEL.DEPTH", "2"], "epoch_0002/model.safetensors doesn't fit the model"),
     (
         ["-resume=run/checkpoints/epoch_0001"],
         "later checkpoints are in the same folder (epoch_0002)",
     ),
-    (["-resume=other/checkpoints/epoch_0001"], "run/checkpoints holds another run than"),
-    (["-eval", "-pretrained=run/checkpoints/last"], "already holds a run"),
+    (["-resume=other/checkpoints/epoch_0001"], "run/checkpoints contains another run than"),
+    (["-eval", "-pretrained=run/checkpoints/last"], "already contains a run"),
 ]
 
 
@@ -162,7 +162,7 @@ def test_a_start_that_fails_leaves_no_folder(place, ranks, monkeypatch):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_start_that_fails_changes_no_run(place, ranks, monkeypatch):
-    cases = [*OWN, ([AUTO, "-output=damaged"], "none of its 2 checkpoints is whole")]
+    cases = [*OWN, ([AUTO, "-output=damaged"], "none of its 2 checkpoints is complete")]
     assert_refused(
         place, cases, [["-output=run", *flags] for flags, _ in cases], ranks, monkeypatch
     )
@@ -193,13 +193,13 @@ def test_ranks_that_were_told_different_things_end_in_a_line(place, tmp_path):
     found = run_ranks(refusal, [place, place], flags)
     assert found[0] == found[1]
     assert found[0].startswith(
-        "rank 1 has DATA.IMAGE_SIZE 8, rank 0 has 12; give every rank the same flags, and"
+        "rank 1 has DATA.IMAGE_SIZE 8, rank 0 has 12; start every rank with the same flags, and"
     )
     assert not (tmp_path / "new").exists()
 
 
 IMAGES = "the validation images differ between rank 0 and rank 1: rank 1 has 5, rank 0 has 6; number 3 is 'val/c/0.png'"
-VALUES = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
+VALUES = "rank 1 loaded different values than rank 0 (MODEL.PRETRAINED): "
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_folder_in_which_another_run_writes_is_not_touched(place, tmp_path, mo
         assert other.stdout.readline() == "locked\n"
         before = held("run")
         for flags in ([CFG], [AUTO]):
-            message = "run: another run writes there (process 4711 on there); wait for it, or choose another -output"
+            message = "run: another run is using it (process 4711 on there); wait for it, or choose another -output"
             assert start_error(["-output=run", *flags]) == message
         assert held("run") == before
         other.stdin.close()
@@ -275,10 +275,10 @@ def test_a_folder_that_another_run_took_meanwhile_is_left_to_it(tmp_path):
     first.begin()
     (tmp_path / "run" / "metrics.jsonl").touch()
     before = held(tmp_path / "run")
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already contains a run"):
         second.begin()
     with pytest.raises(
-        InputError, match="run: another run was there meanwhile; give the command again"
+        InputError, match="run: another run used it in the meantime; repeat the command"
     ):
         going_on.begin()
     assert held(tmp_path / "run") == before
@@ -323,10 +323,13 @@ def test_what_was_told_before_the_folder_was_made_is_in_its_log(tmp_path, capsys
     [
         (
             "file",
-            r"file: can't make the run's folder \(file is a file\); choose another with -output",
+            r"file: can't create the run's folder \(file is a file\); choose another with -output",
         ),
-        ("file/in/it", r"file/in/it: can't make the run's folder \(.*file is a file\); choose"),
-        ("x" * 300, r"OUTPUT is 'x+\.\.\.x+', expected a path of at most 3500 bytes, 200 a name"),
+        ("file/in/it", r"file/in/it: can't create the run's folder \(.*file is a file\); choose"),
+        (
+            "x" * 300,
+            r"OUTPUT is 'x+\.\.\.x+', expected a path of at most 3500 bytes, with names of at most 200",
+        ),
     ],
 )
 def test_a_folder_that_can_not_be_is_refused_at_once(tmp_path, monkeypatch, output, message):
@@ -342,6 +345,7 @@ def test_a_single_process_that_was_launched_several_times_is_refused(monkeypatch
     monkeypatch.setattr(main_single_gpu.launchers, "is_launched", lambda: True)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     with pytest.raises(
-        InputError, match="is one process, but a launcher started several; launch main_multi_gpu.py"
+        InputError,
+        match="runs one process, but a launcher started several; launch main_multi_gpu.py",
     ):
         main_single_gpu.main()

@@ -179,7 +179,7 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
     assert of_predictor.startswith("Returns a trained checkpoint that predicts as ``-eval`` does")
     assert (shape, same, tagged, called) == ([1, 3], True, True, "PyramidVisionTransformerV2")
     wanted = (
-        "InputError: timm has no weights of lenet; give pretrained=FILE, or leave it out",
+        "InputError: timm has no weights of lenet; pass pretrained=FILE, or leave it out",
         "InputError: command line: unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASSES?",
         "InputError: no weights at /none",
         "RuntimeError: Cannot find callable vit_digit in hubconf",

@@ -152,7 +152,7 @@ def is_refused(key, value, *options):
     try:
         get_config(None, [*options, key, str(value)])
     except InputError as error:
-        line = f"command line: {key} does nothing without TASK "
+        line = f"command line: {key} has no effect without TASK "
         return str(error).startswith(line) and "\n" not in str(error)
     return False
 
@@ -216,7 +216,7 @@ def test_a_task_with_views_of_its_own_reads_no_keys_of_one_view(monkeypatch):
         needs = with_tasks({key: _KEYS.shared[key].needs})[key]
         [need] = [need for need in needs if need.keys == ("TASK",)]
         assert [task for task in tasks.names() if need.met({"TASK": task})] == others
-        line = f"command line: {key} does nothing {need.text}; leave it out"
+        line = f"command line: {key} has no effect {need.text}; leave it out"
         given = {key: Given(1, "command line")}
         with pytest.raises(InputError, match=f"^{line}$"):
             refuse_idle(DEFAULTS | {"TASK": "own_views", key: 1}, given, {key: needs})
@@ -239,7 +239,7 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             continue
         with pytest.raises(
             InputError,
-            match=rf"^command line: {key} does nothing (without|with|under) .*; leave it out",
+            match=rf"^command line: {key} has no effect (without|with|under) .*; leave it out",
         ):
             get_config(None, [*mode, key, default])
         refused.add(key)
@@ -259,51 +259,51 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
     [
         (
             ["TRAIN.MODEL_EMA_DECAY", "0.9"],
-            "DECAY does nothing without TRAIN.MODEL_EMA True; leave it out, or set that",
+            "DECAY has no effect without TRAIN.MODEL_EMA True; leave it out, or set what it needs",
         ),
         (
             ["TRAIN.TEACHER_PATH", "x"],
-            "TEACHER_PATH does nothing without TRAIN.DISTILLATION_TYPE hard or soft or feature; leave",
+            "TEACHER_PATH has no effect without TRAIN.DISTILLATION_TYPE hard or soft or feature; leave",
         ),
         (
             ["TRAIN.BCE_SUM", "True"],
-            "TRAIN.BCE_SUM does nothing without TRAIN.LOSS bce; leave it out, or set that",
+            "TRAIN.BCE_SUM has no effect without TRAIN.LOSS bce; leave it out, or set what it needs",
         ),
         (
             ["TRAIN.GRAD_CLIP_MODE", "agc"],
-            "TRAIN.GRAD_CLIP_MODE does nothing without TRAIN.GRAD_CLIP; leave it out, or",
+            "TRAIN.GRAD_CLIP_MODE has no effect without TRAIN.GRAD_CLIP; leave it out, or",
         ),
         (
             ["TRAIN.MIXUP_OFF_EPOCH", "3"],
-            "nothing without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUT",
+            "no effect without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUT",
         ),
         (
             ["TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.OPTIMIZER.BETAS", "[0.9,0.99]"],
-            "BETAS does nothing with TRAIN.OPTIMIZER.NAME ",
+            "BETAS has no effect with TRAIN.OPTIMIZER.NAME ",
         ),
         (
             ["MODEL.PRETRAINED_CLASSES", "imagenet22k"],
-            "PRETRAINED_CLASSES does nothing without MODEL.PRETRAINED; leave",
+            "PRETRAINED_CLASSES has no effect without MODEL.PRETRAINED; leave",
         ),
         (
             ["TRAIN.LAYER_DECAY_GROUPS", "timm"],
-            "LAYER_DECAY_GROUPS does nothing without TRAIN.LAYER_DECAY; leave it out",
+            "LAYER_DECAY_GROUPS has no effect without TRAIN.LAYER_DECAY; leave it out",
         ),
         (
             ["EVAL_ENGINE", "inference"],
-            "EVAL_ENGINE does nothing without EVAL True; leave it out, or set that",
+            "EVAL_ENGINE has no effect without EVAL True; leave it out, or set what it needs",
         ),
         (
             ["EVAL", "True", "TRAIN.MIXUP_ALPHA", "0.2"],
-            "command line: TRAIN.MIXUP_ALPHA does nothing under EVAL; leave",
+            "command line: TRAIN.MIXUP_ALPHA has no effect under EVAL; leave",
         ),
         (
             ["DATA.DATASET", "digits", "DATA.DATA_PATH", "x"],
-            "DATA.DATA_PATH does nothing with DATA.DATASET ",
+            "DATA.DATA_PATH has no effect with DATA.DATASET ",
         ),
         (
             ["DATA.BATCH_SIZE", "8", "DATA.GLOBAL_BATCH", "16"],
-            "BATCH_SIZE does nothing with DATA.GLOBAL_BATCH, of which",
+            "BATCH_SIZE has no effect with DATA.GLOBAL_BATCH, which",
         ),
     ],
 )
@@ -339,10 +339,10 @@ def test_what_was_switched_off_over_a_key_is_meant(recipe):
     assert get_config(recipe.parent / "mine.yaml").TRAIN.MIXUP_PROB == 0.5
     with pytest.raises(
         InputError,
-        match=r"^command line: TRAIN.MIXUP_PROB does nothing without TRAIN.MIXUP_ALPHA or",
+        match=r"^command line: TRAIN.MIXUP_PROB has no effect without TRAIN.MIXUP_ALPHA or",
     ):
         get_config(recipe.parent / "mine.yaml", ["TRAIN.MIXUP_PROB", "0.5"])
-    with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB does nothing"):
+    with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB has no effect"):
         get_config(recipe, [*OFF, "TRAIN.MIXUP_PROB", "1.0"])
 
 
@@ -351,7 +351,7 @@ def test_a_file_is_named_that_sets_an_idle_key(tmp_path):
     (tmp_path / "mine.yaml").write_text("BASE: idle.yaml\nTRAIN: {BASE_LR: 1.0}\n")
     with pytest.raises(
         InputError,
-        match=r"/idle.yaml: TRAIN.WARMUP_START_LR does nothing without TRAIN.WARMUP_EPOCHS above 0;",
+        match=r"/idle.yaml: TRAIN.WARMUP_START_LR has no effect without TRAIN.WARMUP_EPOCHS above 0;",
     ):
         get_config(tmp_path / "mine.yaml")
 
@@ -372,7 +372,7 @@ def test_the_configuration_that_a_run_writes_is_taken_again(recipe, tmp_path):
     )
     (tmp_path / "config.yaml").write_text(resolved_yaml(again))  # and what that one writes
     get_config(tmp_path / "config.yaml", ["TRAIN.BASE_LR", "0.1"])
-    with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB does nothing"):
+    with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB has no effect"):
         get_config(tmp_path / "config.yaml", ["TRAIN.MIXUP_PROB", "0.5"])
 
 
@@ -382,7 +382,7 @@ def test_evaluating_takes_files_and_flags_of_a_training(recipe):
     (recipe.parent / "eval.yaml").write_text(f"EVAL: true\nTO_STATIC: true\n{RECIPE}")
     assert get_config(recipe.parent / "eval.yaml").EVAL
     with pytest.raises(
-        InputError, match=r"command line: TRAIN.MIXUP_ALPHA does nothing under EVAL; leave it out$"
+        InputError, match=r"command line: TRAIN.MIXUP_ALPHA has no effect under EVAL; leave it out$"
     ):
         config_from_arguments("main", [f"-cfg={recipe}", "-eval", "-o", "TRAIN.MIXUP_ALPHA", "0.2"])
 

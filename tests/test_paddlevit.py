@@ -73,7 +73,7 @@ NO_MODEL = {  # of files whose models aren't here
     "{TYPE: CvT, DROP_RATE: [0.0, 0.1]}": r"DROP_RATE \[0.0, 0.1\], .* expected NUM_STAGES 3 values each",
     "{TYPE: focal, FOCAL: {FOCAL_LEVELS: [3, 1, 1, 1]}}": r"FOCAL_LEVELS \[3, 1, 1, 1\]: expected the pool",
     "{TYPE: halo, ACT: relu, CHANNEL: [32, 64, 128, 256, 512]}": "expected a stem of 64 channels, and four stages",
-    "{TYPE: halo}": "ACT is None, which is no activation there; give relu or silu",
+    "{TYPE: halo}": "ACT is None, which PaddleViT doesn't support either; set relu or silu",
     "{TYPE: halo, ACT: relu, STAGE1_BLOCK: [attn, bottle, attn]}": r"STAGE1_BLOCK to 4 \[\['attn', 'bottle', 'attn'\]",
     "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [attn, attn, attn], HIDDEN_CHANNEL: 512}": "HIDDEN_CHANNEL 512: expected",
     "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [[attn]]}": "expected a stem of 64 channels",
@@ -102,7 +102,7 @@ def test_the_multi_scale_samplers_sizes_are_the_images_by_quarters(read):
         assert found == expected
     with pytest.raises(
         InputError,
-        match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit has",
+        match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit supports",
     ):
         read("MODEL: {TYPE: MobileOne}\nTRAIN: {MULTI_SCALE_SAMPLER_DDP: True}\n")
 
@@ -172,7 +172,7 @@ def test_keys_that_paddlevit_doesnt_read_are_named_once(read):
     text = "MODEL: {TYPE: BEiT, DROPPATH: 0.2}\nTRAIN: {COLOR_JITTER: 0.2, MODEL_EMA_FORCE_CPU: True}\n"
     config = read(text, "EVAL", "True")
     assert [line.partition("; ")[2] for line in config.notes] == [
-        "of no effect there, and ignored: MODEL.DROPPATH, TRAIN.COLOR_JITTER, TRAIN.MODEL_EMA_FORCE_CPU"
+        "without effect in PaddleViT, and ignored: MODEL.DROPPATH, TRAIN.COLOR_JITTER, TRAIN.MODEL_EMA_FORCE_CPU"
     ]
     assert config.MODEL.DROPPATH == 0.0  # as PaddleViT builds it, whatever the file says
 
@@ -202,11 +202,11 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     [
         (
             "MODEL: {TYPE: swin, APE: True}",
-            "MODEL.APE is True, expected False, the only value that this toolkit has",
+            "MODEL.APE is True, expected False, the only value that this toolkit supports",
         ),
         (
             "MODEL: {TYPE: xcit, USE_POS: False}",
-            "MODEL.USE_POS is False, expected True, the only value that this toolkit has",
+            "MODEL.USE_POS is False, expected True, the only value that this toolkit supports",
         ),
         (
             "MODEL: {TYPE: convnext, STEM_TYPE: overlap}",
@@ -218,7 +218,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",
-            "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE is your own",
+            "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE uses the keys",
         ),
         (
             "MODEL: {TYPE: MobileOne, NUM_BLOCKS: [2, 2, 8, 10, 1]}",
@@ -251,7 +251,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {OPTIMIZER: AdamW}",
-            "TRAIN.OPTIMIZER is a section, which takes keys",
+            "TRAIN.OPTIMIZER is a section and needs keys",
         ),
         # a key of PaddleViT's where its keys aren't taken; what nobody has is named before it
         (
@@ -260,7 +260,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, HFLIP: 1}",
-            "swin has no TRAIN.HFLIP; say which defaults",
+            "swin has no TRAIN.HFLIP; choose the defaults",
         ),
         (
             "BASE: paddlevit/swin.yaml\nAUG: {MIXUP: 1}",
@@ -347,7 +347,7 @@ def test_a_file_of_dinos_pretraining_is_the_task_of_that_name(read):
     assert (config.METHOD.LOCAL_VIEWS, config.METHOD.NORM_LAST_LAYER) == (6, True)
     assert (config.METHOD.FREEZE_LAST_LAYER, config.TRAIN.GRAD_CLIP) == (3, 0.3)
     config = read("DATA: {LOCAL_CROPS_NUMBER: 6}\nMODEL: {TYPE: ViT}\nTRAIN: {SMOOTHING: 0.2}\n")
-    assert config.notes[0].endswith("of no effect there, and ignored: TRAIN.SMOOTHING")
+    assert config.notes[0].endswith("without effect in PaddleViT, and ignored: TRAIN.SMOOTHING")
 
 
 def test_a_file_of_a_vit_is_none_of_dinos(read):
@@ -396,7 +396,7 @@ def test_a_file_that_names_a_base_is_ones_own(read):
 def test_a_file_that_may_be_meant_in_two_ways_is_refused(model, own, read):
     with pytest.raises(
         InputError,
-        match="it names no BASE, as PaddleViT's files, but .* has no SAVE_MINUTES; say which",
+        match="it has no BASE, like PaddleViT's files, but .* has no SAVE_MINUTES; choose the",
     ):
         read(f"MODEL: {model}\n{own}\n")
     assert read(f"BASE: ''\nMODEL: {model}\n{own}\n").DATA.IMAGENET_MEAN == HALF
@@ -426,7 +426,7 @@ def test_a_file_of_ones_own_may_be_based_on_a_family(read):
         0.9,
         1e-4,
     )
-    assert "PaddleViT itself decays biases" in config.notes[0]
+    assert "PaddleViT itself applies weight decay to biases" in config.notes[0]
 
 
 # ------------------------------------------------ PaddleViT's way of training
@@ -483,7 +483,7 @@ def test_a_run_takes_a_file_of_paddlevits_as_it_is(program, tmp_path):
         out.count("is read as PaddleViT's, with the defaults of configs/paddlevit/swin.yaml") == 1
     )
     assert "and ignored: MODEL.PATCH_NORM" in out
-    assert out.count("PaddleViT itself decays biases") == 1
+    assert out.count("PaddleViT itself applies weight decay to biases") == 1
     assert "learning rate 3.91e-06" in out  # 5e-4 x 4 / 512
     evaluation = [
         "-cfg=run/config.yaml",

@@ -23,7 +23,7 @@ def test_a_family_and_its_task_are_named_before_the_keys(text, tmp_path):
     file.write_text(f"{text}\nNO_SUCH_KEY: 1\n")
     with pytest.raises(InputError) as error:
         get_config(file)
-    line = f"it is PaddleViT's {TASKS[text]}, a task that isn't here; docs/migrate/paddlevit.md lists what is"
+    line = f"it is PaddleViT's {TASKS[text]}, which isn't supported; docs/migrate/paddlevit.md lists the supported ones"
     assert str(error.value) == f"{file}: {line}"
 
 

@@ -122,16 +122,16 @@ def test_a_models_keys_are_read_by_paddlevits_names():
     [
         (
             "MODEL.TRANS.QK_SCALE",
-            "no key MODEL.TRANS.QK_SCALE; docs/migrate/paddlevit.md says what PaddleViT's key is here",
+            "no key MODEL.TRANS.QK_SCALE; docs/migrate/paddlevit.md lists the keys that replace PaddleViT's",
         ),
         (
             "MODEL.TRANS.IN_CHANNELS",
-            "no key MODEL.TRANS.IN_CHANNELS; it is DATA.IMAGE_CHANNELS here",
+            "no key MODEL.TRANS.IN_CHANNELS; in this toolkit it is DATA.IMAGE_CHANNELS",
         ),
         ("MODEL.TRANS.DEPHT", "no key MODEL.TRANS.DEPHT; did you mean MODEL.DEPTH?"),
         (
             "TRAIN.RAND_AUGMENT",
-            "no key TRAIN.RAND_AUGMENT; docs/migrate/paddlevit.md says what PaddleViT's key is here",
+            "no key TRAIN.RAND_AUGMENT; docs/migrate/paddlevit.md lists the keys that replace PaddleViT's",
         ),
         ("TRAIN.BASELR", "no key TRAIN.BASELR; did you mean TRAIN.BASE_LR?"),
         ("DATA.IMAGESIZE", "no key DATA.IMAGESIZE; did you mean DATA.IMAGE_SIZE?"),
@@ -273,7 +273,7 @@ def test_paddlevits_loader_refuses_what_it_cant_do(option):
     key = option.partition("=")[0]
     with pytest.raises(
         InputError,
-        match=f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with",
+        match=f"PaddleViT's loader doesn't support {key}; leave it out, or call get_dataloader with",
     ):
         get_dataloader(config, train, "train", True)
     get_dataloader(config, train, "val", True)

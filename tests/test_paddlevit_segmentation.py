@@ -214,7 +214,7 @@ def test_a_file_is_a_network_here(name, read):
 def test_keys_that_its_code_does_not_read_are_named(read):
     [note, _] = read("upernet_swin").notes
     assert note.endswith(
-        "of no effect there, and ignored: DATA.BATCH_SIZE_VAL, MODEL.TRANS.HIDDEN_SIZE,"
+        "without effect in PaddleViT, and ignored: DATA.BATCH_SIZE_VAL, MODEL.TRANS.HIDDEN_SIZE,"
         " MODEL.TRANS.PATCH_NORM, MODEL.UPERHEAD.DROP_RATIO, MODEL.UPERHEAD.IN_INDEX,"
         " TRAIN.DECODER_LR_COEF, VAL.MULTI_SCALES_VAL"
     )
@@ -267,7 +267,7 @@ def test_iterations_become_epochs_of_the_dataset(dataset, steps, name, epochs, r
     crop = config.TRAIN.CROP
     assert crop == ("squash" if name == "trans10k" else "scale_jitter")
     assert "n processes train n times as long" in config.notes[-1]
-    assert ("exchanges both sides" in config.notes[-1]) == (name != "trans10k")
+    assert ("swaps height and width" in config.notes[-1]) == (name != "trans10k")
 
 
 def test_rates_are_those_of_its_schedulers(read):
@@ -337,12 +337,12 @@ REFUSED = [
     (
         "DECODER_TYPE: 'UperHead'",
         "NO_SUCH: 1",
-        "it is PaddleViT's for semantic segmentation, which has no key 'MODEL.NO_SUCH'",
+        "PaddleViT's files for semantic segmentation have no key 'MODEL.NO_SUCH'",
     ),
     (
         "DECODER_TYPE: 'UperHead'",
         "DECODER_TIPE: 'UperHead'",
-        "which has no key 'MODEL.DECODER_TIPE'; did you mean MODEL.DECODER_TYPE?",
+        "have no key 'MODEL.DECODER_TIPE'; did you mean MODEL.DECODER_TYPE?",
     ),
     ("AUXIHEAD: True", "LOSS: False", "MODEL.AUX.LOSS is False, expected True"),
     ("AUXIHEAD: True", "AUXIHEAD: False", "MODEL.AUX.AUXIHEAD is False, expected True"),
@@ -385,7 +385,7 @@ REFUSED = [
     (
         "IN_CHANNELS: [12, 24, 48, 96]",
         "IN_CHANNELS: [1, 2, 4, 8]",
-        "MODEL.UPERHEAD.IN_CHANNELS is [1, 2, 4, 8], expected [12, 24, 48, 96], which is",
+        "MODEL.UPERHEAD.IN_CHANNELS is [1, 2, 4, 8], expected [12, 24, 48, 96], which",
     ),
 ]
 
@@ -425,7 +425,9 @@ def test_pyramids_that_are_not_here_are_one_line(line, changed, expected, read):
 
 
 def test_its_defaults_name_no_model():
-    with pytest.raises(InputError, match="it has PaddleViT's defaults, which name no model"):
+    with pytest.raises(
+        InputError, match="it only has PaddleViT's defaults, which don't name a model"
+    ):
         get_config("paddlevit/segmentation.yaml")
 
 

@@ -35,7 +35,7 @@ def text(name):
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
     assert text("reference/keys.md") == page, (
-        "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
+        "write it again: PYTHONPATH=.:tests python tests/support/keys_page.py"
     )
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())
@@ -290,7 +290,7 @@ def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
     page, config = site("guides/gpu.md", repo_url="https://a.b/c/")
     found = docs_site.on_page_markdown("[a](../../tests/support/ranks.py)", page, config, None)
     assert found == "[a](https://a.b/c/blob/main/tests/support/ranks.py)"
-    message = r"^docs/guides/gpu.md: ../../tests/no.py leads to no file$"
+    message = r"^docs/guides/gpu.md: ../../tests/no.py isn't a file$"
     with pytest.raises(FileNotFoundError, match=message):
         docs_site.on_page_markdown("[a](../../tests/no.py)", page, config, None)
 

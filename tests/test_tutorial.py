@@ -81,7 +81,7 @@ def test_both_runs_report_and_are_compared(walk):
         for one, other in (("FULL", "LORA"), ("LORA", "FULL"))
     )
     probability = binomtest(alone, alone + there).pvalue if alone + there else 1.0
-    said = f"of 10 images {alone} are right in the first alone, {there} in the second alone, McNemar's exact test: p ="
+    said = f"of 10 images {alone} are right in the first run only, {there} in the second only, McNemar's exact test: p ="
     assert f"{said} {probability:.3g};" in printed["compare_runs"]
     assert "TRAIN.ADAPTER.NAME" in (folder / "compared.html").read_text()
 

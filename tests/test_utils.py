@@ -118,7 +118,7 @@ def test_more_processes_than_there_are_is_an_error():
         utils.num_processes(cores + 6)
     for none in (0, -2):
         with pytest.raises(
-            InputError, match=f"asks for {none} processes, expected 1 or more; -1 takes all"
+            InputError, match=f"asks for {none} processes, expected 1 or more, or -1 for all"
         ):
             utils.num_processes(none)
 
@@ -216,7 +216,7 @@ def test_what_a_stranger_says_as_a_rank_is_not_unpickled(monkeypatch):
     monkeypatch.setattr(utils.pickle, "loads", lambda data: unpickled.append(data) or loads(data))
     message = (
         "a message claiming to be from rank 1 failed authentication:"
-        " another program sent it, or PADDLE_VIT_SECRET differs between the ranks"
+        " it came from another program, or PADDLE_VIT_SECRET differs between the ranks"
     )
     with pytest.raises(RunError, match=f"^{message}$"):
         utils.all_gather("a")
@@ -233,7 +233,7 @@ def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys, tmp_path):
         log.info("a line")
     with contextlib.suppress(OSError):
         log.handlers[0].close()
-    told = f"{tmp_path}/log.txt: not written (No space left on device); the run goes on\n"
+    told = f"{tmp_path}/log.txt: can't be written (No space left on device); the run continues\n"
     assert capsys.readouterr().err == told
 
 

@@ -1,10 +1,18 @@
-"""How the documents are written: their length in all, and phrases that nobody says."""
+"""How documents and code are written: the documents' length in all, and phrases that nobody says."""
 
 import re
 
 import pytest
 from conftest import ROOT
-from support.words import HAND_WRITTEN, PHRASES, files, phrases, sentences
+from support.words import (
+    HAND_WRITTEN,
+    PHRASES,
+    code_phrases,
+    files,
+    modules,
+    phrases,
+    sentences,
+)
 
 
 def test_the_documents_are_no_longer_than_they_may_be():
@@ -20,6 +28,32 @@ def test_nobody_says_so():
     ] == []
 
 
+def test_nobody_says_so_in_the_code():
+    assert [
+        line
+        for file in modules()
+        for line in code_phrases(file.read_text(encoding="utf-8"), file.relative_to(ROOT))
+    ] == []
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('"""A run that\ngoes on."""', ["1: goes on"]),
+        ('"""What ``goes on`` does.\n\nArgs:\n    tell: is called."""', []),
+        ("# The run\n# goes on.\nx = 1  # It is no file.", ["1: goes on", "3: is no"]),
+        ('x = 1\ny = f"{x}: the {x} tells"\n', ["2: tells"]),
+        ('x = ("it goes"\n  " on")\n', ["1: goes on"]),
+        ('tell = goes.on(f"{told}")\n', []),
+        ('"Scores that tell two kinds of pictures apart."', []),
+    ],
+)
+def test_a_phrase_is_found_in_every_text_of_a_module(source, found):
+    lines = [line.split(":", 3) for line in code_phrases(source, "a.py")]
+    assert [f"{line}:{phrase}" for _, line, phrase, _ in lines] == found
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("text", "found"),
@@ -29,7 +63,7 @@ def test_nobody_says_so():
         ("It is no file.", ["is no"]),
         ("The models that are here", ["are here"]),
         ("The message tells it", ["tells"]),
-        ("what the patterns match hold no path of one", []),
+        ("what the patterns match hold no path of one", ["hold no"]),
         ("A `goes on` in code, and in\n\n```\nit goes on\n```", []),
         ("the run\ngoes\non", ["goes on"]),
     ],

@@ -73,7 +73,7 @@ def _open(file: Path) -> Iterator[dict[str, Any]]:
 
     with open_weights(file) as stored:
         if stored.layout != "torch":
-            advice = "tools/convert_weights.py makes it a .safetensors file first"
+            advice = "convert it to .safetensors by tools/convert_weights.py first"
             raise InputError(f"{file}: not in timm's layout; {advice}")
         yield stored.arrays
 
@@ -117,7 +117,7 @@ def _check_same(first: Path, expected: dict[str, Any], file: Path, arrays: dict[
         if here != there:
             raise InputError(
                 f"{name} {here} in {file}, {there} in {first};"
-                " only checkpoints of one model can be averaged"
+                " only checkpoints of the same model can be averaged"
             )
 
 
@@ -181,8 +181,8 @@ def _check_classes(files: Sequence[Path], described: Sequence[dict[str, str]]) -
             for names in (classes, expected)
         )
         raise InputError(
-            f"output {place} is {here} in {file}, {there} in {first}; only checkpoints of the same"
-            " classes in one order can be averaged"
+            f"output {place} is {here} in {file}, {there} in {first}; only checkpoints with the same"
+            " classes in the same order can be averaged"
         )
 
 
@@ -250,13 +250,13 @@ def choose_greedily(
     if "data_path" in datasets.components[where].keys:
         where += f", {printable(str(config.DATA.DATA_PATH))}"
     print(
-        f"{metric} {_shown(metric, best)} on {results[0]['num_samples']:,} images ({where}), which chose"
-        " the checkpoints: on other images expect less"
+        f"{metric} {_shown(metric, best)} on {results[0]['num_samples']:,} images ({where}), which were used to choose"
+        " the checkpoints: expect less on other images"
     )
     if statistics:
         print(
-            f"note: the running statistics of {statistics} batch norms are averaged, too; they aren't"
-            " those of the averaged model"
+            f"note: the running statistics of {statistics} batch norms are averaged, too, which"
+            " isn't exact for the averaged model"
         )
     return kept
 
@@ -278,11 +278,11 @@ def main() -> None:
         "-greedy",
         "--greedy",
         action="store_true",
-        help="average only the checkpoints that help on validation images",
+        help="average only the checkpoints that improve the result on validation images",
     )
-    text = "with --greedy: by which they are compared; default: the task's first, such as acc1"
+    text = "with --greedy: the metric to compare; default: the first one of the task, such as acc1"
     parser.add_argument("-metric", "--metric", metavar="NAME", help=text)
-    text = "the share of each checkpoint, which add up to 1; default: equal ones"
+    text = "the weight of each checkpoint, 1 in total; default: equal weights"
     parser.add_argument("-weights", "--weights", nargs="+", type=float, metavar="W", help=text)
     add_flags(parser)
     arguments = parser.parse_args()
@@ -291,9 +291,7 @@ def main() -> None:
     if not arguments.greedy:
         given = [name for name in (*FLAGS, "metric", "o") if getattr(arguments, name) is not None]
         if given:
-            raise InputError(
-                f"-{given[0]} is for the evaluations of --greedy; add that, or leave it out"
-            )
+            raise InputError(f"-{given[0]} needs --greedy; add that, or leave it out")
     # After the command line is parsed: these import Paddle.
     from inference.inputs import check_output
     from weights import SUFFIX, find_weights
@@ -323,14 +321,14 @@ def main() -> None:
     print(f"{output}: the {kind} of {count}, {len(arrays)} tensors; from {sources}")
     if not agree:
         print(
-            "note: their descriptions differ, so the file doesn't tell its model; give -cfg with it"
+            "note: their descriptions differ, so the file doesn't name its model; pass -cfg with it"
         )
 
 
 def _check_shares(shares: Sequence[float], checkpoints: int, greedy: bool) -> None:
     """Raises InputError for -weights that don't fit the checkpoints."""
     if greedy:
-        raise InputError("-weights and --greedy both say what is averaged; leave one out")
+        raise InputError("-weights and --greedy can't be combined; leave one out")
     if len(shares) != checkpoints:
         raise InputError(
             f"-weights has {counted(len(shares), 'number')}, expected one for each of the"
@@ -338,7 +336,7 @@ def _check_shares(shares: Sequence[float], checkpoints: int, greedy: bool) -> No
         )
     if not (all(0 <= share <= 1 for share in shares) and abs(sum(shares) - 1) < 1e-6):
         listed = ", ".join(f"{share:g}" for share in shares)
-        raise InputError(f"-weights are {listed}, expected numbers from 0 on that add up to 1")
+        raise InputError(f"-weights are {listed}, expected non-negative numbers that add up to 1")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ with weights that every command takes: -eval, tools/predict.py, tools/export_mod
 -coverage    sets of classes that contain the right one with these probabilities (RAPS,
              arXiv:2009.14193): tools/predict.py CALIBRATED IMAGES -coverage 0.95
 -by_class    the coverage holds for the images of each class
--false_alarms  pictures of something else are told with these shares of false alarms:
+-false_alarms  pictures of something else are detected with these rates of false alarms:
              tools/predict.py CALIBRATED IMAGES -reject 0.05
 -outside     folders of pictures of something else, on which this is measured
 -folds       runs of a cross-validation (DATA.FOLDS), whose held-out images fit the scaling
@@ -47,7 +47,9 @@ MOST_LEVELS = 20
 
 def parsed_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("weights", metavar="RUN", help="a run's folder, or what -eval takes")
+    parser.add_argument(
+        "weights", metavar="RUN", help="a run's folder, or weights that -eval takes"
+    )
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
@@ -61,14 +63,22 @@ def parsed_arguments() -> argparse.Namespace:
     option("false_alarms", type=_levels, default=[0.01, 0.05, 0.1], metavar="LIST", help=text)
     option("outside", nargs="+", default=[], metavar="FOLDER", help="default: none")
     option("folds", nargs="+", default=[], metavar="RUN", help="default: none")
-    text = "the neighbour whose distance is the score knn; 0: without it; default: 10"
+    text = "the score knn is the distance to the K-th neighbour; 0: off; default: 10"
     option("k", type=whole_number(0), default=10, metavar="N", help=text)
-    option("seed", type=whole_number(0), default=0, metavar="N", help="of the parts; default: 0")
+    option(
+        "seed",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="seed for splitting the images; default: 0",
+    )
     option("dataset", metavar="NAME", help="default: the run's, or folder")
     option("data_path", metavar="PATH", help="its folder or file")
-    option("cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it")
+    option(
+        "cfg", metavar="MODEL", help="the model's YAML file or name, if the weights don't name it"
+    )
     option("batch_size", type=whole_number(1), default=32, metavar="N", help="default: 32")
-    text = "processes that load images; default: 2"
+    text = "data loader workers; default: 2"
     option("workers", type=whole_number(0), default=2, metavar="N", help=text)
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
@@ -84,7 +94,7 @@ def _levels(text: str) -> list[float]:
         except ValueError:
             level = 0.0
         if not 0 < level < 1:
-            raise argparse.ArgumentTypeError(f"{part!r} is no share between 0 and 1")
+            raise argparse.ArgumentTypeError(f"{part!r} isn't between 0 and 1")
         levels.append(level)
     if len(levels) > MOST_LEVELS:
         raise argparse.ArgumentTypeError(f"found {len(levels)} levels, at most {MOST_LEVELS}")

@@ -140,7 +140,7 @@ def check_images(
     remarks = len(found) - errors
     if errors:
         verb = "stops" if errors == 1 else "stop"
-        verdict = f"not usable: {errors} of what was found {verb} a run"
+        verdict = f"not usable: {errors} of the findings {verb} a run"
     else:
         noun = "remark" if remarks == 1 else "remarks"
         verdict = f"usable, {remarks} {noun}"
@@ -210,9 +210,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
         relative = os.path.relpath(path, os.path.realpath(output))
         holds_tab = kind == "masks_list" and "\t" in relative
         if relative != relative.strip() or "\n" in relative or holds_tab:
-            raise InputError(
-                f"{printable(path)}: a name like this can't stand in a list; rename it"
-            )
+            raise InputError(f"{printable(path)}: a list can't contain a name like this; rename it")
         return relative
 
     try:
@@ -254,8 +252,8 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
     """Raises InputError if an output can't be written, before the images are read."""
     if (options.output is None) != (options.split is None and options.apply is None):
         raise InputError(
-            "--split SHARE or --apply FILE, and -output DIR, where their lists go, are given"
-            " together or not at all"
+            "--split SHARE or --apply FILE need -output DIR, the folder of their lists, and"
+            " -output needs one of them"
         )
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
         raise InputError(
@@ -263,22 +261,22 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
         )
     name = config.DATA.DATASET
     if options.apply and "labels" not in dataset_columns(name):
-        raise InputError(f"--apply edits labels of images, and those of DATASET {name} have none")
+        raise InputError(f"--apply edits labels, but the images of DATASET {name} have none")
     if options.apply and config.DATA.FOLDS is not None:
         raise InputError(
-            "--apply lists all training images, and DATA.FOLDS would split them; give DATA.FOLDS to"
+            "--apply lists all training images, but DATA.FOLDS would split them; set DATA.FOLDS in"
             " the runs on the lists"
         )
     if options.output and dataset_columns(name) == (MASK,) and name not in ("masks", "masks_list"):
         raise InputError(
-            f"--split lists masks as they are stored, and DATASET {name} stores other indices than"
-            " those of its classes; DATA.VAL_SPLIT splits them in a training"
+            f"--split lists masks as they are stored, but the indices that DATASET {name} stores aren't"
+            " those of its classes; use DATA.VAL_SPLIT in the training instead"
         )
     if options.output:
         for name in (*LISTS.values(), "classes.txt", "colors.txt"):
             file = options.output / name
             if os.path.lexists(file):
-                raise InputError(f"{file} is there already; choose another -output, or remove it")
+                raise InputError(f"{file} already exists; choose another -output, or remove it")
     if options.license and not options.card:
         raise InputError("-license is for --card FILE.md; add that, or leave it out")
     if options.card:
@@ -288,7 +286,7 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
             raise InputError(f"--card {options.card}: {problem.strerror}; choose another")
     for flag, file in (("--report", options.report), ("--card", options.card)):
         if file and (not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise InputError(f"{flag} {file}: its folder isn't there, or can't be written to")
+            raise InputError(f"{flag} {file}: its folder doesn't exist or isn't writable")
     if options.report and options.report.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--report {options.report}: expected a file that ends in .html")
 
@@ -318,7 +316,7 @@ def parsed_arguments() -> argparse.Namespace:
     option(
         "cfg",
         metavar="FILE",
-        help="YAML file, or a model's name, whose number of classes bounds the labels",
+        help="YAML file, or a model's name, whose number of classes limits the labels",
     )
     option(
         "o",
@@ -326,29 +324,40 @@ def parsed_arguments() -> argparse.Namespace:
         action="extend",
         default=[],
         metavar="KEY VALUE",
-        help="any keys; KEY=VALUE as well",
+        help="set any keys; KEY=VALUE works as well",
     )
     option(
-        "split", type=float, metavar="SHARE", help="of each class, for validation; needs -output"
+        "split",
+        type=float,
+        metavar="SHARE",
+        help="share of each class for validation; needs -output",
     )
-    option("groups", metavar="PATTERN|FILE", help="with --split: images that stay together")
-    option("seed", type=int, metavar="N", help="with --split: chooses other images; default: 0")
+    option(
+        "groups", metavar="PATTERN|FILE", help="with --split: groups of images that stay together"
+    )
+    option("seed", type=int, metavar="N", help="with --split: the random seed; default: 0")
     option("apply", type=Path, metavar="FILE", help="an edited table of labels; needs -output")
-    option("output", type=Path, metavar="DIR", help="where --split and --apply write their lists")
+    option(
+        "output", type=Path, metavar="DIR", help="the folder for the lists of --split and --apply"
+    )
     option(
         "report",
         type=Path,
         metavar="FILE.html",
-        help="a page with pictures, which are also beside it as FILE.png",
+        help="a page with pictures, which are also written to FILE.png",
     )
     option("card", type=Path, metavar="FILE.md", help="a dataset card, such as README.md")
-    option("license", metavar="NAME", help="of --card, such as cc-by-4.0; default: not known")
+    option(
+        "license",
+        metavar="NAME",
+        help="with --card: the licence, such as cc-by-4.0; default: unknown",
+    )
     option(
         "workers",
         type=int,
         default=len(os.sched_getaffinity(0)),
         metavar="N",
-        help="default: one per core",
+        help="number of processes; default: one per core",
     )
     options = parser.parse_args()
     if options.workers < 1:
@@ -377,7 +386,7 @@ def main() -> None:
             drawn = write_report(options.report, result)
         except OSError as error:
             raise RunError(
-                f"--report {options.report} isn't written ({error.strerror}); {remedy(error)}"
+                f"--report {options.report} can't be written ({error.strerror}); {remedy(error)}"
             ) from None
         print(f"{options.report} and {drawn} are written")
     if options.card:
@@ -388,7 +397,7 @@ def main() -> None:
                 file.write(dataset_card(config, result, options.license))
         except OSError as error:
             raise RunError(
-                f"--card {options.card} isn't written ({error.strerror}); {remedy(error)}"
+                f"--card {options.card} can't be written ({error.strerror}); {remedy(error)}"
             ) from None
         print(f"{options.card} is written")
     if not result.usable:

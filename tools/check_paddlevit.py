@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("-double", "--double", action="store_true", help="compute in float64")
     arguments = parser.parse_args()
     if not shutil.which(arguments.python):
-        raise InputError(f"-python is {arguments.python}, but there is no such program")
+        raise InputError(f"-python is {arguments.python}, which isn't a program")
     pattern = arguments.pattern.removesuffix(".yaml")
     place = Path(arguments.paddlevit) / "image_classification"
     files = sorted(place.glob(f"*/configs/{pattern}.yaml"), key=lambda file: file.stem)

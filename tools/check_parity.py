@@ -127,7 +127,7 @@ def compare(
         with contextlib.suppress(OSError):
             timm.stdin.close()
         raise RunError(
-            f"{python} gave no logits of {timm_name}: it needs torch and timm (this tool's -h)"
+            f"{python} returned no logits of {timm_name}: it needs torch and timm (see -h)"
         ) from None
     load_weights(model, folder / "weights.safetensors")
     outputs = np.load(folder / "outputs.npz")
@@ -182,7 +182,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if not shutil.which(arguments.python):
-        raise InputError(f"-python is {arguments.python}, but there is no such program")
+        raise InputError(f"-python is {arguments.python}, which isn't a program")
     import paddle
 
     from models import list_models

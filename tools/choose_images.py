@@ -43,14 +43,14 @@ def parsed_arguments() -> argparse.Namespace:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
     option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
-    option("count", type=int, default=20, metavar="N", help="how many images; default: 20")
+    option("count", type=int, default=20, metavar="N", help="number of images; default: 20")
     option("by", choices=RULES, default=RULES[0], help="the rule; default: margin")
-    option("dataset", metavar="NAME", help="of the labelled images; default: the run's")
-    option("data_path", metavar="PATH", help="where the labelled images are now")
-    option("workers", type=int, default=2, metavar="N", help="processes that load; default: 2")
+    option("dataset", metavar="NAME", help="kind of the labelled images; default: the run's")
+    option("data_path", metavar="PATH", help="current folder of the labelled images")
+    option("workers", type=int, default=2, metavar="N", help="data loader workers; default: 2")
     arguments = parser.parse_args()
     if arguments.count < 1 or arguments.workers < 0:
-        raise InputError("expected -count of at least 1, and -workers of at least 0")
+        raise InputError("expected a -count of at least 1, and -workers of at least 0")
     check_new_folder(arguments.output)
     return arguments
 
@@ -79,7 +79,7 @@ def main() -> int:
         names = selection.write(arguments.output, pool, chosen, rule, labelled)
     except OSError as error:
         raise RunError(
-            f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
+            f"-output {arguments.output} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
     print(
         f"{counted(len(paths), 'image')}: {pool.known} look like a labelled one, {pool.twins} like"
@@ -90,7 +90,7 @@ def main() -> int:
         f" {', '.join(names)}"
     )
     if len(chosen.rows) < arguments.count:
-        print(f"-count {arguments.count}: there are no more", file=sys.stderr)
+        print(f"-count {arguments.count}: there are no more images", file=sys.stderr)
     for problem in filter(None, pool.problems[:5]):
         print(problem, file=sys.stderr)
     return 1 if pool.problems else 0

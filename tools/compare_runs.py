@@ -10,7 +10,7 @@ images are compared by McNemar's exact test; for k-fold runs, the answers of all
 a class for each pixel, the images' mIoU are compared by Wilcoxon's signed-rank test.
 
 -output writes a page with the curves of all runs over each other. It needs no network. For one RUN
-alone, its report.html, confusion.csv and confusion.png are written anew.
+alone, its report.html, confusion.csv and confusion.png are written again.
 
 Exit status: 0; 2 if a folder isn't a run's, or a file in it has content that no run writes.
 """
@@ -48,14 +48,14 @@ def write_report_again(folder: Path) -> Path:
     from training.report import write_report
     from training.report.run_files import read_run
 
-    # If this is no run, its error says more than that of a missing config.yaml.
+    # If this isn't a run, its error says more than that of a missing config.yaml.
     read_run(folder)
     try:
         # Only the run's own folder is written to, so no cache of images.
         config = with_values(get_config(folder / "config.yaml"), "this command", DATA__CACHE=None)
         dataset = get_dataset(config, "val")
     except RunError as error:
-        print(f"there are no pictures of the mistakes: {error}", file=sys.stderr)
+        print(f"the pictures of the mistakes are missing: {error}", file=sys.stderr)
         dataset = None
     return write_report(folder, dataset)
 
@@ -72,7 +72,7 @@ def main() -> None:
         raise InputError("-output is for a comparison; for one run its report.html is written")
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(
-            f"-output {output}: expected a file that ends in .html, in a folder that is there"
+            f"-output {output}: expected a file that ends in .html, in an existing folder"
         )
     try:
         if len(options.runs) == 1:
@@ -89,7 +89,7 @@ def main() -> None:
             print(f"{output} is written")
     except OSError as error:
         raise RunError(
-            f"{error.filename} isn't written ({error.strerror}); {remedy(error)}"
+            f"{error.filename} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
 
 

@@ -8,7 +8,7 @@ is. .pdparams is for ``paddle.load`` and this toolkit's ``model.set_state_dict``
 names, for timm's ``checkpoint_path``; only ViT and MLP-Mixer have such files.
 
 MODEL is the YAML file or name of the weights' model. It may be left out if IN itself, a config.json
-of timm's beside it, or IN's name says that. The weights have to fit the model exactly. A .safetensors
+of timm's next to it, or IN's name says that. The weights have to fit the model exactly. A .safetensors
 file describes its model, as a checkpoint's does.
 """
 
@@ -57,7 +57,7 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     from weights.names import google_names
 
     if target.suffix not in ENDINGS:
-        raise InputError(f"{target}: the ending chooses the format; expected {', '.join(ENDINGS)}")
+        raise InputError(f"{target}: unknown file ending; expected {', '.join(ENDINGS)}")
     description = None if cfg else description_of(source, options)
     options = ["MODEL.PRETRAINED", source, *options]
     if description:
@@ -70,8 +70,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     report = load_weights(model, source, adapter=adapter)
     if report.changes:
         raise InputError(
-            f"{report.file} isn't this model's ({'; '.join(report.changes)});"
-            " give its own by -cfg or -o"
+            f"{report.file} is from another model ({'; '.join(report.changes)});"
+            " set the model by -cfg or -o"
         )
     if target.suffix == ".pdparams":
         arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -106,10 +106,7 @@ def _model_of(source: str) -> str:
     for name in (file.stem, file.parent.name):
         if name in models:
             return name
-    raise InputError(
-        f"{file}: neither it, nor a config.json, nor its name says what model it is of;"
-        " add -cfg MODEL"
-    )
+    raise InputError(f"{file}: cannot determine the model; pass -cfg MODEL")
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ def all_reduce(
             if isinstance(answer, Exception):
                 return (False, f"rank {rank}: {answer}"), []
             if answer == "joined":
-                waiting[rank] = "joined, but didn't end all-reducing"
+                waiting[rank] = "joined, but didn't finish all-reducing"
             else:
                 del waiting[rank]
                 result = answer
@@ -180,13 +180,16 @@ def judge_all_reduce(
         f" {1e3 * seconds:.1f} ms, median of {REPEATS} ({size / seconds / 1e9:.3g} GB/s)"
     )
     if not right:
-        return False, f"{found}, but the sums are wrong; check memory and network hardware"
+        return False, f"{found}, but the sums are wrong; check the memory and network hardware"
     if size / seconds < MIN_RATE:
         return False, f"{found}: less than {MIN_RATE / 1e9:g} GB/s; choose a faster interface"
     clocks = [clock for _, _, clock in hosts]
     difference = max(clocks) - min(clocks)
     if difference > MAX_CLOCK_DIFFERENCE:
-        return False, f"{found}; the hosts' clocks differ by {difference:.0f} s: let NTP set them"
+        return (
+            False,
+            f"{found}; the clocks of the hosts differ by {difference:.0f} s: set them by NTP",
+        )
     return True, found
 
 
@@ -200,14 +203,14 @@ def main() -> None:
     if arguments.gpu or arguments.rehearse or arguments.only:
         if first_steps is None:
             raise InputError(
-                "--gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu"
+                "--gpu needs a checkout of the toolkit; run python tools/doctor.py --gpu there"
             )
         sys.exit(first_steps.main(arguments, _tell))
     meeting = None
     meeting_error = ""
     if launchers.is_launched():
         try:
-            # This also tells gloo which network reaches rank 0.
+            # This also shows gloo which network reaches rank 0.
             meeting = launched.meet(arguments.timeout)
         except RunError as error:
             meeting_error = str(error)
@@ -261,27 +264,32 @@ def _arguments() -> argparse.Namespace:
     def flag(name: str, kind: type, text: str, default: Any = None, **how: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", type=kind, default=default, help=text, **how)
 
-    flag("ngpus", int, "ranks to start here; -1: one per GPU, or without a GPU one per core", None)
+    flag(
+        "ngpus",
+        int,
+        "ranks to start on this machine; -1: one per GPU, or without a GPU one per core",
+        None,
+    )
     flag(
         "master",
         str,
-        "check that this port is free (here) or reachable (elsewhere)",
+        "check that this port is free (on this machine) or reachable (on another one)",
         metavar="HOST:PORT",
     )
     flag(
         "timeout",
         float,
-        "seconds that the all-reduce may take (default: %(default)s)",
+        "time limit of the all-reduce in seconds (default: %(default)s)",
         60.0,
     )
     flag("shm", str, "the folder of shared memory", "/dev/shm")
-    flag("cfg", str, "the model that the loader is tried with (default: %(default)s)", "vit_digits")
-    flag("dataset", str, "the loader's dataset")
-    flag("data_path", str, "the dataset's folder")
+    flag("cfg", str, "the model whose data loading is checked (default: %(default)s)", "vit_digits")
+    flag("dataset", str, "the dataset to load")
+    flag("data_path", str, "the folder of the dataset")
     flag(
         "o",
         str,
-        "any keys of config.py, for the loader",
+        "set any keys, for the loader",
         [],
         nargs="+",
         action="extend",
@@ -294,7 +302,7 @@ def _arguments() -> argparse.Namespace:
         "-rehearse",
         "--rehearse",
         action="store_true",
-        help="with --gpu: on the CPU, in small sizes",
+        help="with --gpu: try the checks on the CPU, in small sizes",
     )
     flag(
         "only",

@@ -35,7 +35,10 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
     parser.add_argument(
-        "-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name"
+        "-pretrained",
+        "--pretrained",
+        required=True,
+        help="weights: a file, a folder or hf-hub:org/name",
     )
     parser.add_argument(
         "-output", "--output", required=True, type=Path, metavar="DIR", help="a new folder"
@@ -46,7 +49,7 @@ def main() -> None:
     parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
     dataset_help = "for int8: the kind of its training set (default: the run's, or folder)"
     parser.add_argument("-dataset", "--dataset", help=dataset_help)
-    path_help = "for int8: where its training set is (default: the run's)"
+    path_help = "for int8: the folder of its training set (default: the run's)"
     parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=path_help)
     parser.add_argument(
         "-calibration_images", "--calibration_images", type=int, default=300, metavar="N"
@@ -71,7 +74,9 @@ def main() -> None:
     # This also removes "..".
     arguments.output = Path(os.path.abspath(arguments.output))
     check_target(arguments.output)
-    refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
+    refuse_export(
+        arguments.pretrained, " already; set -pretrained to the checkpoint that it was made from"
+    )
     if arguments.tower == "text":
         _export_text(arguments)
         return
@@ -82,7 +87,7 @@ def main() -> None:
         trained.check_classifier()
     print(trained.report)
     if not trained.has_classes:
-        print("the outputs are features: the model gives no classes")
+        print("the outputs are features, because the model has no classes")
     if trained.warning:
         print(f"warning: {trained.warning}", file=sys.stderr)
     images = None
@@ -114,7 +119,9 @@ def _export_text(arguments: argparse.Namespace) -> None:
     from inference.text.exporting import write_text_export
 
     if arguments.precision != "float32":
-        raise InputError(f"-tower text has no -precision {arguments.precision}; leave it out")
+        raise InputError(
+            f"-tower text doesn't support -precision {arguments.precision}; leave it out"
+        )
     for name in ("cfg", "o", "dataset", "data_path"):
         if getattr(arguments, name):
             raise InputError(f"-{name} is for the image tower; leave it out with -tower text")
@@ -133,7 +140,9 @@ def _data(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         InputError: a flag is out of range, or would have no effect.
     """
     if arguments.precision != "int8" and (arguments.dataset or arguments.data_path):
-        raise InputError("-dataset and -data_path calibrate -precision int8 alone; leave them out")
+        raise InputError(
+            "-dataset and -data_path are for the calibration of -precision int8; leave them out"
+        )
     if arguments.calibration_images < 1:
         raise InputError(f"-calibration_images {arguments.calibration_images}: expected at least 1")
     if not 0 <= arguments.least_agreement <= 1:

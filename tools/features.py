@@ -4,7 +4,7 @@
 
 FILE.npy (or FILE.safetensors) has a float32 row for each image, in the images' order. A row is the
 input of the model's classifier, or with -layer N an intermediate of the model (-1: the last). Two
-files are written beside it. FILE.csv (or .jsonl) is the index: row, file, error. FILE.json says how
+files are written next to it. FILE.csv (or .jsonl) is the index: row, file, error. FILE.json says how
 the features were made, for tools/search.py. If an image can't be read, its row is NaN, and the
 index has the error.
 
@@ -32,19 +32,19 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-cfg",
         "--cfg",
         metavar="MODEL",
-        help="its YAML file or name, if the weights don't name it",
+        help="the model's YAML file or name, if the weights don't name it",
     )
     parser.add_argument(
         "-layer",
         "--layer",
         type=int,
         metavar="N",
-        help="which intermediate; negative: from the end",
+        help="index of an intermediate layer; negative: from the end",
     )
     text = (
-        "of a layer: the mean of its positions, its class token, the token and the mean,"
-        " or all positions; default: avg. embedding, without a layer: what CLIP and SigLIP compare"
-        " with texts"
+        "pooling of a layer: the mean of its positions, its class token, the token and the mean,"
+        " or all positions; default: avg. embedding, without a layer: the embedding that CLIP and"
+        " SigLIP compare with texts"
     )
     pools = ("avg", "token", "both", "map", "embedding")
     parser.add_argument("-pool", "--pool", choices=pools, help=text)
@@ -52,7 +52,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-norm",
         "--norm",
         action="store_true",
-        help="apply the model's last norm to the layer, if it fits",
+        help="apply the model's last norm to the layer, if it has the same channels",
     )
     parser.add_argument(
         "-batch_size", "--batch_size", type=int, default=32, metavar="N", help="default: 32"
@@ -63,7 +63,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="processes that load images; default: 2",
+        help="data loader workers; default: 2",
     )
     parser.add_argument(
         "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
@@ -74,9 +74,9 @@ def check(arguments: argparse.Namespace) -> None:
     """Raises InputError if flags don't go together, or a number is out of range."""
     of_layer = arguments.norm or arguments.pool not in (None, "embedding")
     if arguments.layer is None and of_layer:
-        raise InputError("-pool and -norm need a layer; add -layer N, or leave them out")
+        raise InputError("-pool and -norm need -layer N; add it, or leave them out")
     if arguments.batch_size < 1 or arguments.workers < 0:
-        raise InputError("expected -batch_size of at least 1, and -workers of at least 0")
+        raise InputError("expected a -batch_size of at least 1, and -workers of at least 0")
 
 
 def main() -> int:

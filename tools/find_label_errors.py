@@ -37,27 +37,27 @@ DRAWN = 48
 
 def parsed_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run of each fold, or one run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="one run per fold, or one run")
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
     option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
-    option("features", action="store_true", help="by the nearest images, with one run")
-    option("k", type=int, metavar="N", help="with -features: the nearest images; default: 10")
-    text = "which labels are written; default: prune_by_noise_rate"
+    option("features", action="store_true", help="compare with the nearest images, for one run")
+    option("k", type=int, metavar="N", help="with -features: number of nearest images; default: 10")
+    text = "which labels are listed; default: prune_by_noise_rate"
     option("filter", choices=FILTERS, default=FILTERS[0], help=text)
-    text = "what they are sorted by; default: self_confidence, the label's probability"
+    text = "the score to sort by; default: self_confidence, the label's probability"
     option("score", choices=SCORES, default=SCORES[0], help=text)
     option("drawn", type=int, default=DRAWN, metavar="N", help=f"images; default: {DRAWN}")
     option("dataset", metavar="NAME", help="default: the runs'")
-    option("data_path", metavar="PATH", help="where the runs' data is now")
-    option("workers", type=int, default=2, metavar="N", help="processes that load; default: 2")
+    option("data_path", metavar="PATH", help="current folder of the runs' data")
+    option("workers", type=int, default=2, metavar="N", help="data loader workers; default: 2")
     arguments = parser.parse_args()
     if arguments.features and len(arguments.runs) > 1:
         raise InputError(f"-features needs one run, found {len(arguments.runs)}")
     if arguments.k is not None and not arguments.features:
-        raise InputError("-k does nothing without -features; leave it out, or add -features")
+        raise InputError("-k has no effect without -features; leave it out, or add -features")
     if arguments.k is not None and arguments.k < 1:
         raise InputError(f"-k is {arguments.k}, expected a number from 1 on")
     if arguments.drawn < 0 or arguments.workers < 0:
@@ -72,7 +72,7 @@ def check_new_folder(output: Path) -> None:
         raise InputError(f"{output} exists; choose another -output, or remove it")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise InputError(
-            f"-output {output}: {output.parent} is no folder that can be written to; choose another"
+            f"-output {output}: {output.parent} isn't a writable folder; choose another"
         )
 
 
@@ -107,7 +107,7 @@ def main() -> None:
         names = label_sheets.write(arguments.output, found, arguments.drawn, features)
     except OSError as error:
         raise RunError(
-            f"-output {arguments.output} isn't written ({error.strerror}); {remedy(error)}"
+            f"-output {arguments.output} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
     print(label_sheets.summary(found))
     print(f"{printable(str(arguments.output))}: {', '.join(names)}")

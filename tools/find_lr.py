@@ -6,10 +6,10 @@ All other flags are main_multi_gpu.py's, with -o. Model, data, loss and optimize
 run, and so is the effective batch: this process accumulates it alone.
 
 DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve
-is written to that file, and the table to FILE.csv beside it. No checkpoint is written, and no run's
+is written to that file, and the table to FILE.csv next to it. No checkpoint is written, and no run's
 folder changes. The tool prints two rates: where the loss falls fastest, and a tenth of the rate
 with the lowest loss. It suggests the lower of the two as TRAIN.BASE_LR. TASK dino is refused: its
-loss doesn't tell good rates from bad ones.
+loss doesn't separate good rates from bad ones.
 """
 
 import argparse
@@ -41,10 +41,15 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=float,
         default=1e-5,
         metavar="RATE",
-        help="the first rate; default: 1e-5",
+        help="the first learning rate; default: 1e-5",
     )
     parser.add_argument(
-        "-high", "--high", type=float, default=1.0, metavar="RATE", help="the last rate; default: 1"
+        "-high",
+        "--high",
+        type=float,
+        default=1.0,
+        metavar="RATE",
+        help="the last learning rate; default: 1",
     )
     arguments, rest = parser.parse_known_args(words)
     if not 20 <= arguments.updates <= 100_000:
@@ -65,14 +70,14 @@ def main() -> None:
 
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
-        raise InputError("a rate is for a training from its beginning; leave out -eval and -resume")
+        raise InputError("the test trains from the beginning; leave out -eval and -resume")
     if loss_is_relative(config.TASK):
         raise InputError(
-            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so no rate can be read"
-            " from it; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
+            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so it can't show a good"
+            " learning rate; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
         )
     if not config.OUTPUT:
-        raise InputError("give -output=DIR, or -output=FILE.png")
+        raise InputError("pass -output=DIR, or -output=FILE.png")
     output = Path(config.OUTPUT)
     if output.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
         raise InputError(f"-output is {output}; expected a folder, or a file that ends in .png")
@@ -80,7 +85,7 @@ def main() -> None:
     table = picture.with_suffix(".csv")
     for file in (picture, table):
         if os.path.lexists(file):
-            raise InputError(f"{file} is there already; choose another -output")
+            raise InputError(f"{file} already exists; choose another -output")
     import utils
     from datasets import get_datasets
     from ops.device import set_device_flags
@@ -103,7 +108,7 @@ def main() -> None:
     tenth = test.lowest / 10
     rate = min(test.steepest, tenth) / rate_scale(config, batch)
     print(
-        f"the loss falls fastest at {test.steepest:.2g}, and is lowest at {test.lowest:.2g},"
+        f"the loss falls fastest at {test.steepest:.2g}and is lowest at {test.lowest:.2g},"
         f" a tenth of which is {tenth:.2g}; suggested for the effective batch of {batch}:"
         f" -o TRAIN.BASE_LR {rate:.2g} (now {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
     )

@@ -5,7 +5,7 @@
     python tools/list_models.py --keys vit_base_patch16_224
 
 GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them.
-models/costs.py says what is counted, and tools/model_info.py tells more about one model. "=" stands
+models/costs.py says what is counted, and tools/model_info.py says more about one model. "=" stands
 for the name in the first column. --keys lists the keys of MODEL that a model's architecture takes.
 """
 
@@ -28,15 +28,13 @@ from settings.names import TOOLKITS, instead, matches, names  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 # What the error says of models whose costs aren't counted.
-_OF_SEGMENTATION = (
-    "models of segmentation have no row here, docs/guides/segmentation.md tells of them"
-)
+_OF_SEGMENTATION = "segmentation models aren't listed; see docs/guides/segmentation.md"
 TABLE = ROOT / "settings" / "costs.json"
 
 
 def content(file: Path) -> str:
     """Returns a digest of a model's file without comments. If it differs from the stored one, the
-    costs are computed anew.
+    costs are computed again.
     """
     keys = [line for line in file.read_bytes().splitlines() if not line.startswith(b"#")]
     return hashlib.sha256(b"\n".join(keys)).hexdigest()[:12]
@@ -137,7 +135,7 @@ def main() -> None:
     parser.add_argument("-keys", "--keys", metavar="NAME", help="a model, or its YAML file")
     parser.add_argument("-family", "--family", help="a folder of configs/")
     parser.add_argument(
-        "-source", "--source", choices=TOOLKITS, help="only models that it has, too"
+        "-source", "--source", choices=TOOLKITS, help="only models that this toolkit also provides"
     )
     parser.add_argument(
         "-least",

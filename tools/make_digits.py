@@ -49,7 +49,9 @@ def write(output: Path) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("-output", "--output", required=True, type=Path, help="the folder to make")
+    parser.add_argument(
+        "-output", "--output", required=True, type=Path, help="the folder to create"
+    )
     print(write(parser.parse_args().output))
 
 

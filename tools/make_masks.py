@@ -71,7 +71,7 @@ def source_of(options: argparse.Namespace, most: int) -> Any:
     if options.format == "cvat" and not (path / LABELMAP).is_file():
         raise InputError(
             f"{path / LABELMAP}: there is no such file; CVAT writes it with its format"
-            ' "Segmentation mask", and -format voc reads masks of indices'
+            ' "Segmentation mask", use -format voc for masks of indices'
         )
     return Voc(path, options.images, most)
 
@@ -88,7 +88,7 @@ def make_masks(options: argparse.Namespace) -> str:
 
     output = options.output
     if output.exists() or output.is_symlink():
-        raise InputError(f"-output {output} is there already; choose another, or remove it")
+        raise InputError(f"-output {output} already exists; choose another, or remove it")
     start = time.monotonic()
     most = options.max_pixels or default_values()["DATA.MAX_PIXELS"]
     source = source_of(options, most)
@@ -96,7 +96,7 @@ def make_masks(options: argparse.Namespace) -> str:
         with making_folder(output) as temporary:
             text = write_folder(source, options.classes, temporary, options.val, options.seed, most)
     except OSError as error:
-        raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
+        raise RunError(f"{output} can't be written ({error}); {remedy(error)}") from None
     return f"{output}: {text}, {time.monotonic() - start:.1f} s"
 
 
@@ -106,13 +106,15 @@ def main() -> None:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("format", choices=FORMATS, required=True, help="what wrote the annotations")
+    option(
+        "format", choices=FORMATS, required=True, help="the program or format of the annotations"
+    )
     option(
         "data_path",
         type=Path,
         required=True,
         metavar="IN",
-        help="the folder of the annotations; of coco the JSON file",
+        help="the folder of the annotations; for coco the JSON file",
     )
     option(
         "images",
@@ -120,27 +122,29 @@ def main() -> None:
         metavar="DIR",
         help="coco, voc, cvat: the images' folder; default: beside the JSON file, or JPEGImages",
     )
-    option("output", type=Path, required=True, metavar="OUT", help="a folder that isn't there yet")
-    option("classes", type=Path, metavar="FILE", help="names of the classes, one a line")
+    option("output", type=Path, required=True, metavar="OUT", help="a new folder")
+    option("classes", type=Path, metavar="FILE", help="names of the classes, one per line")
     option(
         "val",
         type=float,
         default=0.1,
         metavar="SHARE",
-        help="of the images, for validation; 0: none; default: 0.1",
+        help="share of the images for validation; 0: none; default: 0.1",
     )
-    option("seed", type=int, default=0, metavar="N", help="chooses other images; default: 0")
+    option(
+        "seed", type=int, default=0, metavar="N", help="seed for the choice of images; default: 0"
+    )
     option(
         "max_pixels",
         type=int,
         metavar="N",
-        help="most pixels of an image; default: that of DATA.MAX_PIXELS",
+        help="maximum of pixels per image; default: that of DATA.MAX_PIXELS",
     )
     options = parser.parse_args()
     if not 0 <= options.val < 1:
         parser.error(f"--val is {options.val}, expected 0 <= value < 1")
     if options.images and options.format == "labelme":
-        parser.error("--images does nothing with -format labelme, whose files name their images")
+        parser.error("--images has no effect with -format labelme, whose files name their images")
     print(make_masks(options))
 
 

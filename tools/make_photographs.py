@@ -54,7 +54,7 @@ def photographs() -> dict[str, Image.Image]:
             with Image.open(Path(spec.submodule_search_locations[0]) / folder / name) as image:
                 images[Path(name).stem] = image.convert("RGB")
     if "china" not in images:
-        raise InputError("the photographs are scikit-learn's; pip install scikit-learn")
+        raise InputError("the photographs are part of scikit-learn; pip install scikit-learn")
     return images
 
 
@@ -104,7 +104,9 @@ def write(output: Path, count: int, seed: int) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("-output", "--output", required=True, type=Path, help="the folder to make")
+    parser.add_argument(
+        "-output", "--output", required=True, type=Path, help="the folder to create"
+    )
     parser.add_argument("-count", "--count", type=int, default=512, help="images")
     parser.add_argument("-seed", "--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -114,7 +114,9 @@ def write(output: Path, count: int, seed: int) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("-output", "--output", required=True, type=Path, help="the folder to make")
+    parser.add_argument(
+        "-output", "--output", required=True, type=Path, help="the folder to create"
+    )
     parser.add_argument("-count", "--count", type=int, default=1000, help="images")
     parser.add_argument("-seed", "--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -214,7 +214,7 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
             size = os.fstat(file.fileno()).st_size
             data = file.read(_HEAD)
             if size > largest_file(most):
-                raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
+                raise Unreadable(f"it has {size} bytes, at most {largest_file(most)} are allowed")
             try:
                 image, _ = opened_image(data, most)
             except Exception:
@@ -320,7 +320,7 @@ def make_shards(options: argparse.Namespace) -> str:
         output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(
-            f"-output {output} is there already and isn't an empty folder; choose another"
+            f"-output {output} already exists and isn't an empty folder; choose another"
         )
     from config import get_config
     from loading.layout import skipped_text
@@ -353,9 +353,9 @@ def make_shards(options: argparse.Namespace) -> str:
             (temporary / "SHA256SUMS").write_text("".join(lines))
             size = sum(file.stat().st_size for file in temporary.iterdir())
     except BrokenProcessPool:
-        raise RunError("a worker was killed; is memory short? Fewer --workers need less") from None
+        raise RunError("a worker was killed; out of memory? use fewer --workers") from None
     except OSError as error:
-        raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
+        raise RunError(f"{output} can't be written ({error}); {remedy(error)}") from None
     finally:
         pool.shutdown(cancel_futures=True)
     images = " and ".join(f"{len(source.paths):,} {mode} images" for mode, source in files.items())
@@ -377,7 +377,7 @@ def shard_size(text: str) -> tuple[int, bool]:
 def positive(text: str) -> int:
     """Returns a word of the command line as a whole number of at least 1."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least 1")
     return int(text)
 
 
@@ -394,9 +394,7 @@ def main() -> None:
         help="see docs/guides/prepare_data.md",
     )
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
-    option(
-        "output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty"
-    )
+    option("output", required=True, metavar="OUT", help="a new or an empty folder")
     option(
         "o",
         nargs="+",
@@ -410,41 +408,41 @@ def main() -> None:
         nargs="+",
         choices=("train", "val"),
         default=["train", "val"],
-        help="what to pack; default: both",
+        help="the parts to pack; default: both",
     )
     text = (
-        "the most that a shard holds: images (5000),"
-        " or bytes of their files before --resize; default: 256MB"
+        "the size of a shard: a number of images (5000),"
+        " or the bytes of their files before --resize; default: 256MB"
     )
     option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)
     option(
         "resize",
         type=positive,
         metavar="SIDE",
-        help="pixels of the short side that larger images are reduced to",
+        help="reduce larger images to this many pixels on the short side",
     )
     option(
         "quality",
         type=positive,
         default=95,
-        help="of JPEG images that are resized, 1 to 100; default: 95",
+        help="JPEG quality of resized images, 1 to 100; default: 95",
     )
     text = (
-        "of files that DATA.IMAGE_DTYPE float32 reads, such as .npy:"
-        " packed as they are; default: colours or grey"
+        "number of channels of files such as .npy (DATA.IMAGE_DTYPE float32),"
+        " which are packed unchanged; default: colours or grey"
     )
     option("channels", type=positive, metavar="N", help=text)
     option(
         "max_pixels",
         type=positive,
         metavar="N",
-        help="most pixels of an image; default: that of DATA.MAX_PIXELS",
+        help="maximum of pixels per image; default: that of DATA.MAX_PIXELS",
     )
     option(
         "workers",
         type=positive,
         default=len(os.sched_getaffinity(0)),
-        help="processes; default: one per core",
+        help="number of processes; default: one per core",
     )
     option(
         "seed",
@@ -455,8 +453,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.channels and options.resize:
         parser.error(
-            "--resize makes 8-bit colours, --channels keeps files as they are;"
-            " leave out one of them"
+            "--resize makes 8-bit colours, --channels keeps files unchanged; leave out one of them"
         )
     if options.quality > 100 or options.seed < 0:
         parser.error(

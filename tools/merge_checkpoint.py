@@ -45,12 +45,12 @@ def merge(source: Path, target: Path) -> str:
     shares = storage.shares_of(source)
     if not shares:
         raise InputError(
-            f"{source}: its optimizer's state is in one file already; there is nothing to merge"
+            f"{source}: the optimizer's state is a single file already; there is nothing to merge"
         )
     if os.path.lexists(target):
-        raise InputError(f"{target} is there already; choose another folder")
+        raise InputError(f"{target} already exists; choose another folder")
     if source.resolve() in target.resolve().parents:
-        raise InputError(f"{target} is within the checkpoint; choose a folder outside of it")
+        raise InputError(f"{target} is inside the checkpoint; choose a folder outside it")
     with contextlib.ExitStack() as opened, making_folder(target) as temporary:
         # Each tensor is read when it is written, so the shares stay open.
         arrays = {}

@@ -1,4 +1,4 @@
-"""Shows what a model costs, in all and by layer: parameters, multiply-adds, activations, memory.
+"""Shows the costs of a model, in total and by layer: parameters, multiply-adds, activations, memory.
 
     python tools/model_info.py vit_base_patch16_224
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json] [-o KEY VALUE ...]
@@ -66,7 +66,7 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
     config = get_config(name, options)
     before = _resident("VmRSS")
     with (
-        reporting_memory(lambda: "a smaller -batch_size or -image_size takes less"),
+        reporting_memory(lambda: "lower -batch_size or -image_size"),
         within_memory(),
     ):
         model = build_model(config)
@@ -114,7 +114,7 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
         free = free_memory()
         if least > free:
             results[kind] = (
-                f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
+                f"not measured: it needs at least {least // MIB:,} MiB, but {free // MIB:,} MiB are free"
             )
             continue
         with without_current_folder():
@@ -145,7 +145,7 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
     planned = TrainingMemory(get_config(name, options))
     if ranks > len(planned.sizes):
         raise InputError(
-            f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out;"
+            f"-ranks is {ranks}, but {name} only has {len(planned.sizes)} parameters to share;"
             " lower -ranks"
         )
     stages = []
@@ -180,8 +180,8 @@ def show_plan(described: dict[str, Any]) -> None:
     )
     _print_columns(rows, left=1)
     print(
-        "GPUs: the fewest that train it with this batch on each,"
-        f" of 1, 2, 4 ... {COUNTS[-1]:,}; none: not even as many"
+        f"GPUs: the lowest number, of 1, 2, 4 ... {COUNTS[-1]:,}, that can train it with this"
+        " batch on each; none: more"
     )
     print(f"TRAIN.MODEL_EMA adds {4 * described['parameters'] / MIB:,.0f} MiB to each process")
 
@@ -197,7 +197,7 @@ def describe(
     ranks: int | None = None,
     words: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns what -json prints.
+    """Returns the output of -json.
 
     Args:
         ranks: compute the memory of a training on this many processes; None: measure that of one.
@@ -302,10 +302,10 @@ def main() -> None:
         "--batch_size",
         type=int,
         default=1,
-        help="images, for the memory (default: 1)",
+        help="batch size for the memory (default: 1)",
     )
     parser.add_argument(
-        "-layers", "--layers", action="store_true", help="a table of the layers, too"
+        "-layers", "--layers", action="store_true", help="also print a table of the layers"
     )
     parser.add_argument(
         "-json", "--json", action="store_true", help="one JSON object, with the layers"
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument(
         "-recompute", "--recompute", action="store_true", help="with -ranks: MODEL.RECOMPUTE"
     )
-    text = "any keys, such as MODEL.MERGE_TOKENS 13; KEY=VALUE as well"
+    text = "set any keys, such as MODEL.MERGE_TOKENS 13; KEY=VALUE works as well"
     parser.add_argument(
         "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help=text
     )

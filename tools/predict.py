@@ -82,17 +82,19 @@ def parsed_arguments() -> argparse.Namespace:
         action="extend",
         default=[],
         metavar="KEY VALUE",
-        help="any keys; KEY=VALUE as well",
+        help="set any keys; KEY=VALUE works as well",
     )
-    text = "names of the model's outputs, one a line, or imagenet1k; of CLIP and SigLIP any classes"
+    text = (
+        "names of the model's outputs, one per line, or imagenet1k; for CLIP and SigLIP any classes"
+    )
     option("classes", metavar="FILE", help=text)
-    text = 'for CLIP and SigLIP: sentences with {} for a class, one a line; default: "a photo of a {}."'
+    text = 'for CLIP and SigLIP: sentences with {} for a class, one per line; default: "a photo of a {}."'
     option("templates", metavar="FILE", help=text)
     option(
         "top",
         type=whole_number(1),
         metavar="K",
-        help="classes per image; default: 5, for several labels all",
+        help="number of classes per image; default: 5, for several labels all",
     )
     option(
         "threshold",
@@ -104,23 +106,23 @@ def parsed_arguments() -> argparse.Namespace:
         "coverage",
         type=_share,
         metavar="P",
-        help="a set of classes that contains the right one with this probability; for calibrated weights",
+        help="calibrated weights: a set of classes that contains the right one with this probability",
     )
     option(
         "reject",
         type=_share,
         metavar="P",
-        help="say which images are of something else, with this share of false alarms; likewise",
+        help="calibrated weights: detect images of something else, with this rate of false alarms",
     )
-    option("score", choices=SCORES, help="by which -reject decides; default: energy")
-    option("format", choices=FORMATS, help="default: by -output's ending, or else table")
+    option("score", choices=SCORES, help="the score of -reject; default: energy")
+    option("format", choices=FORMATS, help="default: by the ending of -output, or else table")
     text = (
-        "the file to write, whole or absent; for masks and overlays a new folder, for pictures that"
+        "the file to write; for masks and overlays a new folder, for pictures a folder"
         " or a .png or .jpg of all"
     )
     option("output", type=Path, metavar="PATH", help=text)
     text = (
-        "average over views: flip (the mirror image, too), five (centre and corners),"
+        "test-time augmentation: flip (the mirror image, too), five (centre and corners),"
         " ten (both); default: flip"
     )
     option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
@@ -136,20 +138,20 @@ def parsed_arguments() -> argparse.Namespace:
         type=whole_number(0),
         default=2,
         metavar="N",
-        help="processes that load images, per device; default: 2",
+        help="data loader workers per device; default: 2",
     )
     option(
         "ngpus",
         type=int,
         metavar="N",
-        help="processes, one per device; -1: all devices; default: 1",
+        help="number of processes, one per device; -1: all devices; default: 1",
     )
     option(
         "amp",
         nargs="?",
         const="True",
         metavar="BOOL",
-        help="half precision, as -eval has it: with -o AMP_EVAL True",
+        help="half precision, as with -eval: needs -o AMP_EVAL True",
     )
     arguments = parser.parse_args()
     suffix = arguments.output.suffix.lower() if arguments.output else ""
@@ -167,7 +169,7 @@ def _share(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= float(text) <= 1:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no probability from 0 to 1")
+    raise argparse.ArgumentTypeError(f"{text!r} isn't a probability from 0 to 1")
 
 
 def _temporary(arguments: argparse.Namespace) -> Path | None:
@@ -193,10 +195,10 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
     if not output.parent.is_dir():
         raise InputError(f"{flag}: there is no folder {printable(str(output.parent))}")
     if not os.access(output.parent, os.W_OK):
-        raise InputError(f"{flag}: its folder can't be written to; give this user the right to it")
+        raise InputError(f"{flag}: its folder isn't writable; give this user access to it")
     if arguments.format in _FOLDERS and not arguments.sheet:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-            raise InputError(f"{flag} is there already, and is no empty folder; choose another")
+            raise InputError(f"{flag} already exists and isn't an empty folder; choose another")
     elif problem := files.obstacle(output):
         raise InputError(f"{flag}: {problem.strerror}; choose another")
     return files.unfinished_path(output)
@@ -284,9 +286,9 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     signals.end_workers()
     if failed:
         where = "picture" if arguments.format in ("pictures", "overlays") else "row"
-        told = f"each {where} says why"
+        told = f"each {where} shows the reason"
         if arguments.format == "masks":
-            told = "they have no mask; -format csv says why"
+            told = "they have no mask; see -format csv"
         raise RunError(f"{failed} of {len(images)} images can't be read; {told}", shared=True)
 
 
@@ -298,20 +300,18 @@ def check_format(arguments: argparse.Namespace, predictor: Any) -> None:
             predictor.check_maps()
     elif arguments.format == "pictures":
         raise InputError(
-            "-format pictures is for classes of whole images; take -format overlays or masks for"
-            f" those of pixels (TASK {predictor.task})"
+            "-format pictures is for image classes; use -format overlays or masks for"
+            f" pixel classes (TASK {predictor.task})"
         )
     elif arguments.tta not in ("", "flip"):
         raise InputError(
-            f"-tta {arguments.tta} crops images, but each pixel needs a class; take -tta flip"
+            f"-tta {arguments.tta} crops images, but each pixel needs a class; use -tta flip"
         )
     for flag in ("coverage", "reject", "score"):
         if getattr(arguments, flag) is not None and predictor.gives_maps:
-            raise InputError(f"-{flag} is for classes of whole images; leave it out")
+            raise InputError(f"-{flag} is for image classes; leave it out")
     if arguments.threshold is not None and not predictor.has_several:
-        raise InputError(
-            "-threshold is for models of several labels per image; -top says how many classes"
-        )
+        raise InputError("-threshold is for models with several labels per image; use -top")
 
 
 @contextlib.contextmanager
@@ -422,9 +422,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = get_config(None, ["EVAL", "True", *dist_options])
     if launchers.is_launched():
         if arguments.ngpus is not None:
-            raise InputError(
-                "-ngpus is for processes that this program starts; here a launcher did"
-            )
+            raise InputError("-ngpus can't be used with a launcher; leave it out")
         launched.watch(functools.partial(launched_rank, arguments), config)
     import_paddle()
     import utils

@@ -1,4 +1,4 @@
-"""Measures what the frozen features of a model are worth, by classifiers that are cheap to fit.
+"""Evaluates the frozen features of a model by classifiers that are cheap to fit.
 
     python tools/probe.py WEIGHTS -dataset=folder -data_path=FOLDER [-probes=knn,logistic,sgd,few_shot]
     python tools/probe.py WEIGHTS ... -ngpus 2 (or python -m paddle.distributed.launch ... tools/probe.py)
@@ -47,24 +47,33 @@ DEFAULTS = Probes()
 
 def parsed_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("weights", metavar="WEIGHTS", help="what -eval takes, or a run's folder")
+    parser.add_argument(
+        "weights", metavar="WEIGHTS", help="weights that -eval takes, or a run's folder"
+    )
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
     option("dataset", metavar="NAME", help="default: the run's, or folder")
     option("data_path", metavar="PATH", help="its folder or file")
-    option("cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it")
-    option("layer", type=int, metavar="N", help="an intermediate; negative: from the end")
-    text = "of a layer: the mean of its positions, its class token, or both; default: as the classifier"
+    option(
+        "cfg", metavar="MODEL", help="the model's YAML file or name, if the weights don't name it"
+    )
+    option(
+        "layer",
+        type=int,
+        metavar="N",
+        help="index of an intermediate layer; negative: from the end",
+    )
+    text = "pooling of a layer: the mean of its positions, its class token, or both; default: like the classifier"
     option("pool", choices=("avg", "token", "both"), help=text)
     text = "default: all"
     option("probes", type=_listed(_probe), default=DEFAULTS.names, metavar="LIST", help=text)
     text = f"default: {','.join(map(str, DEFAULTS.ks))}"
     option("k", type=_listed(whole_number(1)), metavar="LIST", help=text)
-    text = "labels a class; default: those of 1,5,10 that each class has"
+    text = "labels per class; default: those of 1,5,10 that each class has"
     option("shots", type=_listed(whole_number(1)), metavar="LIST", help=text)
-    text = f"of few labels; default: {DEFAULTS.draws}"
+    text = f"random draws with few labels; default: {DEFAULTS.draws}"
     option("draws", type=whole_number(1), metavar="N", help=text)
     option("seed", type=whole_number(0), default=DEFAULTS.seed, metavar="N", help="default: 0")
     option("batch_size", type=whole_number(1), default=32, metavar="N", help="default: 32")
@@ -73,9 +82,9 @@ def parsed_arguments() -> argparse.Namespace:
         type=whole_number(0),
         default=2,
         metavar="N",
-        help="processes that load; default: 2",
+        help="data loader workers; default: 2",
     )
-    text = "processes, one per device; -1: all devices; default: 1"
+    text = "number of processes, one per device; -1: all devices; default: 1"
     option("ngpus", type=int, metavar="N", help=text)
     option("output", type=Path, default=Path("probe.json"), metavar="FILE", help="a new file")
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
@@ -83,7 +92,7 @@ def parsed_arguments() -> argparse.Namespace:
     for flag, probe in (("k", "knn"), ("shots", "few_shot"), ("draws", "few_shot")):
         if getattr(arguments, flag) is not None and probe not in arguments.probes:
             raise InputError(
-                f"-{flag} does nothing without the probe {probe}; leave it out, or add {probe} to"
+                f"-{flag} has no effect without the probe {probe}; leave it out, or add {probe} to"
                 " -probes"
             )
     if os.path.lexists(arguments.output):
@@ -91,14 +100,14 @@ def parsed_arguments() -> argparse.Namespace:
     folder = arguments.output.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
-            f"-output {arguments.output}: {folder} is no folder that can be written to; choose another"
+            f"-output {arguments.output}: {folder} isn't a writable folder; choose another"
         )
     return arguments
 
 
 def _probe(text: str) -> str:
     if text not in PROBES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(PROBES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} isn't one of {', '.join(PROBES)}")
     return text
 
 
@@ -204,9 +213,7 @@ def main() -> None:
     config = get_config(None, ["EVAL", "True", *options])
     if launchers.is_launched():
         if arguments.ngpus is not None:
-            raise InputError(
-                "-ngpus is for processes that this program starts; here a launcher did"
-            )
+            raise InputError("-ngpus can't be used with a launcher; leave it out")
         launched.watch(functools.partial(launched_rank, arguments), config)
     import_paddle()
     import utils

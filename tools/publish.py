@@ -46,13 +46,23 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: object) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)  # pyright: ignore[reportArgumentType]
 
-    option("license", metavar="NAME", help="such as apache-2.0 or cc-by-4.0; default: not known")
-    option("name", metavar="NAME", help="of the model, on its card; default: the folder's")
+    option(
+        "license",
+        metavar="NAME",
+        help="the licence, such as apache-2.0 or cc-by-4.0; default: unknown",
+    )
+    option("name", metavar="NAME", help="name of the model on its card; default: the folder's")
     text = "the folder of an evaluation of these weights; default: the run's own"
     option("evaluation", type=Path, metavar="DIR", help=text)
-    option("check", action="store_true", help="check the run's images, and tell of them")
-    option("python", metavar="PYTHON", help="an interpreter with torch, timm and transformers")
-    option("private", action="store_true", help="with hf-hub: a repository that others don't see")
+    option(
+        "check", action="store_true", help="check the run's images, and add the result to the card"
+    )
+    option(
+        "python",
+        metavar="PYTHON",
+        help="an interpreter with torch, timm and transformers, to compare with them",
+    )
+    option("private", action="store_true", help="with hf-hub: a private repository")
     option(
         "cfg", metavar="FILE", help="the model's YAML file or name, if the weights don't name it"
     )
@@ -62,7 +72,7 @@ def parsed_arguments() -> argparse.Namespace:
         action="extend",
         default=[],
         metavar="KEY VALUE",
-        help="any keys; KEY=VALUE as well",
+        help="set any keys; KEY=VALUE works as well",
     )
     return parser.parse_args()
 
@@ -86,7 +96,7 @@ def main() -> None:
     if arguments.check:
         if evaluation is None:
             raise InputError(
-                "-check reads the images of the weights' run, and there is none; give -evaluation=DIR"
+                "-check needs the images of a run, but these weights have none; pass -evaluation=DIR"
             )
         from tools.check_dataset import check_images
 
@@ -111,14 +121,14 @@ def main() -> None:
     for line in compared:
         print(line)
     if evaluation is None:
-        print("note: these weights have no evaluation, and the card says so")
+        print("note: these weights have no evaluation, so the card has no metrics")
     elif evaluation.predictions is None:
         print(
             "note: the run's last evaluation is of other weights, so the card has no metrics by class:"
-            f" evaluate them (-eval -pretrained={arguments.weights} -output=DIR), and give -evaluation=DIR"
+            f" evaluate them (-eval -pretrained={arguments.weights} -output=DIR), and pass -evaluation=DIR"
         )
     if arguments.license is None:
-        print("note: the card says that the licence isn't known; -license names it")
+        print("note: the card has no licence; set it by -license")
     print(f"{where}: {', '.join(files)}")
 
 

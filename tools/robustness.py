@@ -89,7 +89,7 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, rest = parser.parse_known_args(words)
     for flag, known in (("corruptions", CORRUPTIONS), ("severities", [*map(str, SEVERITIES)])):
         if others := [name for name in getattr(arguments, flag) if name not in known]:
-            raise InputError(f"-{flag} has '{others[0]}', expected some of {','.join(known)}")
+            raise InputError(f"-{flag} has '{others[0]}', expected any of {','.join(known)}")
     return arguments, rest
 
 
@@ -147,13 +147,11 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
 
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"], vars(arguments))
     if not config.OUTPUT:
-        raise InputError("give -output=DIR")
+        raise InputError("pass -output=DIR")
     if config.DATA.CORRUPTION:
-        raise InputError("leave out DATA.CORRUPTION: -corruptions does it")
+        raise InputError("leave out DATA.CORRUPTION: use -corruptions")
     if config.TASK != "classification":
-        raise InputError(
-            f"TASK is {config.TASK}, expected classification, whose errors are counted"
-        )
+        raise InputError(f"TASK is {config.TASK}, expected classification")
     if not (arguments.published or find_spec("imagecorruptions")):
         raise InputError(f"corruptions need imagecorruptions-imaug; {install('robustness')}")
     for _, _, flags in itertools.islice(cells(arguments), 1, None):
@@ -178,7 +176,7 @@ def main() -> None:
     values = {key: value for key, value in leaves(config) if key not in _FREE}
     values["published"] = arguments.published
     if (output / _FILE).exists():
-        with reading(output / _FILE, "what this command wrote", "; choose another -output"):
+        with reading(output / _FILE, "a result of this command", "; choose another -output"):
             record = parsed_json(whole_file(output / _FILE, _LONGEST))
             check_form(record, _WRITTEN, tuple(_WRITTEN))
             before = record["asked"]

@@ -22,7 +22,7 @@ known by its path. -remove takes images, folders with all that is in them, or pa
 prints Recall@K and mean average precision, where the class of an image is its folder.
 
 -faiss searches by FAISS: exactly (flat), or approximately and faster (hnsw, ivf). It says how many
-of the exact neighbours were found. The structure is built anew each time, which pays off for
+of the exact neighbours were found. The structure is built again each time, which pays off for
 hundreds of queries.
 
 Exit status: 0; 1 if an image of a folder can't be read; 2 for a wrong command line or input.
@@ -65,24 +65,31 @@ def main() -> int:
         "-checkpoint",
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="the model; of an index or features: where its weights are now",
+        help="the model; for an index or features: the current path of its weights",
     )
     parser.add_argument(
         "-top", "--top", type=int, default=10, metavar="N", help="neighbours; default: 10"
     )
-    parser.add_argument("-grid", "--grid", type=Path, metavar="FILE.png", help="a picture of them")
+    parser.add_argument(
+        "-grid", "--grid", type=Path, metavar="FILE.png", help="draw the images that were found"
+    )
     parser.add_argument(
         "-faiss", "--faiss", choices=("flat", "hnsw", "ivf"), help="search by FAISS"
     )
     parser.add_argument(
-        "-index", "--index", type=Path, metavar="FILE.index", help="make or change this index"
+        "-index", "--index", type=Path, metavar="FILE.index", help="create or change this index"
     )
     parser.add_argument(
         "-remove", "--remove", nargs="+", metavar="PATH", help="remove images from the index"
     )
-    parser.add_argument("-list", "--list", action="store_true", help="print the index's images")
     parser.add_argument(
-        "-metrics", "--metrics", action="store_true", help="how well images of a folder are found"
+        "-list", "--list", action="store_true", help="print the images of the index"
+    )
+    parser.add_argument(
+        "-metrics",
+        "--metrics",
+        action="store_true",
+        help="measure how well images of the same folder are found",
     )
     add_model(parser)
     arguments = parser.parse_args()
@@ -102,9 +109,9 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raises InputError if flags don't go together."""
     paths = len(arguments.paths)
     if arguments.top < 1:
-        raise InputError(f"-top is {arguments.top}, expected a number from 1 on")
+        raise InputError(f"-top is {arguments.top}, expected a number of at least 1")
     if arguments.grid and arguments.grid.suffix.lower() != ".png":
-        raise InputError(f"{arguments.grid}: the grid is a PNG; give it the ending .png")
+        raise InputError(f"{arguments.grid}: the grid is a PNG; use the ending .png")
     if (arguments.remove or arguments.list) and not arguments.index:
         raise InputError("-remove and -list need the index; add -index FILE.index")
     if arguments.index or arguments.metrics:
@@ -118,7 +125,7 @@ def _check(arguments: argparse.Namespace) -> None:
         return
     if paths < 2:
         raise InputError(
-            f"expected a query and where to search it, found {counted(paths, 'path')}; see -help"
+            f"expected a query and where to search it, found {counted(paths, 'path')}; see -h"
         )
     if arguments.grid and paths > 2:
         raise InputError(f"-grid draws the neighbours of one query, found {paths - 1} queries")
@@ -208,11 +215,11 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _extractor(arguments: argparse.Namespace) -> "FeatureExtractor":
-    """Returns what computes features by the flags."""
+    """Returns the feature extractor that the flags ask for."""
     from inference.feature_store import FeatureExtractor
 
     if arguments.checkpoint is None:
-        raise InputError("a folder's features are computed by a model; give -checkpoint")
+        raise InputError("the features of a folder are computed by a model; pass -checkpoint")
     return FeatureExtractor(
         arguments.checkpoint,
         arguments.cfg,
@@ -232,15 +239,15 @@ def _check_pool(arguments: argparse.Namespace, made: Mapping[str, Any]) -> None:
     """
     if arguments.pool not in (None, made["pool"]):
         raise InputError(
-            f"-pool is {arguments.pool}, the features were made with {made['pool']}; leave it out, or"
-            " make them anew"
+            f"-pool is {arguments.pool}, but the features were made with {made['pool']}; leave it out, or"
+            " make them again"
         )
 
 
 def _refuse_model(arguments: argparse.Namespace, what: str) -> None:
     """Raises InputError if flags choose a model where the stored features name it."""
     if arguments.layer is not None or arguments.cfg or arguments.o:
-        raise InputError(f"{what} names its model and layer; leave out -cfg, -layer and -o")
+        raise InputError(f"{what} determines the model and layer; leave out -cfg, -layer and -o")
 
 
 def _in_folder(
@@ -302,7 +309,7 @@ def _in_features(
 
 
 def _is_text(query: str) -> bool:
-    """Returns whether a query is a text: there is no such file, and its ending is no image's."""
+    """Returns whether a query is a text: there is no such file, and its ending isn't an image's."""
     from loading.layout import IMAGE_SUFFIXES
 
     return not os.path.lexists(query) and Path(query).suffix.lower() not in IMAGE_SUFFIXES

@@ -39,20 +39,23 @@ def main() -> None:
         )
 
     parser.add_argument(
-        "-cfg", "--cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it"
+        "-cfg",
+        "--cfg",
+        metavar="MODEL",
+        help="the model's YAML file or name, if the weights don't name it",
     )
-    names = "names of the model's outputs, one a line, or imagenet1k"
+    names = "names of the model's outputs, one per line, or imagenet1k"
     parser.add_argument("-classes", "--classes", metavar="FILE", help=names)
-    flag("host", "127.0.0.1", str, "address to listen at; 0.0.0.0: all")
-    flag("port", 8000, int, "0: a free one, which is printed")
-    flag("workers", 1, int, "processes that compute, each with its own model")
-    flag("batch_size", 32, int, "most images of a batch")
-    flag("max_delay_ms", 5.0, float, "how long an image waits for others of its batch")
-    flag("max_queue", 256, int, "most images that wait; a request beyond them gets 429")
-    flag("max_images", 64, int, "most images of a request")
-    flag("max_request_mb", 32.0, float, "most MiB of a request")
+    flag("host", "127.0.0.1", str, "address to listen on; 0.0.0.0: all")
+    flag("port", 8000, int, "port; 0: a free one, which is printed")
+    flag("workers", 1, int, "number of processes, each with its own copy of the model")
+    flag("batch_size", 32, int, "maximum of images per batch")
+    flag("max_delay_ms", 5.0, float, "how long an image waits for others to form a batch")
+    flag("max_queue", 256, int, "maximum of waiting images; more requests get 429")
+    flag("max_images", 64, int, "maximum of images per request")
+    flag("max_request_mb", 32.0, float, "maximum size of a request in MiB")
     flag("timeout", 30.0, float, "seconds until a request gets 504")
-    formats = "formats to take besides GIF, JPEG, PNG and WebP: bmp, npy, ppm, tiff"
+    formats = "formats to accept besides GIF, JPEG, PNG and WebP: bmp, npy, ppm, tiff"
     parser.add_argument(
         "-formats", "--formats", nargs="+", default=[], metavar="NAME", help=formats
     )
@@ -60,9 +63,9 @@ def main() -> None:
         "-token_file",
         "--token_file",
         metavar="FILE",
-        help="holds the token that each request needs",
+        help="file with the token that each request needs",
     )
-    parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
+    parser.add_argument("-quiet", "--quiet", action="store_true", help="don't log requests")
     parser.add_argument(
         "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
     )
@@ -92,7 +95,7 @@ def _token(file: str | None) -> str | None:
     token = text.strip()
     is_plain = token.isascii() and token.isprintable() and " " not in token
     if len(token) < _MIN_TOKEN or not is_plain:
-        expected = f"{_MIN_TOKEN} printable ASCII characters or more, without blanks"
+        expected = f"{_MIN_TOKEN} printable ASCII characters or more, without spaces"
         raise InputError(f"{where} holds a token of {len(token)} characters, expected {expected}")
     return token
 

@@ -94,13 +94,13 @@ def main() -> None:
         type=int,
         default=16,
         metavar="N",
-        help=f"images of each kind, up to {_MOST}; default: 16",
+        help=f"number of images of each kind, up to {_MOST}; default: 16",
     )
     option("output", type=Path, required=True, metavar="FILE.png", help="the picture")
     options, rest = parser.parse_known_args()
     if options.output.suffix.lower() != ".png" or not options.output.parent.is_dir():
         raise InputError(
-            f"-output {options.output}: expected a file that ends in .png, in a folder that is there"
+            f"-output {options.output}: expected a file that ends in .png, in an existing folder"
         )
     if not 1 <= options.count <= _MOST or options.epoch < 1:
         raise InputError(
@@ -116,7 +116,7 @@ def main() -> None:
             file.write(picture)
     except OSError as error:
         raise RunError(
-            f"-output {options.output} isn't written ({error.strerror}); {remedy(error)}"
+            f"-output {options.output} can't be written ({error.strerror}); {remedy(error)}"
         ) from None
     print(f"{options.output} is written")
 

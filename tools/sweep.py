@@ -159,7 +159,7 @@ class Session:
         print(f"{name} {values}: {text}", flush=True)
 
     def run(self, lock: int) -> int:
-        """Runs what isn't done; returns the signal that stopped it, or 0.
+        """Runs the remaining points; returns the signal that stopped it, or 0.
 
         Args:
             lock: a file descriptor that the runs inherit: it locks the sweep until they end.
@@ -197,7 +197,7 @@ def main() -> int:
     environments = side_by_side.environments(sweep.processes, sweep.side_by_side)
     if not environments:
         raise InputError(
-            f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible"
+            f"{arguments.file}: devices is {sweep.processes}, but fewer GPUs are visible"
         )
     lock = None if arguments.dry else results.lock(sweep.output)
     session = Session(sweep, plan, results.read_points(sweep, plan), metric, environments)
@@ -219,14 +219,14 @@ def main() -> int:
         results.write(rows, sweep, metric)
     except OSError as error:
         # The disk is full, for example. The running commands get SIGTERM, and save.
-        problem = f"{error.filename or sweep.output} isn't written ({error.strerror})"
-        raise RunError(f"{problem}; {remedy(error)}, then the same command goes on") from None
+        problem = f"{error.filename or sweep.output} can't be written ({error.strerror})"
+        raise RunError(f"{problem}; {remedy(error)}, then the same command continues") from None
     print(results.table(rows, sweep, metric))
     if best := results.best(rows, sweep, metric):
         print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")
     if stop:
         print(
-            f"stopped by {signal.Signals(stop).name}; the same command goes on",
+            f"stopped by {signal.Signals(stop).name}; the same command continues",
             file=sys.stderr,
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Draws what a model looks at, and what it has learnt, as PNG pictures.
+"""Draws the regions that a model looks at, and its features, as PNG pictures.
 
     python tools/visualize.py attention CHECKPOINT photo.jpg -output attention.png
 
@@ -113,7 +113,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, ou
     if len(files) > ON_A_SHEET and (whole or kind == "features"):
         advice = "give fewer"
         if kind != "features":
-            advice = "give -output a folder, which gets a picture for each"
+            advice = "set -output to a folder for one picture of each"
         raise InputError(
             f"found {len(files)} images, a picture shows {ON_A_SHEET} at most; {advice}"
         )
@@ -208,7 +208,7 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"{path} isn't written ({error.strerror}); {remedy(error)}, or choose another -output"
+            f"{path} can't be written ({error.strerror}); {remedy(error)}, or choose another -output"
         ) from None
 
 
@@ -225,10 +225,13 @@ def _parser() -> argparse.ArgumentParser:
         "-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="a new name"
     )
     parser.add_argument(
-        "-cfg", "--cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it"
+        "-cfg",
+        "--cfg",
+        metavar="MODEL",
+        help="the model's YAML file or name, if the weights don't name it",
     )
     parser.add_argument(
-        "-block", "--block", type=int, metavar="N", help="a block, from 0; -1: the last"
+        "-block", "--block", type=int, metavar="N", help="index of a block, from 0; -1: the last"
     )
     parser.add_argument(
         "-class",
@@ -243,33 +246,35 @@ def _parser() -> argparse.ArgumentParser:
         "-original",
         "--original",
         action="store_true",
-        help="draw on the image as it is in the file",
+        help="draw on the original image",
     )
     parser.add_argument(
         "-mass",
         "--mass",
         type=float,
         metavar="SHARE",
-        help="draw only the places that get the largest SHARE of a head's attention (DINO: 0.6)",
+        help="draw only the positions with the largest SHARE of a head's attention (DINO: 0.6)",
     )
     parser.add_argument(
         "-threshold",
         "--threshold",
         type=float,
         metavar="SHARE",
-        help="places where the first component is below SHARE are black; 0: none are (-method foreground;"
-        " default: where it parts best)",
+        help="positions whose first component is below SHARE are black; 0: none (-method foreground;"
+        " default: the threshold that separates best)",
     )
     parser.add_argument(
         "-mistakes",
         "--mistakes",
         action="store_true",
-        help="only wrong ones, the most certain first",
+        help="only wrong predictions, the most confident first",
     )
-    parser.add_argument("-most", "--most", type=int, metavar="N", help="images of a grid (28)")
-    parser.add_argument("-seed", "--seed", type=int, help="of the positions in the plane (0)")
     parser.add_argument(
-        "-workers", "--workers", type=int, default=0, help="processes that load images (0)"
+        "-most", "--most", type=int, metavar="N", help="number of images of a grid (28)"
+    )
+    parser.add_argument("-seed", "--seed", type=int, help="seed of the positions in the plane (0)")
+    parser.add_argument(
+        "-workers", "--workers", type=int, default=0, help="data loader workers (0)"
     )
     parser.add_argument(
         "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
@@ -288,7 +293,7 @@ def check(arguments: argparse.Namespace) -> None:
     for flag, kinds in FLAGS.items():
         if getattr(arguments, flag) not in (None, False) and kind not in kinds:
             name = "class" if flag == "output_class" else flag
-            raise InputError(f"-{name} does nothing for {kind}; it is for {', '.join(kinds)}")
+            raise InputError(f"-{name} has no effect for {kind}; it is for {', '.join(kinds)}")
     if arguments.method is not None and arguments.method not in methods:
         expected = f"{kind} has no methods; leave it out"
         if methods:
@@ -299,7 +304,7 @@ def check(arguments: argparse.Namespace) -> None:
     elif arguments.method is None:
         arguments.method = methods[0]
     if arguments.threshold is not None and arguments.method != "foreground":
-        raise InputError("-threshold does nothing but for features -method foreground")
+        raise InputError("-threshold only has an effect on features -method foreground")
     mass = arguments.mass
     threshold = arguments.threshold
     if mass is not None and not 0 < mass <= 1:
@@ -307,7 +312,7 @@ def check(arguments: argparse.Namespace) -> None:
     if threshold is not None and not 0 <= threshold <= 1:
         raise InputError(f"-threshold is {threshold:g}, expected 0 to 1")
     if arguments.images and kind == "positions":
-        raise InputError("positions takes no images; leave them out")
+        raise InputError("positions doesn't need images; leave them out")
     if not arguments.images and kind != "positions":
         raise InputError(f"{kind} needs images")
     for flag, least in (("most", 1), ("seed", 0), ("workers", 0)):
@@ -316,13 +321,13 @@ def check(arguments: argparse.Namespace) -> None:
             raise InputError(f"-{flag} is {value}, expected {least} or more")
     output = arguments.output
     if output.suffix and output.suffix != ".png":
-        raise InputError(f"-output is {output}, expected a name that ends in .png, or a folder's")
+        raise InputError(f"-output is {output}, expected a file that ends in .png, or a folder")
     if os.path.lexists(output):
-        raise InputError(f"-output is {output}, which is there already; choose a new name")
+        raise InputError(f"-output is {output}, which already exists; choose a new name")
     above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(
-            f"-output is {output}, but {above} is no folder that can be written to; choose another"
+            f"-output is {output}, but {above} isn't a writable folder; choose another"
         )
 
 
@@ -340,7 +345,7 @@ def main() -> None:
 
     refuse_export(
         arguments.checkpoint,
-        ", which has no layers to look into; give the checkpoint that it was made from",
+        ", which has no accessible layers; use the checkpoint that it was made from",
     )
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
     if predictor.gives_maps:

@@ -34,23 +34,25 @@ from settings.parser import Parser, pairs  # noqa: E402
 
 def parsed_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("weights", metavar="WEIGHTS", help="of CLIP or SigLIP")
+    parser.add_argument("weights", metavar="WEIGHTS", help="weights of CLIP or SigLIP")
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
     option("output", type=Path, required=True, metavar="FOLDER", help="a new folder")
-    option("classes", metavar="FILE", help="names, one a line, or imagenet1k")
-    option("data_path", metavar="PATH", help="take the classes of this data set")
-    option("dataset", metavar="NAME", help="its kind; default: folder")
-    text = 'sentences with {}, one a line; default: "a photo of a {}."'
+    option("classes", metavar="FILE", help="class names, one per line, or imagenet1k")
+    option("data_path", metavar="PATH", help="use the classes of this dataset")
+    option("dataset", metavar="NAME", help="kind of that dataset; default: folder")
+    text = 'sentences with {}, one per line; default: "a photo of a {}."'
     option("templates", metavar="FILE", help=text)
-    option("cfg", metavar="MODEL", help="the image tower's YAML, if the weights don't tell it")
+    option("cfg", metavar="MODEL", help="the image tower's YAML file, if the weights don't name it")
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
     from_data = bool(arguments.data_path or arguments.dataset)
     if bool(arguments.classes) == from_data:
-        raise InputError("give the classes: either -classes FILE, or -data_path (and -dataset)")
+        raise InputError(
+            "the classes are missing: pass either -classes FILE, or -data_path (and -dataset)"
+        )
     check_new_folder(arguments.output)
     return arguments
 

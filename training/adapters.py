@@ -30,7 +30,7 @@ def lora(
 
     Args:
         rank: columns of the first matrix, rows of the second.
-        alpha: their product is multiplied by alpha / rank.
+        alpha: the product of both matrices is multiplied by alpha / rank.
         targets: patterns of names of Linear layers: ["*.qkv", "blocks.[6-9].mlp.fc?"].
         dropout: the rate of dropout on the first matrix's input.
 
@@ -49,8 +49,8 @@ def lora(
             # Names without their block's number, as patterns are mostly written.
             ends = {f"*.{name.partition('.')[2].lstrip('0123456789.')}" for name in layers}
             raise InputError(
-                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of {len(layers)} Linear layers"
-                f" but the classifier{nearest(pattern, [*layers, *sorted(ends)])}"
+                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of the {len(layers)} Linear layers"
+                f" other than the classifier{nearest(pattern, [*layers, *sorted(ends)])}"
             )
         chosen |= matching
     # In the model's order, so that the new matrices get the same random numbers each time.
@@ -60,7 +60,7 @@ def lora(
         smaller_side = min(layers[name].weight.shape)
         if rank > smaller_side:
             raise InputError(
-                f"TRAIN.ADAPTER.RANK is {rank}, {name} takes 1 to {smaller_side}, its smaller side"
+                f"TRAIN.ADAPTER.RANK is {rank}, expected 1 to {smaller_side} (the smaller side of {name})"
             )
         adapt(layers[name], rank, alpha, dropout)
     if dropout:
@@ -95,6 +95,6 @@ def bitfit(model: ImageModel) -> set[str]:
     if not any(not within(name, model.head_names()) for name in names):
         raise InputError(
             f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases"
-            " but the classifier's"
+            " except in the classifier"
         )
     return names

@@ -73,7 +73,7 @@ class BeitTraining(Task):
         if tokenizer is None or tokenizer_path is None:
             raise InputError(
                 f"METHOD.TOKENIZER is {tokenizer}, METHOD.TOKENIZER_PATH {tokenizer_path}: BEiT"
-                " predicts a tokenizer's tokens; give its YAML and its weights (TASK tokenizer"
+                " predicts the tokens of a tokenizer; set its YAML file and its weights (TASK tokenizer"
                 " trains one)"
             )
         self.tokenizer_file = tokenizer
@@ -96,8 +96,8 @@ class BeitTraining(Task):
         grid = getattr(getattr(encoder, "patch_embed", None), "grid_size", tokenizer.grid)
         if tuple(grid) != tokenizer.grid:
             raise InputError(
-                "METHOD.TOKENIZER has {} x {} tokens, the model {} x {} patches; take models with"
-                " equal patches".format(*tokenizer.grid, *grid)
+                "METHOD.TOKENIZER has {} x {} tokens, the model {} x {} patches; use models with"
+                " patches of the same size".format(*tokenizer.grid, *grid)
             )
         patches = grid[0] * grid[1]
         count = round(self.mask_ratio * patches)
@@ -125,7 +125,7 @@ class BeitTraining(Task):
         return network(images, batch["masked"], self.teacher(images))
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws images, what the encoder sees of them, and what it predicts.
+        """Draws images, the input of the encoder, and its predictions.
 
         If the tokenizer decodes pixels, the third row shows what it makes of the images' own tokens,
         and the fourth what it makes of the predicted ones in the masked patches. A tokenizer with a
@@ -168,14 +168,14 @@ class BeitTraining(Task):
         task = get_config(path).TASK
         if task != "tokenizer":
             raise InputError(
-                f"METHOD.TOKENIZER {path} has TASK {task}, expected tokenizer; give the YAML of a"
+                f"METHOD.TOKENIZER {path} has TASK {task}, expected tokenizer; use the YAML file of a"
                 " tokenizer"
             )
         trained_for = task_of(self.tokenizer_path)
         if trained_for not in (None, "tokenizer"):
             raise InputError(
                 f"METHOD.TOKENIZER_PATH {self.tokenizer_path} has weights of TASK {trained_for},"
-                " expected tokenizer; give the weights of a tokenizer"
+                " expected tokenizer; use the weights of a tokenizer"
             )
         config = other_config(self.config, path, "METHOD.TOKENIZER")
         return with_values(config, "TASK tokenizer", MODEL__NUM_CLASSES=0)

@@ -64,9 +64,7 @@ class Classification(Task):
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.embeddings = Embeddings()
         if config.MODEL.NUM_CLASSES < 5:
-            self.note = (
-                f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
-            )
+            self.note = f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are fewer than five classes"
 
     def build_network(self) -> ImageModel:
         """Returns the model, with the projection that a feature distillation needs.
@@ -98,7 +96,7 @@ class Classification(Task):
             if counts.max() < 2:
                 raise InputError(
                     f"RETRIEVAL is {self.config.RETRIEVAL}, but no two of the {len(dataset)} validation"
-                    " images have one class, so none could find another; set it to null"
+                    " images have the same class; set it to null"
                 )
         if self.config.DATA.NUM_TOKENS is not None:
             dataset.pack(packing(self.config))
@@ -119,7 +117,7 @@ class Classification(Task):
             if not hasattr(model, "dense_training"):
                 name = type(model).__name__
                 raise InputError(
-                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; choose a"
+                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} doesn't classify patches; choose a"
                     " model that does, such as VOLO"
                 )
             model.dense_training = True
@@ -266,7 +264,7 @@ def best_class(logits: paddle.Tensor) -> paddle.Tensor:
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what an evaluation counts if any of several labels is right, each [B] float32.
+    """Returns the counts of an evaluation in which any of several labels is right, each [B] float32.
 
     ``acc1`` and ``acc5`` are as in ``hits``. ``loss`` is minus the logarithm of the labels' summed
     probability. With one label for each image all are as usual.
@@ -283,7 +281,7 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
 
 
 def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what is kept of each sample: its label, the predicted class and its probability.
+    """Returns the record of each sample: its label, the predicted class and its probability.
 
     Of several labels the predicted one is kept if it is among them, otherwise the first.
     """
@@ -311,7 +309,7 @@ def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | No
     check_scales(config, teacher)
     report = load_equal(teacher, teacher_config, "teacher", "TRAIN.TEACHER_PATH", path)
     run.info(f"teacher {teacher_config.MODEL.NAME}: {report}")
-    # The student's mean and deviation, then the teacher's: images are normalised anew for it.
+    # The student's mean and deviation, then the teacher's: images are normalised again for it.
     scales = [
         each.DATA[name]
         for each in (config, teacher_config)
@@ -334,7 +332,7 @@ def _teacher_config(config: Configuration) -> Configuration:
         raise InputError(
             f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is"
             f" {train.TEACHER_MODEL} and TEACHER_PATH {train.TEACHER_PATH};"
-            " give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+            " set the teacher's YAML file and weights, or DISTILLATION_TYPE none"
         )
     teacher = get_config(train.TEACHER_MODEL)
     # An architecture that takes images of any size takes the student's.

@@ -45,7 +45,7 @@ AUTO = "auto"
 # What -mae_pretrain trains if nothing else names a model, as in PaddleViT.
 MAE = "mae_vit_base_patch16_224"
 # The origin of MODEL.PRETRAINED in a run that is resumed: the file it began with may be gone.
-CHECKPOINT = "the checkpoint, which has the weights"
+CHECKPOINT = "the checkpoint, which contains the weights"
 
 
 class Flag(NamedTuple):
@@ -69,24 +69,26 @@ FLAGS = {
     "batch_size": Flag(
         "DATA.BATCH_SIZE",
         int,
-        "training samples per device; with -eval alone, evaluation's",
+        "training samples per device; with -eval, evaluation samples",
     ),
     "batch_size_eval": Flag("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
-    "image_size": Flag("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
-    "accum_iter": Flag("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
+    "image_size": Flag(
+        "DATA.IMAGE_SIZE", str, "image size in pixels: a side, or height x width such as 224x160"
+    ),
+    "accum_iter": Flag("TRAIN.ACCUM_ITER", int, "gradient accumulation: steps per update"),
     "pretrained": Flag(
         "MODEL.PRETRAINED",
         str,
-        "weights to start from or to evaluate: a file, a run's best, hf-hub:...",
+        "weights to start from or to evaluate: a file, a run's folder, hf-hub:...",
     ),
     "resume": Flag(
         "MODEL.RESUME",
         str,
-        "a checkpoint, or a run's newest, to go on from; auto: the newest in -output",
+        "the checkpoint, or the run, to resume; auto: the newest checkpoint in -output",
     ),
-    "last_epoch": Flag("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
+    "last_epoch": Flag("TRAIN.LAST_EPOCH", int, "the last epoch that is completed"),
     "ngpus": Flag(
-        "NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"
+        "NGPUS", int, "number of processes; -1: one per visible GPU, or without a GPU one per core"
     ),
     "eval": Flag("EVAL", bool, "evaluate only"),
     "amp": Flag("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
@@ -134,8 +136,8 @@ def config_from_arguments(
     config = asked_config(choice.file, [*flags, *named], read)
     if arguments.mae_pretrain and config.TASK != "mae":
         raise InputError(
-            f"{FLAG}mae_pretrain is for files of MAE's pre-training, but TASK is {config.TASK}"
-            f" in {choice.file}; give a configuration of TASK mae, such as -cfg={MAE}, or PaddleViT's file with"
+            f"{FLAG}mae_pretrain needs a configuration of TASK mae, but TASK is {config.TASK}"
+            f" in {choice.file}; use one of TASK mae, such as -cfg={MAE}, or PaddleViT's file with"
             " MODEL.MAE_PRETRAIN: True"
         )
     before = len(flags)
@@ -145,9 +147,7 @@ def config_from_arguments(
     )
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
         flags.append(
-            Option(
-                "MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"
-            )
+            Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained instead of the adapter's base")
         )
     other_data = asked.keys() & {"DATA.DATASET", "DATA.DATA_PATH"}
     fine_tunes = choice.of_run and not (config.EVAL or config.MODEL.RESUME)
@@ -156,16 +156,16 @@ def config_from_arguments(
             Option(
                 "MODEL.NUM_CLASSES",
                 "auto",
-                "-pretrained, of a run whose data may have other classes",
+                "-pretrained of a run whose data may have other classes",
             )
         )
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
-        flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
+        flags.append(Option("NGPUS", -1, "this command, which counts the devices"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
         flags.append(
             Option(
-                "DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, as -eval is given"
+                "DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, because of -eval"
             )
         )
     if len(flags) > before:
@@ -176,8 +176,8 @@ def config_from_arguments(
     if recipe and not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)):
         add_note(
             config,
-            f"warning: {recipe} is a recipe for weights that were trained before, and none are given: the model starts"
-            " from random values; give -pretrained=FILE",
+            f"warning: {recipe} is a recipe for fine-tuning pretrained weights, but none are given: the model starts"
+            " from random values; pass -pretrained=FILE",
         )
     if arguments.explain:
         print(explain(config, arguments.explain))
@@ -216,8 +216,8 @@ def choose(
         asked: the values of flags and -o, by dotted key.
 
     Raises:
-        InputError: there is no run to go on with, or what is asked for isn't what ``default`` is
-            made for.
+        InputError: there is no run to resume, or ``default`` isn't made for what was
+            requested.
     """
     if cfg is not None:
         return Choice(cfg)
@@ -227,29 +227,29 @@ def choose(
     resume = words.get("MODEL.RESUME")
     pretrained = words.get("MODEL.PRETRAINED")
     if resume and (file := _resumed_run(resume, words.get("OUTPUT"))):
-        note = f"configuration: {file}, of the run that goes on (no -cfg is given)"
+        note = f"configuration: {file}, of the resumed run (no -cfg is given)"
         return Choice(file, note, of_run=True)
     if resume and resume != AUTO:
         if not os.path.lexists(resume):
             raise InputError(
-                f"-resume={resume}: there is no such folder; give a run's, or one of its checkpoints"
+                f"-resume={resume}: no such folder; expected a run's folder, or one of its checkpoints"
             )
         run = Path(resume).parent
-        advice = f"give {run}" if (run / FILE).is_file() else "give -cfg"
+        advice = f"use -resume={run}" if (run / FILE).is_file() else "pass -cfg"
         raise InputError(
-            f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; {advice}"
+            f"-resume={resume}: its run has no {FILE} (in RUN, or next to RUN/checkpoints); {advice}"
         )
     if pretrained and (file := run_file(pretrained)):
-        note = f"configuration: {file}, of the run that -pretrained names (no -cfg is given)"
+        note = f"configuration: {file}, of the run of -pretrained (no -cfg is given)"
         return Choice(file, note, of_run=True)
     if pretrained and (Path(pretrained) / FILE).is_file():
         raise InputError(
-            f"-pretrained={pretrained} is the folder of a run that has no checkpoints; give weights"
+            f"-pretrained={pretrained} is the folder of a run without checkpoints; expected weights"
         )
     output = words.get("OUTPUT")
     if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
         raise InputError(
-            f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start"
+            f"-resume=auto: {output} has no {FILE} to resume with; pass -cfg to start a new run"
         )
     if default is None:
         return Choice(None)
@@ -260,8 +260,8 @@ def choose(
     ):
         if key in words and (key, words[key]) != ("DATA.DATASET", own_data):
             raise InputError(
-                f"{flag}={words[key]} needs -cfg, a model for it (python tools/list_models.py lists them);"
-                f" {default}, which is trained where nothing is given, is made for {own_data} alone"
+                f"{flag}={words[key]} needs -cfg, the model (python tools/list_models.py lists them);"
+                f" the default, {default}, is for {own_data} only"
             )
     return Choice(default, f"configuration: {default}, because neither -cfg nor a run is given")
 
@@ -336,7 +336,7 @@ def _resumed_run(resume: str, output: str | None) -> Path | None:
         return None
     if read_yaml(file).get("EVAL"):
         raise InputError(
-            f"{file} is an evaluation's: there is no training to go on with; choose another -output"
+            f"{file} is from an evaluation, and evaluation runs can't be resumed; choose another -output"
         )
     return file
 
@@ -373,13 +373,15 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         epilog="Flags may be written with one dash or two. config.py describes the KEYs that all runs share,"
         " --explain KEY prints one, and python tools/list_models.py --keys NAME lists those of an"
         " architecture: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the"
-        " classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't here is"
-        " answered by what to write instead.",
+        " classes MODEL.NUM_CLASSES. For a flag of timm, PaddleClas or PaddleViT that isn't supported,"
+        " the error says what to write instead.",
     )
     parser.add_argument(
         "-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/"
     )
-    default = "the configuration where neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
+    default = (
+        "the configuration if neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
+    )
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for name, flag in FLAGS.items():
         takes: dict[str, Any] = {"metavar": flag.kind.__name__.upper()}
@@ -390,7 +392,7 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         "-mae_pretrain",
         "--mae_pretrain",
         action="store_true",
-        help="PaddleViT's: pre-train by MAE (TASK mae) the model that -cfg names",
+        help="as in PaddleViT: pre-train the model of -cfg by MAE (TASK mae)",
     )
     parser.add_argument(
         "-o",
@@ -399,7 +401,7 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         action="extend",
         default=[],
         metavar="KEY VALUE",
-        help="any keys; KEY=VALUE as well",
+        help="set any keys; KEY=VALUE works as well",
     )
     parser.add_argument(
         "-explain",
@@ -407,7 +409,7 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         nargs="+",
         action="extend",
         metavar="KEY",
-        help="print where values came from, and end",
+        help="print where the values of keys came from, and exit",
     )
     return parser
 
@@ -434,8 +436,8 @@ def parse_command_line(
         # Word processors make such dashes of hyphens.
         dashes = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
         if rest[0].startswith(dashes):
-            example = "; it begins with a typographic dash: write -, as on the keyboard"
-        raise InputError(f"command line: no flag takes the word {rest[0]!r}{example}")
+            example = "; it begins with a typographic dash; write a plain -"
+        raise InputError(f"command line: unexpected argument {rest[0]!r}{example}")
     return parsed
 
 
@@ -448,13 +450,13 @@ def _check_words(words: Sequence[str]) -> None:
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):
             raise InputError(
-                f"command line: found the word {word!r}; in a script nothing may follow the backslash at a line's end,"
-                " the last line has none, and lines don't end as on Windows"
+                f"command line: unexpected argument {word!r}; in a script, nothing may follow the backslash"
+                " at a line's end, the last line has none, and Windows line endings don't work"
             )
         if not word or (is_flag(word) and equals and not value):
             before = name or (words[position - 1] if position else "the command")
             raise InputError(
-                f"command line: {before} is followed by an empty value; is a variable of the script unset?"
+                f"command line: {before} has an empty value; is a variable of the script unset?"
             )
 
 

@@ -64,7 +64,7 @@ class SelfDistillation(Task):
 
     Labels are ignored. ``models.pretraining.dino`` has the networks. An evaluation measures the
     loss on views of the validation images, which are always the same, and warns of a collapse. The
-    teacher changes between two evaluations, so the loss doesn't tell which weights are better: the
+    teacher changes between two evaluations, so the loss doesn't show which weights are better: the
     newest count as the best, unless BEST_METRIC is knn, or a large teacher stays as it is.
 
     Args:
@@ -154,7 +154,7 @@ class SelfDistillation(Task):
         super().__init__(config, classes)
         if prototypes < 2:
             raise InputError(
-                "METHOD.PROTOTYPES is 1, expected 2 or more: over one, all images have the same"
+                "METHOD.PROTOTYPES is 1, expected 2 or more: with one, all images have the same"
                 " distribution"
             )
         self.head = {
@@ -217,7 +217,7 @@ class SelfDistillation(Task):
         train = self.config.TRAIN
         if train.EARLY_STOP and not self.config.EVAL and self._newest_is_best:
             raise InputError(
-                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't tell which"
+                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't show which"
                 " weights are better; set BEST_METRIC knn, or leave it out"
             )
         network = self.make_network(build_model(self.config))
@@ -301,7 +301,7 @@ class SelfDistillation(Task):
         if information >= LEAST_INFORMATION:
             return ""
         return (
-            "collapse, or nothing learnt yet: the teacher gives all images nearly the same"
+            "collapse, or too early to judge: the teacher gives all images nearly the same"
             f" distribution over the prototypes: information is {information:.1e} nats, of at most"
             f" {math.log(self.head['prototypes']):.1f}; if it stays so, lower TRAIN.BASE_LR or"
             " METHOD.TEACHER_TEMP, or set METHOD.KOLEO 0.1"
@@ -312,7 +312,7 @@ class SelfDistillation(Task):
 
     @property
     def _newest_is_best(self) -> bool:
-        """Whether nothing tells which weights are better: the teacher, and so the loss, changes."""
+        """Whether it is unknown which weights are better: the teacher, and so the loss, changes."""
         return self.config.BEST_METRIC == "auto" and self.teacher_file is None
 
     def _images(self, pixels: paddle.Tensor) -> paddle.Tensor:
@@ -405,7 +405,7 @@ class SelfDistillation(Task):
         low, high = self.mask_ratios
         if low > high:
             raise InputError(
-                f"METHOD.MASK_RATIOS is [{low:g}, {high:g}], expected the smaller one first"
+                f"METHOD.MASK_RATIOS is [{low:g}, {high:g}], expected the smaller value first"
             )
         check_blocks(
             self.grid, masked_count(patches, high), self.min_block, key="METHOD.MASK_RATIOS"
@@ -454,5 +454,5 @@ def _take_local_size(encoder: Any, size: int) -> None:
     if not fits:
         raise InputError(
             f"METHOD.LOCAL_SIZE is {size}, but {type(encoder).__name__} takes {encoder.input_sizes};"
-            " choose another one"
+            " choose another size"
         )

@@ -29,7 +29,7 @@ FORWARD = 1 / 3
 class Ending:
     """Decides when a run ends. Every rank calls its methods equally often.
 
-    It is made when training begins, or goes on: the budget's clock starts then.
+    It is made when training begins, or continues: the budget's clock starts then.
 
     Args:
         progress: how far the run is. The decisions are stored there.
@@ -223,12 +223,12 @@ class Ending:
         progress = self.progress
         if self._stopped_early and progress.epoch < self.epochs:
             return (
-                f"TRAIN.EARLY_STOP: {progress.stale} evaluations without gain,"
+                f"TRAIN.EARLY_STOP: {progress.stale} evaluations without improvement,"
                 f" the last after epoch {progress.epoch} of {self.planned}"
             )
         if self.total < self.planned * self.updates:
             return (
-                f"TRAIN.MAX_MINUTES: {self.minutes:g} minutes held"
+                f"TRAIN.MAX_MINUTES: {self.minutes:g} minutes were enough for"
                 f" {self.total / self.updates:.4g} of the {self.planned} epochs"
             )
         return ""

@@ -127,7 +127,7 @@ def fit(
     while not ending.over:
         epoch = progress.epoch + 1
         train_one_epoch(training, progress, after_step, ending)
-        # A run that is stopped here goes on with the evaluation.
+        # A run that is stopped here continues with the evaluation.
         checkpointing.stop_if_asked()
 
         metrics = {}
@@ -201,7 +201,7 @@ def _warn(task: Task, metrics: Metrics, run: Run) -> None:
 
 
 def _scored(metrics: dict[str, Metrics], epoch: int) -> dict[str, Metrics]:
-    """Returns what a task scores of each split: the metrics that are numbers, and their epoch."""
+    """Returns the scores of each split: the metrics that are numbers, and their epoch."""
     return {split: {"epoch": epoch, **numbers(values)} for split, values in metrics.items()}
 
 
@@ -270,7 +270,7 @@ def train_one_epoch(
     steps_before = (epoch - 1) * steps
     accum = config.TRAIN.ACCUM_ITER
     updates = -(-steps // accum)
-    # A run that goes on within an epoch begins with the first batch that it hasn't trained on.
+    # A run that is resumed within an epoch begins with the first batch that it hasn't trained on.
     sampler.set_epoch(epoch, progress.samples)
     first = sampler.first()
     window = Window(training, epoch, progress.step, progress.take_window())
@@ -437,7 +437,7 @@ def evaluate(
         )
     if not math.isfinite(metrics["loss"]):
         raise RunError(
-            f"the evaluation's loss is {metrics['loss']}: the weights give no finite outputs",
+            f"the evaluation's loss is {metrics['loss']}: the outputs of the model aren't finite",
             shared=True,
         )
     return metrics
@@ -503,7 +503,7 @@ def evaluate_only(
 
 
 def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
-    """Returns what result.json says of an evaluation: its metrics, and what was evaluated."""
+    """Returns the record of an evaluation in result.json: its metrics and its subject."""
     return {
         **metrics,
         "model": task.config.MODEL.NAME,

@@ -29,7 +29,7 @@ from weights import LoadReport, load_weights
 from weights.layout import Target
 
 # Keys that may differ between ranks. All others have to be the same, even those that change no
-# result: ranks that report, evaluate or save at other steps would wait for each other in vain. The
+# result: ranks that report, evaluate or save at other steps would wait for each other. The
 # place of the data and what loads them may differ from machine to machine, and so may a machine's
 # own affairs. The files of weights are compared when they are loaded.
 _MAY_DIFFER = (
@@ -185,9 +185,9 @@ def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> 
     of_other = checksums_by_rank[other]
     names = [name for name in of_rank_0 | of_other if of_rank_0.get(name) != of_other.get(name)]
     raise InputError(
-        f"{_others(digests)} loaded other values than rank 0 ({key}): {printable(names[0])} is"
+        f"{_others(digests)} loaded different values than rank 0 ({key}): {printable(names[0])} is"
         f" the first of {len(names)} that differ; rank {other} read {gathered[other][0]},"
-        f" rank 0 read {gathered[0][0]}; give every rank the same file"
+        f" rank 0 read {gathered[0][0]}; all ranks need the same file"
     )
 
 
@@ -248,8 +248,8 @@ def _check_settings(by_rank: list[dict[str, Any]]) -> None:
             if of_rank_0.get(key) != of_rank.get(key):
                 raise InputError(
                     f"rank {place} has {key} {of_rank.get(key)}, rank 0 has {of_rank_0.get(key)};"
-                    " give every rank the same flags, and weights and an -output that all"
-                    " machines see"
+                    " start every rank with the same flags, and with weights and an -output that all"
+                    " machines share"
                 )
 
 
@@ -279,8 +279,8 @@ def _difference(items: _Items, by_rank: Sequence[tuple[int, bytes]]) -> str:
     if shown_differs:
         line += f"number {first} is {shown[other]} on rank {other}, {shown[0]} on rank 0"
     else:
-        line += "names and labels are the same, pixels aren't"
-    return f"{line}; give every rank the same data"
+        line += "names and labels are the same, but not the pixels"
+    return f"{line}; all ranks need the same data"
 
 
 def _first_difference(items: _Items, count: int) -> int:

@@ -93,5 +93,5 @@ def check_alignment(student: ImageModel, teacher: ImageModel) -> None:
     if [1, 1] in sizes and sizes[0] != sizes[1]:
         raise InputError(
             f"DISTILLATION_TYPE is feature, but the student's last map is {sizes[0]}, the teacher's"
-            f" {sizes[1]}: one place can't be aligned with many; take hard or soft"
+            f" {sizes[1]}: their positions can't be aligned; use hard or soft"
         )

@@ -139,7 +139,7 @@ class FixMatch(Classification):
         if self.labels_per_class is None and self.folder is None:
             raise InputError(
                 f"TASK {config.TASK} needs images without labels: METHOD.UNLABELLED names a folder of"
-                " them, METHOD.LABELS_PER_CLASS hides the labels of all but a few"
+                " them, METHOD.LABELS_PER_CLASS hides all but a few labels"
             )
         if self.weight and self.from_average and not config.TRAIN.MODEL_EMA:
             raise InputError(
@@ -160,13 +160,13 @@ class FixMatch(Classification):
         has_strong = self.strong_view or self.strong_labelled
         if has_strong and not any(changes.values()):
             raise InputError(
-                f"a strong view differs from a weak one by {', '.join(changes)}, and none of them is"
+                f"a strong view differs from a weak one by {', '.join(changes)}, but none of them is"
                 " set; set one, or METHOD.STRONG_VIEW False"
             )
         given = next((key for key, value in changes.items() if value), None)
         if given is not None and not has_strong:
             raise InputError(
-                f"{given} is {changes[given]}, but no view is strong (METHOD.STRONG_VIEW,"
+                f"{given} is {changes[given]}, but no strong view is used (METHOD.STRONG_VIEW,"
                 " METHOD.STRONG_LABELLED, METHOD.UNLABELLED_WEIGHT); leave it out"
             )
 
@@ -180,7 +180,7 @@ class FixMatch(Classification):
         config = self.config
         if isinstance(train.labels, LabelSets):
             raise InputError(
-                f"an image has several labels, and TASK {config.TASK} needs one of each labelled image"
+                f"images have several labels, but TASK {config.TASK} needs one label per image"
             )
         classes = config.MODEL.NUM_CLASSES
         labelled = labelled_places(
@@ -201,22 +201,22 @@ class FixMatch(Classification):
         if config.DATA.DROP_LAST and count < batch:
             raise InputError(
                 f"{self.few_labels.unlabelled} unlabelled images, METHOD.UNLABELLED_RATIO {self.ratio}"
-                f" of them a sample, are {count} samples: less than one global batch of {batch}; lower"
+                f" per sample, make {count} samples: less than one global batch of {batch}; lower"
                 " the batch size or the ratio, or set DATA.DROP_LAST False"
             )
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.criterion = build_criterion(config, self.few_labels.labels)
         run.info(
             f"{len(labelled):,} labelled images of {classes} classes;"
-            f" {self.few_labels.unlabelled:,} unlabelled ones, {self.ratio} of them in each of an"
-            f" epoch's {count:,} samples"
+            f" {self.few_labels.unlabelled:,} unlabelled ones, {self.ratio} in each of the"
+            f" {count:,} samples of an epoch"
         )
 
     def _further_images(self) -> ImageDataset | None:
         """Returns the images of METHOD.UNLABELLED; None: there are none.
 
         Raises:
-            InputError: the folder can't be read, holds no images, or other ones on another rank.
+            InputError: the folder can't be read, has no images, or other ones on another rank.
         """
         if self.folder is None:
             return None

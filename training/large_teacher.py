@@ -30,15 +30,15 @@ def load_large_teacher(
     """
     if path is None:
         raise InputError(
-            f"{_KEY} is {file}, METHOD.LARGE_TEACHER_PATH is None; give the teacher's weights"
+            f"{_KEY} is {file}, METHOD.LARGE_TEACHER_PATH is None; set it to the teacher's weights"
         )
     of_large = other_config(config, file, _KEY)
     if of_large.TASK != "dino":
         raise InputError(f"{_KEY} {file} has TASK {of_large.TASK}, expected dino")
     if normalisation(of_large) != normalisation(config):
         raise InputError(
-            f"{_KEY} {file} normalises images otherwise; set DATA.IMAGENET_MEAN and"
-            " DATA.IMAGENET_STD as there"
+            f"{_KEY} {file} normalises images differently; set DATA.IMAGENET_MEAN and"
+            " DATA.IMAGENET_STD to its values"
         )
     large = tasks.choose(of_large)(of_large).make_network(build_model(of_large))
     report = load_equal(large, of_large, "teacher", f"{_KEY}_PATH", path)

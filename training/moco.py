@@ -1,4 +1,4 @@
-"""MoCo v3 (Chen et al. 2021, arXiv:2104.02057): an encoder learns to tell an image's other view
+"""MoCo v3 (Chen et al. 2021, arXiv:2104.02057): an encoder learns to distinguish an image's other view
 from the views of other images.
 """
 
@@ -116,7 +116,7 @@ class MomentumContrast(Task):
             last = data.BATCH_SIZE
         if last * world_size() == 1:
             raise InputError(
-                f"TASK moco needs two images in each batch, and of {len(train)} the last batch of"
+                f"TASK moco needs two images in each batch, but with {len(train)} images the last batch of"
                 f" {data.BATCH_SIZE} has one; change -batch_size, or set DATA.DROP_LAST True"
             )
 

@@ -76,9 +76,9 @@ class MultiLabel(Classification):
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
         outputs = config.MODEL.NUM_CLASSES
-        # By output; None: they are chosen anew at each evaluation of a training.
+        # By output; None: they are chosen again at each evaluation of a training.
         self.thresholds: np.ndarray | None = None
-        origin = "of the highest F1 on the validation set, chosen anew at each evaluation"
+        origin = "of the highest F1 on the validation set, chosen at each evaluation"
         if config.EVAL and config.MODEL.PRETRAINED:
             stored = thresholds_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
             if stored and len(stored) != outputs:
@@ -87,10 +87,14 @@ class MultiLabel(Classification):
                     f" the model {outputs} outputs"
                 )
             self.thresholds = np.array(stored or [_HALF] * outputs)
-            origin = "the weights' own" if stored else "0.5 of each class: the weights have none"
+            origin = (
+                "the weights' own"
+                if stored
+                else "0.5 for each class (the weights have no thresholds)"
+            )
         self.note = (
             f"thresholds: {origin};"
-            f" an evaluation holds {5 * outputs:,} bytes for each image of a process"
+            f" an evaluation takes {5 * outputs:,} bytes per image in each process"
         )
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:

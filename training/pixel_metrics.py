@@ -64,7 +64,7 @@ def count_pairs(
 
 
 def image_outcome(pairs: paddle.Tensor, classes: int) -> Batch:
-    """Returns what predictions.csv says of an image, each [1].
+    """Returns the row of an image in predictions.csv, each [1].
 
     ``pixel_acc`` and ``mIoU`` are percentages, 0 for an image without a pixel that has a class.
     ``label`` and ``predicted`` are the pair of a class and another answer that most pixels have (the
@@ -94,7 +94,7 @@ def _percent(part: paddle.Tensor, whole: paddle.Tensor) -> paddle.Tensor:
 
 
 def metrics_of(confusion: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns what ``Segmentation.evaluate`` does of a confusion matrix.
+    """Returns the metrics of ``Segmentation.evaluate`` for a confusion matrix.
 
     Without any pixel all means are 0.
     """
@@ -135,7 +135,7 @@ def count_boundaries(
 
     A pixel belongs to its class's boundary if it is at most 2 % of the image's diagonal away from a
     pixel of another class or from the image's border. The distance is the larger one of rows and
-    columns, as by repeated erosion. Pixels that aren't counted are no class's, in answers, too.
+    columns, as by repeated erosion. Pixels that aren't counted have no class, in answers, too.
 
     Args:
         predicted, mask: of one image, [H, W] int64.

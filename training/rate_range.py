@@ -141,10 +141,7 @@ def find_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> RateRange
         RunError: there are fewer than ten.
     """
     if len(rates) < 10:
-        raise RunError(
-            f"the loss went out of bounds after {len(rates)} of {updates} updates;"
-            " give a lower -low"
-        )
+        raise RunError(f"the loss diverged after {len(rates)} of {updates} updates; lower -low")
     width = max(1.0, _SMOOTH * updates)
     reach = round(3 * width)
     gaussian = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
@@ -159,7 +156,7 @@ def find_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> RateRange
 
 
 def write(result: RateRange, table: Path, picture: Path) -> None:
-    """Writes a test's values to ``table``, a CSV, and its curve to ``picture``, a PNG beside it."""
+    """Writes a test's values to ``table``, a CSV, and its curve to ``picture``, a PNG next to it."""
     # Matplotlib's import takes a third of a second.
     from training.pages.plotting import figure, figure_png, set_log_scale
 
@@ -167,7 +164,12 @@ def write(result: RateRange, table: Path, picture: Path) -> None:
     drawn = figure(8, 4)
     axis = drawn.add_subplot()
     axis.plot(result.rates, result.losses, alpha=0.3)
-    axis.plot(result.rates, result.smooth, color="C0", label="loss after an update of this rate")
+    axis.plot(
+        result.rates,
+        result.smooth,
+        color="C0",
+        label="loss after an update with this learning rate",
+    )
     axis.axvline(result.steepest, color="C1", label=f"steepest: {result.steepest:.3g}")
     axis.axvline(result.lowest, color="C2", linestyle="--", label=f"lowest: {result.lowest:.3g}")
     axis.axvline(result.lowest / 10, color="C2", label=f"a tenth of that: {result.lowest / 10:.3g}")

@@ -1,4 +1,4 @@
-"""Draws images beside what a network reconstructs of them."""
+"""Draws images beside their reconstructions."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -38,7 +38,7 @@ class Requests:
 
     Attributes:
         save: whether a checkpoint is asked for. Whoever saves calls ``record_save``.
-        failed: whether any rank told ``poll`` of a failure.
+        failed: whether any rank reported a failure to ``poll``.
     """
 
     SECONDS = 1.0
@@ -118,7 +118,7 @@ class Checkpointing:
 
         Args:
             statistics: what ``Saver.save`` takes, as of the last update.
-            updated: whether this step made an update. A run that goes on saves only there.
+            updated: whether this step made an update. A run that continues saves only there.
         """
         stop = self._asked_signal()
         if stop is not None or self.problem or (updated and self.due):
@@ -127,7 +127,7 @@ class Checkpointing:
     def stop_if_asked(self) -> None:
         """Ends the run, saved, if a signal asks for it, before an evaluation or within one.
 
-        The resumed run makes the evaluation anew. A checkpoint that is asked for waits until the
+        The resumed run makes the evaluation again. A checkpoint that is asked for waits until the
         epoch's end.
         """
         stop = self._asked_signal()
@@ -157,7 +157,7 @@ class Checkpointing:
         stop = self.requests.poll(self.saver.failed or bool(self.saver.run.problem))
         if self.requests.failed:
             self.requests.failed = False
-            # It raises the error on every rank, unless the run goes on without the checkpoint.
+            # It raises the error on every rank, unless the run continues without the checkpoint.
             self.saver.wait()
             self.problem = all_gather(self.saver.run.problem)[0]
         return stop
@@ -169,7 +169,7 @@ class Checkpointing:
             raise RunError(f"{problem}; stopped {self._where()}", shared=True)
 
     def _where(self) -> str:
-        again = f"-resume=auto -output={self.saver.run.directory} goes on from there"
+        again = f"-resume=auto -output={self.saver.run.directory} continues from there"
         return f"after step {self.progress.step}, saved in {self.saver.path}; {again}"
 
     def _save(self, stop: int | None, **state: Any) -> None:

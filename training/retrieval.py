@@ -1,4 +1,4 @@
-"""How well images of a class find each other by their embeddings: Recall@K and mean average
+"""Retrieval of images of the same class by their embeddings: Recall@K and mean average
 precision.
 
 Each image is a query, and all others are ranked by their cosine similarity to it. The query itself

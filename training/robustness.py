@@ -85,7 +85,7 @@ def format_table(errors: Errors, summary: Mapping[str, Any]) -> str:
             values += [summary["CE"].get(name), summary["relative_CE"].get(name)]
         lines.append(line(name, ["-" if value is None else f"{value:.2f}" for value in values]))
     lines.append(
-        f"clean: {summary['clean_error']:.2f}, mean of the corruptions: {summary['mean_error']:.2f}"
+        f"clean: {summary['clean_error']:.2f}, mean over corruptions: {summary['mean_error']:.2f}"
     )
     if summary["mCE"] is not None:
         lines.append(f"mCE: {summary['mCE']:.2f}, relative mCE: {summary['relative_mCE']:.2f}")

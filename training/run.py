@@ -100,7 +100,7 @@ class Run:
         self.started = time.time()
         self.on_error = config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
-        # The run's steps, those made when training began or went on, and the time of that.
+        # The run's steps, those made when training began or was resumed, and the time of that.
         self.total = 0
         self.first = 0
         self.clock = 0.0
@@ -129,14 +129,14 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Returns the run's folder: where it is now, if it was moved while the run goes on."""
+        """Returns the run's folder: where it is now, if it was moved while the run is active."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 folder = os.fstat(self._descriptor)
                 path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
                 if not _is_at(folder, self._known_path) and _is_at(folder, path):
                     self._known_path = path
-                    self.info(f"the run's folder was moved; the run goes on in {path}")
+                    self.info(f"the run's folder was moved; continuing in {path}")
         return self._known_path
 
     @property
@@ -191,7 +191,7 @@ class Run:
         self.epochs = epochs
         self.total = steps
         self.first = done
-        # The trackers follow metrics.jsonl, which holds no lines after ``done`` now.
+        # The trackers follow metrics.jsonl, which has no lines after ``done`` now.
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)
         self.clock = time.monotonic()
@@ -283,7 +283,7 @@ class Run:
             self.info(
                 f"input-bound: {share:.0%} of the time in epoch {values['epoch']} so far is spent"
                 f" waiting for data; DATA.NUM_WORKERS is {self.workers} per process on"
-                f" {num_cores()} cores: more of them, or smaller images, make training faster"
+                f" {num_cores()} cores: more workers or smaller images make training faster"
             )
 
     def _append(self, line: str) -> None:
@@ -300,13 +300,13 @@ class Run:
                     os.truncate(file, size)
             if self.on_error != "stop":
                 self.info(
-                    f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)"
+                    f"{file}: a line couldn't be written ({error.strerror}); the run continues (SAVE_ON_ERROR)"
                 )
             elif not self.problem:
                 self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"
 
     def rewind(self, epoch: int, step: int) -> None:
-        """Removes from metrics.jsonl what came after a checkpoint.
+        """Removes the records after a checkpoint from metrics.jsonl.
 
         Steps of earlier epochs aren't compared, because they may have been of another batch size.
 
@@ -355,7 +355,7 @@ class Run:
         try:
             self._write_json("result.json", result)
         except OSError as error:
-            problem = f"{error.filename} isn't written ({error.strerror}: {remedy(error)})"
+            problem = f"{error.filename} can't be written ({error.strerror}: {remedy(error)})"
             raise RunError(f"{problem}; {self._same_again()} writes it again") from None
         if problem := self.tracking.end():
             self.info(problem)
@@ -371,7 +371,7 @@ class Run:
         self.info("files: " + ", ".join(names))
 
     def _same_again(self) -> str:
-        """Returns the flags, or the words, for a command that does this run's end anew."""
+        """Returns the flags, or the words, for a command that does this run's end again."""
         return "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
 
     @contextlib.contextmanager
@@ -390,7 +390,7 @@ class Run:
                 why = f"{error.strerror}: {remedy(error)}"
                 what = os.path.basename(os.fsdecode(error.filename)) if error.filename else what
             again = command or self._same_again()
-            self.info(one_line(f"{what} isn't written ({why}); {again} makes it again"))
+            self.info(one_line(f"{what} can't be written ({why}); {again} writes it again"))
 
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:
@@ -407,7 +407,7 @@ def _is_at(folder: os.stat_result, path: Path) -> bool:
 def for_others(config: Configuration) -> Configuration:
     """Returns the configuration that config.yaml holds, which means the same in another place.
 
-    Where the run lies and what it went on from belong to its command, and are left out.
+    Where the run lies and what it was resumed from belong to its command, and are left out.
     """
     config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
     # A resumed run takes its weights from the checkpoint. The file keeps those it began with.
@@ -461,15 +461,15 @@ class RunFolder:
         parents = (self.path, *self.path.absolute().parents)
         existing = next(place for place in parents if place.exists())
         if not existing.is_dir():
-            return self._cannot("make", f"{existing} is a file")
+            return self._cannot("create", f"{existing} is a file")
         if self.path.is_symlink() and not self.path.exists():
-            return self._cannot("make", "it is a link to what isn't there")
+            return self._cannot("create", "it is a broken link")
         if os.access(existing, os.W_OK):
             return None
         if existing == self.path:
             return f"{self.path}: not writable; choose another folder with -output"
         read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
-        return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
+        return self._cannot("create", os.strerror(errno.EROFS if read_only else errno.EACCES))
 
     def _check_files(self) -> str | None:
         """Returns what is wrong with the files that are there, and locks another run's folder."""
@@ -489,14 +489,14 @@ class RunFolder:
                 self.path = self.base.with_name(f"{self.base.name}-{attempt}")
             self.path.mkdir(parents=True, exist_ok=self.named)
         except OSError as error:
-            return self._cannot("make", error.strerror)
+            return self._cannot("create", error.strerror)
         if self.lock is None:
             locked = (self.path / LOCK).exists()
             if problem := self._take_lock() or self._check_free():
                 return problem
             if locked:
                 # The lock wasn't there when the checkpoints were read.
-                return f"{self.path}: another run was there meanwhile; give the command again"
+                return f"{self.path}: another run used it in the meantime; repeat the command"
         return self._sign()
 
     def _check_content(self) -> str | None:
@@ -513,7 +513,7 @@ class RunFolder:
         if checkpoints.is_symlink():
             return (
                 f"{checkpoints} is a link, expected a folder;"
-                " move what it leads to here, or make -output the link"
+                " move its target here, or make -output the link"
             )
         if os.path.lexists(checkpoints) and not checkpoints.is_dir():
             return (
@@ -523,7 +523,7 @@ class RunFolder:
         replaced = [name for name in own if name in _REPLACED]
         if replaced and not self._is_run():
             return (
-                f"{self.path} holds {replaced[0]}, which no run made;"
+                f"{self.path} contains {replaced[0]}, which no run wrote;"
                 " move it away, or choose another -output"
             )
         return None
@@ -551,8 +551,7 @@ class RunFolder:
         if self.resumes or not any(file.exists() for file in files):
             return None
         return (
-            f"{self.path} already holds a run;"
-            " go on from it with -resume, or choose another -output"
+            f"{self.path} already contains a run; resume it with -resume, or choose another -output"
         )
 
     def _cannot(self, what: str, why: str | None) -> str:
@@ -568,7 +567,7 @@ class RunFolder:
             except (BlockingIOError, PermissionError):
                 owner = os.read(lock, 200).decode(errors="replace")
                 return (
-                    f"{self.path}: another run writes there ({owner});"
+                    f"{self.path}: another run is using it ({owner});"
                     " wait for it, or choose another -output"
                 )
         # The disk is full, or has no locks.

@@ -122,7 +122,7 @@ class Segmentation(Task):
         masks = dataset.masks[MASK]
         self.ignored = masks.ignored
         if masks.table is None:
-            # Shards that another program packed: a value that is no class has to be an error.
+            # Shards that another program packed: a value that isn't a class has to be an error.
             table = plain_table(self.config.MODEL.NUM_CLASSES, masks.ignored)
             dataset.masks[MASK] = masks._replace(table=table)
         if mode == "val":
@@ -139,7 +139,7 @@ class Segmentation(Task):
             if self.config.TRAIN.CLASS_WEIGHTS is not None:
                 raise InputError(
                     f"TRAIN.CLASS_WEIGHTS is set, but HEAD.NAME {self.config.HEAD.NAME} has a loss of"
-                    " its own, without them; leave it out"
+                    " its own, which doesn't use them; leave it out"
                 )
 
     def after_update(self, model: Any, share: float) -> None:
@@ -222,7 +222,7 @@ class Segmentation(Task):
 
 
 def _memory_advice(mask: paddle.Tensor, way: Way) -> str:
-    """Returns what needs less memory, for the evaluation of an image."""
+    """Returns advice on reducing the memory for the evaluation of an image."""
     height, width = mask.shape[1:]
     smaller = "lower DATA.IMAGE_SIZE with DATA.CROP_MODE short"
     if way.stride is None:

@@ -109,8 +109,8 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     accum = config.TRAIN.ACCUM_ITER
     if accum > steps:
         raise InputError(
-            f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps:"
-            " it would end without an update"
+            f"TRAIN.ACCUM_ITER is {accum}, but an epoch has only {steps} steps,"
+            " too few for an update"
         )
     # The last update of an epoch may be of fewer steps.
     updates = -(-steps // accum)
@@ -157,7 +157,7 @@ def _trace(model: nn.Layer) -> None:
     if world_size() > 1 and any(isinstance(layer, SyncBatchNorm1D) for layer in model.sublayers()):
         raise InputError(
             f"TO_STATIC is True, but the heads of {type(model).__name__} have batch norms over the images"
-            f" of all {world_size()} processes, which can't be part of a graph; set it False"
+            f" of all {world_size()} processes, which a graph can't contain; set it to False"
         )
     # Common subexpression elimination takes two equal calls of a random operator for one: all drop
     # paths of a rate would drop the same samples. Paddle 2.6 doesn't have this flag.
@@ -204,7 +204,7 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     if classes and run.classes and classes != run.classes and keeps_classifier:
         run.info(
             f"the classifier was trained for the classes {some_of(classes)};"
-            f" the training goes on with it for {some_of(run.classes)}"
+            f" it is trained further for {some_of(run.classes)}"
         )
     for warning in disagreements(config, report.config):
         run.info(warning)
@@ -255,7 +255,7 @@ def precision_text(config: Configuration) -> str:
         )
     if not config.AMP or config.AMP_EVAL:
         return text
-    advice = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
+    advice = " (-amp only affects training; set -o AMP_EVAL True for evaluations)"
     if config.EVAL:
         return f"{text}{advice}"
     return f"{text}, evaluations in {float32_text()}{advice}"
@@ -264,7 +264,7 @@ def precision_text(config: Configuration) -> str:
 def _no_bfloat16_reason(config: Configuration) -> str:
     """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
     if config.TO_STATIC:
-        return "a CPU has none in a traced graph (TO_STATIC)"
+        return "not available in a traced graph on a CPU (TO_STATIC)"
     return ops.why_no_bfloat16()
 
 
@@ -292,14 +292,14 @@ def _log_model(config: Configuration, model: nn.Layer, run: Run) -> None:
 def _log_sharing(
     network: nn.Layer, optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run
 ) -> None:
-    """Logs what the ranks share: memory for gradients, or the optimizer's state."""
+    """Logs the resources that ranks share: memory for gradients, or the optimizer's state."""
     if getattr(network, "shared", None):
-        run.info("gradients are averaged in memory that the ranks share")
+        run.info("gradients are averaged in shared memory")
     if isinstance(optimizer, ShardedOptimizer):
         sizes = ", ".join(f"{size:,}" for size in optimizer.sizes)
         run.info(
-            f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {sizes}"
-            " parameters"
+            f"fleet, sharding stage {optimizer.stage}: parameters per rank in the optimizer's state: {sizes}"
+            ""
         )
 
 
@@ -377,12 +377,12 @@ def rising_rate_warning(config: Configuration, effective: int) -> str:
         return ""
     ratio = effective / train.LINEAR_SCALED_LR
     rate = train.BASE_LR * (ratio**0.5 if train.LR_SCALING == "sqrt" else ratio)
-    # Equal but for rounding is no rise.
+    # Equal but for rounding isn't a rise.
     if rate >= train.END_LR * (1 - 1e-9):
         return ""
     return (
         f"warning: for the effective batch of {effective} BASE_LR scales to {rate:.3g}, below"
-        f" END_LR {train.END_LR:g}, which doesn't scale: the rate rises; take a larger batch, or"
+        f" END_LR {train.END_LR:g}, which doesn't scale: the rate rises; use a larger batch, or"
         " set TRAIN.END_LR"
     )
 

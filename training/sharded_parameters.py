@@ -3,7 +3,7 @@ arXiv:1910.02054).
 
 Each weight of a block is held by its owner alone, with its gradient and the optimizer's state.
 Before a block computes, the owners send its weights to all ranks, which free them afterwards.
-MODEL.RECOMPUTE keeps nothing of a block: its backward pass computes it anew, with weights that are
+MODEL.RECOMPUTE keeps nothing of a block: its backward pass computes it again, with weights that are
 sent once more. What isn't in a block (the embedding, the last norm, the classifier) is on every
 rank. ``GroupShardedStage3`` of Paddle does this, too, but not on CPUs.
 """
@@ -31,7 +31,7 @@ class ShardedBlock:
     def __init__(self, layer: nn.Layer, buckets: list[Any], siblings: "ShardedBlocks") -> None:
         self.buckets = buckets
         self.siblings = siblings
-        # Whether all weights are here.
+        # Whether all weights are in this process.
         self.whole = True
         # Whether they stay here: in an evaluation, and until training begins.
         self.kept = True
@@ -111,7 +111,7 @@ class ShardedBlocks:
         self.scale = 1 / world_size()
 
     def begin_backward(self, block: ShardedBlock) -> None:
-        """Reduces the gradients of blocks that are done, before one more is computed anew."""
+        """Reduces the gradients of blocks that are done, before one more is computed again."""
         # The last block may still be at work on its gradients. Those before it are done.
         while len(self.live) > 1:
             self.live.pop(0).reduce(self.scale)

@@ -64,8 +64,8 @@ class MaskedImageModelling(Task):
         squares = math.prod(self.units)
         if masked_count(squares, self.mask_ratio) == squares:
             raise InputError(
-                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks all of an image, which has {squares}"
-                f" squares of {network.mask_patch} x {network.mask_patch} pixels; lower it, or take larger"
+                f"METHOD.MASK_RATIO {self.mask_ratio:g} masks the whole image, which has {squares}"
+                f" squares of {network.mask_patch} x {network.mask_patch} pixels; lower it, or use larger"
                 " images"
             )
         return network
@@ -85,7 +85,7 @@ class MaskedImageModelling(Task):
         return {"loss": network(self.normalize(batch["pixels"]), batch["masked"])}
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws images, what the encoder sees of them, and these with the predicted pixels."""
+        """Draws images, the input of the encoder, and that with the predicted pixels."""
         pixels, masked = shown_columns(dataset, "pixels", "masked")
         images = self.normalize(pixels)
         predicted = model.reconstruct(images, masked).astype("float32")

@@ -1,4 +1,4 @@
-"""What changes of a model from step to step, as a pure function of the step.
+"""The settings of a model that change from step to step, as a pure function of the step.
 
 So it is the same on all ranks, and after a resume, and no checkpoint holds it.
 """

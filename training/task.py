@@ -121,7 +121,7 @@ class Task:
         """Returns the values of a batch's samples by name, each [B] float32.
 
         "loss" is the loss to minimise. The means of the other values over the samples are reported
-        beside it. The method is called within autocast, and may not wait for the device.
+        in addition. The method is called within autocast, and may not wait for the device.
 
         Args:
             network: what ``build_network`` returned, wrapped for several processes.
@@ -140,11 +140,11 @@ class Task:
         """
 
     def after_update(self, model: nn.Layer, share: float) -> None:
-        """Updates what isn't trained by gradients, such as a moving average of weights.
+        """Updates tensors that aren't trained by gradients, such as a moving average of weights.
 
         All of it belongs to the network's frozen parameters, so that checkpoints hold it. What a
         step learns of a batch waits for this method. Otherwise a run that was stopped between two
-        updates would go on with it.
+        updates would continue with it.
 
         Args:
             model: the network, not wrapped, after the optimizer's step.
@@ -206,7 +206,7 @@ class Task:
         return {}
 
     def warning(self, metrics: Metrics) -> str:
-        """Returns what the log warns of after an evaluation with these metrics; "": of nothing."""
+        """Returns a warning for the log after an evaluation with these metrics; "": no warning."""
         return ""
 
     def line(self, place: str, metrics: Metrics) -> str:
@@ -231,7 +231,7 @@ def check_no_average(config: Configuration, own: str) -> None:
 
 
 def inputs_of(images: paddle.Tensor, batch: Batch) -> tuple[paddle.Tensor, ...]:
-    """Returns what a network is called with: a batch's images, or the patches of packed ones.
+    """Returns the arguments of a network: a batch's images, or the patches of packed ones.
 
     Args:
         images: normalised, [B, C, H, W]; packed ones [B, C, N, P * P].
@@ -256,7 +256,7 @@ def check_values(batch: Batch, values: Any) -> None:
     elif "loss" not in values:
         found = f"a dict of {', '.join(values) or 'nothing'}, expected the entry loss in it"
     elif taken := NAMES_OF_REPORTS.intersection(values):
-        found = f"an entry {min(taken)}, which a report has itself; choose another name"
+        found = f"an entry {min(taken)}, a name that reports use themselves; choose another one"
     else:
         for name, value in values.items():
             kind = type(value).__name__
@@ -264,7 +264,7 @@ def check_values(batch: Batch, values: Any) -> None:
                 if list(value.shape) == expected and value.is_floating_point():
                     continue
                 kind = f"{str(value.dtype).removeprefix('paddle.')} {list(value.shape)}"
-            found = f"{name} as {kind}, expected a float tensor {expected}: a value of each sample"
+            found = f"{name} as {kind}, expected a float tensor {expected}: one value per sample"
             break
     if found:
         raise RunError(f"the task's step returned {found}")
@@ -279,7 +279,7 @@ def check_names(names: Sequence[str], before: Sequence[str]) -> None:
     if names != before:
         raise RunError(
             f"the task's step returned {', '.join(names)} after {', '.join(before)}, expected the same"
-            " names in each step"
+            " names at each step"
         )
 
 

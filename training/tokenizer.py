@@ -216,8 +216,8 @@ class TokenizerTraining(Task):
         return -score if chosen == "reconstruction" else score
 
     def draw(self, model: nn.Layer, dataset: ImageDataset, folder: Path) -> None:
-        """Draws images, and below each what its tokens become."""
-        # A teacher's features are no picture.
+        """Draws images, and below each the reconstruction from its tokens."""
+        # A teacher's features aren't a picture.
         if not model.decodes_pixels:
             return
         [pixels] = shown_columns(dataset, "pixels")
@@ -226,7 +226,7 @@ class TokenizerTraining(Task):
         draw_reconstructions(self.config, [images, decoded], folder / "reconstructions.png")
 
     def _values(self, network: Callable[..., Any], batch: Batch, **options: Any) -> Batch:
-        """Returns what the network does, with the loss."""
+        """Returns the outputs of the network, with the loss."""
         images = self.normalize(batch["pixels"])
         targets = None
         if self.teacher is not None:
@@ -252,7 +252,7 @@ class TokenizerTraining(Task):
         path = self.teacher_path
         if path is None:
             raise InputError(
-                f"METHOD.TEACHER is {self.teacher_file}, METHOD.TEACHER_PATH is None; give the"
+                f"METHOD.TEACHER is {self.teacher_file}, METHOD.TEACHER_PATH is None; set it to the"
                 " teacher's weights"
             )
         config = with_switches(self._teacher_config(), path)
@@ -262,7 +262,7 @@ class TokenizerTraining(Task):
         ):
             raise InputError(
                 f"METHOD.TEACHER_OUTPUTS is {self.teacher_outputs}, but the classifier of"
-                f" {config.MODEL.NAME} isn't one Linear; leave it out"
+                f" {config.MODEL.NAME} isn't a single Linear; leave it out"
             )
         report = load_equal(features.model, config, "teacher", "METHOD.TEACHER_PATH", path)
         self.note = f"teacher {config.MODEL.NAME}: {report}"
@@ -272,8 +272,8 @@ class TokenizerTraining(Task):
         rows, columns = network.grid
         if found != rows * columns:
             raise InputError(
-                f"METHOD.TEACHER {config.MODEL.NAME} has {found} places, the tokenizer {rows} x"
-                f" {columns} tokens; take models with equal patches"
+                f"METHOD.TEACHER {config.MODEL.NAME} has {found} positions, the tokenizer {rows} x"
+                f" {columns} tokens; use models with patches of the same size"
             )
         return Teacher(features, *normalisation(self.config), *normalisation(config))
 

@@ -27,7 +27,7 @@ OFFLINE = {
 
 
 class Tracker:
-    """A tracker of one run. If a method raises, this tracker is turned off, and the run goes on.
+    """A tracker of one run. If a method raises, this tracker is turned off, and the run continues.
 
     Args:
         folder: the tracker's own folder, within the run's.

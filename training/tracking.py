@@ -5,7 +5,7 @@ signal handler, network access, crash or wait. ``TrackerProcess`` starts that pr
 ``main`` is what it runs.
 
 A tracker shows what metrics.jsonl holds. A resumed run removes the records after its checkpoint
-from that file. Then each tracker's folder is written anew, so that its curves have no step twice.
+from that file. Then each tracker's folder is written again, so that its curves have no step twice.
 
 The process learns of the run's end by its standard input, a pipe. The run writes a word to it if
 there is a result; if the pipe closes without one, the run ended otherwise.
@@ -109,7 +109,9 @@ class TrackerProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            return f"TRACKERS: not started ({error.strerror}); the run goes on without"
+            return (
+                f"TRACKERS: couldn't be started ({error.strerror}); the run continues without them"
+            )
         return ""
 
     def end(self) -> str:
@@ -125,13 +127,11 @@ class TrackerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
-            return (
-                f"TRACKERS: not done {PATIENCE} s after the run's end, and ended; {LOG} may say why"
-            )
+            return f"TRACKERS: ended because they didn't finish within {PATIENCE} s of the run's end; see {LOG}"
         status = self.process.returncode
         if status == 0:
             return ""
-        return f"TRACKERS: their process {how_it_ended(status)}; {LOG} may say why"
+        return f"TRACKERS: their process {how_it_ended(status)}; see {LOG}"
 
 
 def _is_installed(package: str) -> bool:
@@ -177,7 +177,7 @@ class Follower:
             with open_to_append(self.folder / MADE) as made:
                 made.write(f"{name}\n")
         elif folder.is_symlink() or name not in _made(self.folder / MADE):
-            raise RunError(f"{folder} isn't of this run's trackers; move it away")
+            raise RunError(f"{folder} doesn't belong to the trackers of this run; move it away")
         # Remove what the tracker wrote before the run was resumed.
         for entry in os.listdir(folder):
             if re.fullmatch(tracker.written, entry):
@@ -229,7 +229,7 @@ class Follower:
             traceback.print_exc()
             self.live.pop(name, None)
             problem = f"{type(error).__name__}: {error}"
-            self.say(one_line(f"TRACKERS: {name} is off ({problem}); the run goes on"))
+            self.say(one_line(f"TRACKERS: {name} is turned off ({problem}); the run continues"))
 
 
 def _made(file: Path) -> list[str]:

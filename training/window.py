@@ -46,9 +46,9 @@ class Record:
 
     @classmethod
     def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
-        """Returns the record that this rank goes on with after a resume.
+        """Returns the record that this rank continues with after a resume.
 
-        If the number of ranks has changed, rank 0 goes on with the sum of all records.
+        If the number of ranks has changed, rank 0 continues with the sum of all records.
 
         Args:
             states: the records of all ranks, as plain numbers, by rank.
@@ -108,7 +108,7 @@ class Record:
         """
         numbers = [number for pair in self.means.values() for number in pair]
         numbers += self.totals.values()
-        # A sum is no maximum. So each rank's value has a place of its own among zeros, and the
+        # A sum isn't a maximum. So each rank's value has a place of its own among zeros, and the
         # same collective serves both.
         for value in highest.values():
             numbers += [value if place == rank() else 0.0 for place in range(world_size())]
@@ -256,7 +256,7 @@ class Window:
         return states
 
     def _record(self, carried: Record, names: tuple[str, ...], steps: list[Step]) -> Record:
-        """Returns the record of these steps, added to what was carried over."""
+        """Returns the record of these steps, added to the record that was carried over."""
         record = Record(carried.state())
         if steps:
             samples = sum(step.samples for step in steps)
@@ -276,7 +276,7 @@ class Window:
         return record
 
     def report(self, lr: float) -> None:
-        """Reports what all ranks have summed up, and begins a new window.
+        """Reports the sums of all ranks, and begins a new window.
 
         Args:
             lr: the learning rate of the last update.
@@ -312,10 +312,14 @@ class Window:
         run.report("train", task.line("train", values), **values)
         if skipped_images:
             were = "unreadable image was" if skipped_images == 1 else "unreadable images were"
-            run.info(f"{skipped_images:.0f} {were} skipped; log_<rank>.txt lists each rank's")
+            run.info(
+                f"{skipped_images:.0f} {were} skipped; log_<rank>.txt lists those of each rank"
+            )
         for index in _skipped_images(self.steps):
             name = self.training.loader.dataset.name(index)
-            run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
+            run.local.warning(
+                f"epoch {self.epoch}: unreadable image, replaced by the next one: {name}"
+            )
         self._restart(Record())
 
     def _raise_not_finite(self) -> None:
@@ -330,7 +334,7 @@ class Window:
         raise NotFinite(
             f"the loss is {value} at step {number} (epoch {self.epoch}, rank {on_rank});"
             " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"
-            " and go on from a checkpoint before it went wrong",
+            " and resume from a checkpoint before it went wrong",
             shared=True,
         )
 

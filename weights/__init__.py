@@ -63,7 +63,7 @@ SUFFIX = ".safetensors"
 
 @dataclass
 class LoadReport:
-    """What ``load_weights`` did. Tensors are listed by timm's names.
+    """The result of ``load_weights``. Tensors are listed by timm's names.
 
     Attributes:
         file: the file that was read.
@@ -96,7 +96,7 @@ class LoadReport:
         """Returns a line for each difference between the model and the file; [] if none."""
         lines = list(self.resized)
         if self.fresh:
-            lines.append(f"classifier left fresh: {self.reason}")
+            lines.append(f"classifier initialised randomly: {self.reason}")
         if self.missing:
             lines.append(f"missing {_shortened(self.missing)}")
         if self.unexpected:
@@ -165,8 +165,8 @@ def _load(
     checksums: bool,
 ) -> LoadReport:
     if any(name.startswith(PREFIX) for name in stored.arrays):
-        advice = f"give the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {stored.path}"
-        raise InputError(f"{stored.path} is an adapter, no whole model; {advice}")
+        advice = f"pass the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {stored.path}"
+        raise InputError(f"{stored.path} is an adapter, not a whole model; {advice}")
     state = {
         file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)
     }
@@ -186,7 +186,9 @@ def _load(
     # A damaged file may have shapes on which NumPy fails below. ``reading`` makes one line of it.
     with reading(stored.path, "weights of this model"):
         arrays, computed = _arrange(model, stored, state)
-        report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
+        report.notes += [
+            f"{name} computed, because files of its toolkit omit it" for name in computed
+        ]
         report.notes += _other_switches(model, switches(model.weight_names, stored.arrays))
         if classes:
             report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path)
@@ -199,7 +201,7 @@ def _load(
         heads = classifiers_of(model, list(arrays))
         left_out = heads if report.fresh else []
         if heads and not strict and not model.num_classes:
-            report.notes.append(f"left out, as there are no classes: {_shortened(heads)}")
+            report.notes.append(f"ignored, because the model has no classes: {_shortened(heads)}")
             left_out = heads
         arrays = {name: array for name, array in arrays.items() if name not in left_out}
         if checksums:
@@ -264,7 +266,7 @@ def _as_encoders(
     fixed = [name for name, values in parameters if values.stop_gradient]
     owner = "the encoder's" if len(encoders) == 1 else f"those of {' and '.join(encoders)}"
     others = ", ".join(dict.fromkeys(_beside_encoders(encoders, state).values()))
-    note = f"the file's tensors are {owner}; {others} start afresh"
+    note = f"the file's tensors are {owner}; {others} are initialised randomly"
     if fixed:
         note += f"; not trained: {_shortened(fixed)}"
     return replace(report, checksums=sums, notes=[note, *report.notes])
@@ -295,7 +297,7 @@ def _encoder_of(stored: WeightFile, state: dict[str, paddle.Tensor]) -> WeightFi
     try:
         arrays, left_out = encoder_arrays(stored.arrays, state)
     except InputError as error:
-        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
+        raise InputError(f"{stored.path}: its tensors are inconsistent ({error})") from None
     notes = [*stored.notes, left_out] if left_out else stored.notes
     return replace(stored, arrays=arrays, notes=notes)
 
@@ -331,9 +333,7 @@ def _set(stored: WeightFile, arrays: dict[str, Any], state: dict[str, paddle.Ten
                 is_changed = True
     except InputError as error:
         if is_changed:
-            raise InputError(
-                f"{error}; the model has only some of its tensors: don't use it"
-            ) from None
+            raise InputError(f"{error}; the model was loaded partially and can't be used") from None
         raise
 
 
@@ -371,7 +371,7 @@ def _arrange(
         arrays = timm_names(model.weight_names, stored.arrays, stored.layout, state)
         computed = unstored_arrays(model.weight_names, stored.arrays, state)
     except InputError as error:
-        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
+        raise InputError(f"{stored.path}: its tensors are inconsistent ({error})") from None
     if stored.layout != "paddle":
         transposed = linear_weights(model)
         arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
@@ -406,7 +406,7 @@ def save_weights(model: nn.Layer, file: str | os.PathLike[str]) -> None:
 
 
 def _image_size(stored: WeightFile) -> tuple[int, int] | None:
-    """Returns the (height, width) of the images that a file's model reads; None if it isn't told."""
+    """Returns the (height, width) of the images that a file's model reads; None if it is unknown."""
     if description := read_metadata(stored.path).get(METADATA):
         size = parsed_json(description.encode())["values"].get("DATA.IMAGE_SIZE")
     else:
@@ -417,22 +417,22 @@ def _image_size(stored: WeightFile) -> tuple[int, int] | None:
 def _check_activation(stored: WeightFile, model: Target) -> None:
     is_quick = "quickgelu" in str(stored.config.get("architecture")) or is_openais(stored.arrays)
     if is_quick and getattr(model, "act", None) != "quick_gelu":
-        raise InputError(
-            f"{stored.path}: its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"
-        )
+        raise InputError(f"{stored.path}: its model uses the quick GELU; set MODEL.ACT quick_gelu")
 
 
 def _other_switches(model: Target, expected: dict[str, Any]) -> list[str]:
     """Returns a note for each key of ``expected`` for which the model has another value.
 
     Args:
-        expected: values by key of MODEL, as the file's names tell them.
+        expected: values by key of MODEL, as the file's names imply them.
     """
     notes = []
     for key, value in expected.items():
         current = getattr(model, key.lower())
         if current != value:
-            notes.append(f"its names tell MODEL.{key} {value}, the model has {current}")
+            notes.append(
+                f"according to the names of its tensors, MODEL.{key} is {value}, the model has {current}"
+            )
     return notes
 
 
@@ -474,16 +474,16 @@ def _check(
     file_type = guess_type(from_transformers(stored.arrays))
     is_other = file_type is not None and file_type != guess_type(state)
     if is_other and not settings and 2 * len(report.missing) > len(state):
-        problems.append(f"its names look like a {file_type}'s")
+        problems.append(f"the names of its tensors suggest a {file_type}")
     heads = classifiers_of(model, state)
     if heads and not report.unexpected and report.missing == heads:
         reason = unread_classifier(stored.arrays) or "it has no classifier"
-        problems.append(f"{reason}; train one, or compute its features (tools/features.py)")
+        problems.append(f"{reason}; train one, or use its features (tools/features.py)")
     if settings:
         keys = " and ".join(f"MODEL.{key} {value}" for key, value in settings.items())
-        problems.append(f"its names tell {keys}: set that")
+        problems.append(f"according to the names of its tensors, set {keys}")
     if encoders_of(model) and not is_other and (shapes or unexpected):
-        problems.append("if its METHOD keys were others, set those of its run's config.yaml")
+        problems.append("if its METHOD keys differ, set those of its run's config.yaml")
     source = str(report.file)
     if "architecture" in report.config:
         source += f" (of {report.config['architecture']})"

@@ -1,4 +1,4 @@
-"""Adapters (LoRA): what a training adds to a model's own tensors.
+"""Adapters (LoRA): the tensors that a training adds to those of a model.
 
 They are merged into the model's tensors when weights are written, stored in a file of their own,
 and read again from such a file or from one of peft's.
@@ -252,7 +252,7 @@ class Adapter(NamedTuple):
             name = f"{layer}.weight"
             if name not in arrays or arrays[name].shape != (a.shape[0], b.shape[1]):
                 raise InputError(
-                    f"{base} has no {name} {[a.shape[0], b.shape[1]]}, which {self.file} changes"
+                    f"{base} has no {name} {[a.shape[0], b.shape[1]]}, which {self.file} adapts"
                 )
             merged[name] = self._merged(name, arrays[name], a, b)
         return merged
@@ -264,7 +264,7 @@ class Adapter(NamedTuple):
             hashes = f"their hashes are {printable(self.base, 12)} and {actual[:12]}"
             raise InputError(
                 f"{self.file} was trained on other weights than {base} ({hashes}); "
-                "give -pretrained what it was trained on"
+                "set -pretrained to those weights"
             )
         different = ""
         if self.vectors not in (None, vectors_hash(arrays, self.tensors)):
@@ -280,7 +280,7 @@ class Adapter(NamedTuple):
         if different:
             raise InputError(
                 f"{self.file} was trained on other weights than {base} (the {different} differ); "
-                "give -pretrained what it was trained on"
+                "set -pretrained to those weights"
             )
 
     def _merged(self, name: str, weight: Any, a: np.ndarray, b: np.ndarray) -> Any:
@@ -293,9 +293,7 @@ class Adapter(NamedTuple):
             with np.errstate(over="ignore", invalid="ignore"):
                 array = np.asarray(weight, np.float32) + np.float32(self.scale) * (a @ b)
             if not np.isfinite(array).all():
-                raise InputError(
-                    f"{self.file}: with it {name} has values that are no finite numbers"
-                )
+                raise InputError(f"{self.file}: with it, {name} has values that aren't finite")
             return array
 
         return LazyArray(weight.shape, np.dtype(np.float32), read)
@@ -319,7 +317,7 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
     """Reads an adapter of a run, or a folder or file of peft's LoRA.
 
     Raises:
-        InputError: it can't be read, is incomplete, belongs to another model, or is no adapter.
+        InputError: it can't be read, is incomplete, belongs to another model, or isn't an adapter.
     """
     file = find_adapter(path)
     stored = read_weights(file)
@@ -337,7 +335,7 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
             name = name.removeprefix(PREFIX).replace(".base_layer.", ".")
             if name in arrays:
                 raise Unreadable(
-                    f"it holds {printable(name, 80)} twice, with and without the prefix {PREFIX}"
+                    f"it contains {printable(name, 80)} twice, with and without the prefix {PREFIX}"
                 )
             arrays[name] = array
         layers = _check_whole(arrays, contents, shapes)
@@ -379,14 +377,14 @@ def _check_whole(
         problem = f"it lacks {printable(missing[0], 80)}"
         if missing[1:]:
             problem += f" and {len(missing) - 1} more"
-        raise Unreadable(f"it is an adapter of another model, or not whole: {problem}")
+        raise Unreadable(f"it is an adapter of another model, or incomplete: {problem}")
     if contents.names is not None:
         # Our metadata name all tensors of the file. peft's config names only those it requires.
         held = factors if contents.base is None else set(arrays)
         unnamed = sorted(held - contents.names)
         if unnamed:
             raise Unreadable(
-                f"it holds {printable(unnamed[0], 80)}, which its description doesn't name"
+                f"it contains {printable(unnamed[0], 80)}, which its description doesn't name"
             )
     return layers
 
@@ -397,7 +395,7 @@ def _check_factors(
     """Raises Unreadable unless a layer's factors have the shapes [rank, in] and [out, rank]."""
     if len(weight) != 2:
         raise Unreadable(
-            f"it adapts {printable(layer, 80)}, which is no Linear; only those of Linears are computed here"
+            f"it adapts {printable(layer, 80)}, which isn't a Linear; only adapters of Linears are supported"
         )
     outs, ins = weight
     rank = rank or max(1, *a.shape[:1])
@@ -415,7 +413,7 @@ def _check_factors(
 
 
 def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
-    """Reads the file's metadata, or peft's adapter_config.json beside it."""
+    """Reads the file's metadata, or peft's adapter_config.json next to it."""
     if text := read_metadata(file).get(METADATA):
         metadata = parsed_json(text.encode())
         check_form(metadata, _FORM, _NEEDED)
@@ -429,6 +427,6 @@ def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
         )
     if not (file.parent / CONFIG).is_file():
         raise Unreadable(
-            f"it is no adapter: its metadata don't say so, and there is no {CONFIG} beside it"
+            f"it isn't an adapter: its metadata don't say so, and there is no {CONFIG} next to it"
         )
     return read_contents(file.parent, shapes)

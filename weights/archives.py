@@ -76,7 +76,7 @@ class Member(Span):
                     data[first - begin : last - begin] = unpacked[first - place : last - place]
                 place += len(piece)
         if place < end:
-            raise Unreadable("it ends early")
+            raise Unreadable("it is truncated")
         return data
 
 
@@ -115,7 +115,7 @@ def _read_torch(
 ) -> Any:
     order = members.get(root + "byteorder")
     if order and (order.file_size > 16 or _content(archive, order, allowance) != b"little"):
-        raise Unreadable("it was written on a big-endian machine, which isn't read")
+        raise Unreadable("it was written on a big-endian machine, which isn't supported")
     spans: dict[str, Span] = {}
 
     def storage(key: str, length: int) -> Span:
@@ -136,7 +136,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowanc
     # zipfile limits how much deflate unpacks at a time, but not bzip2 and LZMA.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Unreadable(
-            f"{printable(info.filename)} is compressed in a way that neither torch nor NumPy writes"
+            f"{printable(info.filename)} has a compression that neither torch nor NumPy uses"
         )
     file: Any = archive.fp
     return Member(file, 0, info.file_size, archive=archive, info=info, allowance=allowance)
@@ -149,7 +149,7 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowan
 
 def _stored_span(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
+        raise Unreadable("its tensors are compressed or encrypted, unlike torch's files")
     file.seek(info.header_offset)
     # The member's header ends with the lengths of its name and its extra field, which follow.
     header = file.read(30)
@@ -172,11 +172,11 @@ def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) 
         start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
         if not width or start > LONGEST_HEADER:
             raise Unreadable(
-                f"{name} is no .npy array of version 1.0 or 2.0, or has a header of {start} bytes"
+                f"{name} isn't an .npy array of version 1.0 or 2.0, or has a header of {start} bytes"
             )
         header = _NPY.fullmatch((head + stream.read(start - 12))[8 + width : start])
     if not header:
-        raise Unreadable(f"{name} has a header that NumPy doesn't write")
+        raise Unreadable(f"{name} has a header unlike those of NumPy")
     # JAX's bfloat16 arrays are saved as V2.
     descr = header[1].decode("latin-1").strip("'")
     if descr[1:] not in NUMPY_CODES and descr != "|V2":
@@ -185,7 +185,7 @@ def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) 
     shape = sizes(tuple(int(size) for size in re.findall(rb"\d+", header[3])))
     length = math.prod(shape) * item_size(dtype)
     if start + length != info.file_size:
-        raise Unreadable(f"{name} claims the shape {list(shape)}, which isn't its size")
+        raise Unreadable(f"{name} has the shape {list(shape)}, which doesn't match its size")
     member.offset = start
     member.length = length
     return Array(dtype, shape, contiguous(shape, header[2] == b"True"), member)

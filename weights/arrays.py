@@ -43,7 +43,7 @@ def sizes(value: Any) -> tuple[int, ...]:
         Unreadable: it isn't a tuple of up to 32 sizes.
     """
     if type(value) is not tuple or len(value) > 32 or not all(map(is_count, value)):
-        raise Unreadable("it holds an array whose shape or strides are no tuple of sizes")
+        raise Unreadable("it contains an array whose shape or strides aren't a tuple of sizes")
     return value
 
 
@@ -106,7 +106,7 @@ class Span:
             return from_latin1(self.file.read(self.length).decode())
         data = np.empty(count, np.uint8)
         if self.file.readinto(data.data) != count:
-            raise Unreadable("it ends early")
+            raise Unreadable("it is truncated")
         if self.crc is not None and count == self.length and zlib.crc32(data.data) != self.crc:
             raise Unreadable("its content doesn't match its checksum; copy it again")
         return data
@@ -136,13 +136,15 @@ class Array:
 
     def __post_init__(self) -> None:
         if len(sizes(self.shape)) != len(sizes(self.strides)) or not is_count(self.first):
-            raise Unreadable("it holds an array whose shape, strides and offset don't agree")
+            raise Unreadable(
+                "it contains an array whose shape, strides and offset are inconsistent"
+            )
         # The length of a text's Latin-1 form isn't known before the text is read.
         if not isinstance(self.data, Span) or self.data.is_text:
             return
         if (self.first + self.extent()) * item_size(self.dtype) > self.data.length:
             raise Unreadable(
-                f"it holds an array of shape {list(self.shape)} that reaches beyond its storage"
+                f"it contains an array of shape {list(self.shape)} that reaches beyond its storage"
             )
 
     def extent(self) -> int:
@@ -184,7 +186,7 @@ class Array:
             data = self.data.read(self.first * size, extent * size)
         if data.size != extent * size:
             raise Unreadable(
-                f"it holds an array of shape {list(self.shape)} with {data.size} bytes"
+                f"it contains an array of shape {list(self.shape)} with {data.size} bytes"
             )
         is_bfloat16 = self.dtype == "bfloat16"
         flat = data.view("<u2" if is_bfloat16 else self.dtype)

@@ -29,7 +29,7 @@ from weights.resize import (
 STATISTICS = (".running_mean", ".running_var")
 TABLE = "relative_position_bias_table"
 BIASES = "attention_biases"
-# What is told of a kernel of patches whose size was changed.
+# What is reported of a kernel of patches whose size was changed.
 _RESAMPLED = "resampled from {} x {} to {} x {} pixels"
 Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
@@ -38,7 +38,7 @@ Arrays = dict[str, np.ndarray]
 def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
     """Returns the tensors of classifiers that can't be loaded, and the reason.
 
-    They are all of the model's classifiers, if the file has none of them, or has them for another
+    They are all of the model's classifiers, if the file lacks them, or has them for another
     number of classes. Otherwise they are ([], "").
     """
     names = classifiers_of(model, state)
@@ -111,18 +111,20 @@ def blind_classifiers(model: Target, file: Path) -> str:
     are_equal = all((values == values[..., :1]).all() for values in [*weights, *biases])
     if model.num_classes > 1 and are_equal:
         return (
-            f"{file}: its classifier's values are the same for all classes:"
-            " each gets the same probability"
+            f"{file}: the weights of its classifier are the same for all classes,"
+            " so all classes get the same probability"
         )
     if not any(values.any() for values in weights):
-        return f"{file}: its classifier's weights are 0: all images get the same probabilities"
+        return (
+            f"{file}: the weights of its classifier are 0, so all images get the same probabilities"
+        )
     return ""
 
 
 def fit_sizes(
     model: Target, state: Tensors, arrays: Arrays, images: tuple[int, int] | None = None
 ) -> list[str]:
-    """Resizes in ``arrays`` what has another size than in the model and can be resized.
+    """Resizes the tensors in ``arrays`` whose size differs from the model's and that can be resized.
 
     Args:
         images: the (height, width) of the images that the file's model reads. Its grids have the

@@ -119,7 +119,7 @@ class WeightFile:
             is_renamed = before.st_nlink != now.st_nlink
             if is_written or (before.st_ctime_ns != now.st_ctime_ns and not is_renamed):
                 raise InputError(
-                    f"{file}: it was changed while it was read; load it again when nobody writes it"
+                    f"{file}: it changed while it was read; load it again once it is written completely"
                 )
 
 
@@ -164,8 +164,8 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
                 _take_memory(entries, layout, allowance)
                 for name, entry in entries.items():
                     if name in arrays:
-                        other = f"which another of the {len(files)} files holds, too"
-                        raise Unreadable(f"it holds {printable(name)}, {other}")
+                        other = f"which occurs in another of the {len(files)} files as well"
+                        raise Unreadable(f"it contains {printable(name)}, {other}")
                     arrays[name] = _lazy(file, name, entry, allowance)
             layouts.add(layout)
             notes += file_notes
@@ -202,14 +202,14 @@ def files_of(path: str | Path) -> list[Path]:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: there is no such file; an index can't be read, or names a file that isn't beside
-            it; or the file is one of several.
+        InputError: there is no such file; an index can't be read, or names a file that isn't next
+            to it; or the file is one of several.
     """
     file = find_weights(path)
     split = _SPLIT.search(file.name)
     if split and int(split[1]) > 1:
         raise InputError(
-            f"{file} is one of {int(split[1])} files of the weights; give their folder, with its {INDEX}"
+            f"{file} is one of {int(split[1])} files of the weights; pass their folder, with its {INDEX}"
         )
     if not file.name.endswith(INDEX):
         return [file]
@@ -222,7 +222,7 @@ def files_of(path: str | Path) -> list[Path]:
         part = beside(path, name)
         if part is None or not os.path.isfile(part):
             raise InputError(
-                f"{file}: {printable(name)}, which it names, isn't beside it; copy it there"
+                f"{file}: {printable(name)}, which it lists, isn't next to it; copy it there"
             )
         files.append(part)
     return files
@@ -291,9 +291,7 @@ def write_weights(
         InputError: another ending.
     """
     if path.suffix not in (".safetensors", ".pdparams", ".npz"):
-        raise InputError(
-            f"{path}: the ending tells what to write; expected .safetensors, .pdparams or .npz"
-        )
+        raise InputError(f"{path}: unknown file ending; expected .safetensors, .pdparams or .npz")
     with writing_whole(path, "wb") as file:
         if path.suffix == ".safetensors":
             write_safetensors(file, arrays, metadata)
@@ -358,7 +356,7 @@ def _reader(head: bytes) -> Callable[[BufferedIOBase, Allowance], tuple[Content,
     elif text.startswith((b"<!doctype html", b"<html")):
         problem = "it is an HTML page, not the weights; download the file itself"
     else:
-        problem = f"it is no weight file (it starts with {head[:8]!r})"
+        problem = f"it isn't a weight file (it starts with {head[:8]!r})"
     raise Unreadable(
         f"{problem}; expected safetensors, torch's .pth or .bin, Paddle's .pdparams, or .npz"
     )
@@ -380,13 +378,13 @@ def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != math.prod(shape) * item_size(dtype):
             raise Unreadable(
-                f"its tensors overlap, leave gaps, or have other sizes than they claim ({printable(name)})"
+                f"its tensors overlap, leave gaps, or don't have the sizes that the header lists ({printable(name)})"
             )
         span = Span(file, start + begin, after - begin)
         content[name] = Array(dtype, shape, contiguous(shape), span)
         end = after
     if start + end != size:
-        raise Unreadable(f"its tensors end at byte {start + end}, the file at {size}")
+        raise Unreadable(f"its tensors end at byte {start + end}, but the file has {size} bytes")
     return content, layout
 
 
@@ -395,12 +393,12 @@ def _header(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Any],
     (length,) = struct.unpack("<Q", file.read(8))
     if 8 + length > allowance.size:
         raise Unreadable(
-            f"its safetensors header claims {length} bytes, the file has {allowance.size}"
+            f"its safetensors header announces {length} bytes, the file has {allowance.size}"
         )
     allowance.take(length)
     text = file.read(length)
     if len(text) != length:
-        raise Unreadable("it ends early")
+        raise Unreadable("it is truncated")
     header = parsed_json(text, allowance)
     check_form(header, _HEADER)
     return header, 8 + length
@@ -466,7 +464,7 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         or not all(type(key) is str for key in keys)
         or sorted(keys) != sorted(spans)
     ):
-        raise Unreadable("its storages aren't those that its tensors need")
+        raise Unreadable("its storages don't match its tensors")
     start = file.tell()
     for key in keys:
         file.seek(start)
@@ -477,7 +475,7 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         # The file counts elements, whose size may be 1, 2, 4 or 8 bytes.
         if span.length not in (count, 2 * count, 4 * count, 8 * count) or start > size:
             raise Unreadable(
-                f"it ends early, or its storage {printable(key)} has another length than its tensors say"
+                f"it is truncated, or its storage {printable(key)} has another length than its tensors say"
             )
     return content
 
@@ -499,10 +497,10 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
         if not held:
             break
         if len(held) > 1:
-            notes.append(f"its {held[0]} was taken (it holds {', '.join(held)})")
+            notes.append(f"its {held[0]} was used (it contains {', '.join(held)})")
         content = content[held[0]]
     if type(content) is not dict:
-        raise Unreadable("it holds no dictionary of arrays")
+        raise Unreadable("it contains no dictionary of arrays")
     arrays = {}
     others = []
     for name, value in content.items():
@@ -514,19 +512,19 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
             others.append(name)
         elif not is_name(name, LONGEST_NAME):
             raise Unreadable(
-                f"it holds an array under the name {printable(name)}, which can't be printed in a line"
+                f"it contains an array under the name {printable(name)}, which has unprintable characters"
             )
         elif clean in arrays:
-            raise Unreadable(f"it holds {printable(clean)} twice, with a prefix and without")
+            raise Unreadable(f"it contains {printable(clean)} twice, with a prefix and without")
         else:
             arrays[clean] = value
     # Paddle's own table of parameters' names needs no mention.
     others = [name for name in others if name != "StructuredToParameterName@@"]
     listed = printable(", ".join(name[:LONGEST_NAME] for name in others[:40]))
     if not arrays:
-        raise Unreadable(f"it holds no arrays, but {listed or 'nothing'}")
+        raise Unreadable(f"it contains no arrays, but {listed or 'nothing'}")
     if others:
-        notes.append(f"left out, being no arrays: {listed}")
+        notes.append(f"ignored, because they aren't arrays: {listed}")
     return arrays, notes
 
 
@@ -589,5 +587,5 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     bad = array.size - np.count_nonzero(np.isfinite(array))
     if bad:
         raise Unreadable(
-            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; take other weights"
+            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; use other weights"
         )

@@ -104,7 +104,7 @@ def best_of_run(path: str | Path) -> str | Path:
     a name, and any other path unchanged.
 
     Raises:
-        InputError: the link ``best`` leads out of the run's folder. No run makes such a link. Or a
+        InputError: the link ``best`` points outside the run's folder. No run makes such a link. Or a
             shipped name is also that of a file or folder here.
     """
     if str(path) in SHIPPED:
@@ -112,7 +112,7 @@ def best_of_run(path: str | Path) -> str | Path:
     best = Path(path) / CHECKPOINTS / BEST
     if leads_out(best):
         raise InputError(
-            f"{best}: it is a link out of the run's folder; name the checkpoint that it leads to"
+            f"{best}: it is a link to a file outside the run's folder; name that checkpoint"
         )
     return best if os.path.isdir(best) else path
 
@@ -128,8 +128,8 @@ def _shipped_file(name: str) -> Path:
         own = Path(f"{name}{ending}").absolute()
         if os.path.lexists(own):
             raise InputError(
-                f"{name} is the name of weights that come with the toolkit, and {own} is here, too;"
-                f" give {own}, or {file}"
+                f"{name} is the name of weights that are included in the toolkit, but {own} exists as well;"
+                f" pass {own}, or {file}"
             )
     return file
 
@@ -152,12 +152,12 @@ def find_weights(path: str | Path) -> Path:
     if _is_hub_name(path):
         file = _download(path, tuple(names))
         if file is None:
-            raise InputError(f"{path}: the repository holds neither {' nor '.join(IN_FOLDER)}")
+            raise InputError(f"{path}: the repository has neither {' nor '.join(IN_FOLDER)}")
         return file
     path = Path(best_of_run(path))
     if path.suffix == ".pdopt":
         raise InputError(
-            f"{path} is an optimizer's state; give its weights, {path.with_suffix('.pdparams')}"
+            f"{path} is the state of an optimizer; pass its weights, {path.with_suffix('.pdparams')}"
         )
     candidates = [path / name for name in names]
     candidates.append(path)
@@ -170,30 +170,30 @@ def find_weights(path: str | Path) -> Path:
 
 
 def _why_no_weights(path: Path) -> str:
-    """Returns the error for a path that holds no weights, with advice for what it is instead."""
+    """Returns the error for a path that has no weights, with advice for what it is instead."""
     if os.path.isfile(path / ".metadata"):
         return (
             f"{path} was written by torch.distributed.checkpoint; its "
-            "format_utils.dcp_to_torch_save makes a .pth of it"
+            "format_utils.dcp_to_torch_save converts it to a .pth"
         )
     if os.path.isfile(path / ADAPTER_CONFIG):
-        advice = f"give the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {path}"
-        return f"{path} holds an adapter, no whole model; {advice}"
+        advice = f"pass the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {path}"
+        return f"{path} has an adapter, not a whole model; {advice}"
     last = path / CHECKPOINTS / LAST
     if os.path.isdir(last):
-        return f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}"
+        return f"{path} is the folder of a run without an evaluation so far; its newest weights are {last}"
     if path.name == CHECKPOINTS and os.path.isdir(path / LAST):
         return (
-            f"{path} holds the checkpoints of a run; give the run's folder, {path.parent}, "
+            f"{path} contains the checkpoints of a run; pass the run's folder, {path.parent}, "
             "or one of them"
         )
     if os.path.isdir(path):
         reason = f"a folder without {' or '.join(IN_FOLDER)}"
     elif os.path.exists(path):
-        reason = "it is no regular file"
+        reason = "it isn't a regular file"
     else:
         reason = "no such file or folder"
-    return f"no weights at {path}: {reason}, nor a file of that name with {', '.join(ENDINGS)}"
+    return f"no weights at {path}: {reason}, nor a file of that name ending in {', '.join(ENDINGS)}"
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
         files = " or ".join(filename for filename in filenames if not filename.endswith(INDEX))
         raise InputError(
             f"{name}: {files} can't be downloaded ({_first_line(absent)} from {constants.ENDPOINT}), and isn't in"
-            f" {constants.HF_HUB_CACHE}; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache, or give a file"
+            f" {constants.HF_HUB_CACHE}; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache, or pass a file"
         )
     return None
 

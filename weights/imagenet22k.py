@@ -63,7 +63,7 @@ def keep_imagenet1k(
         counts = " and ".join(str(shape[0]) if shape else "no" for shape in sorted(sizes))
         raise InputError(
             f"{file}: its classifier has {counts} classes, expected {CLASSES} (MODEL.PRETRAINED_CLASSES {order}) or"
-            f" {KEPT}; set that to null for a fresh classifier"
+            f" {KEPT}; set it to null for a new classifier"
         )
     rows = imagenet1k_rows(order)
     labels = list(rows)

@@ -45,7 +45,7 @@ _PREPROCESS = {
 
 
 def json_beside(path: str | Path, name: str) -> dict[str, Any]:
-    """Returns the object in a JSON file beside weights; {} if there is none, or it holds no object.
+    """Returns the object in a JSON file beside weights; {} if there is none, or it has no object.
 
     Args:
         path: what ``find_weights`` takes.

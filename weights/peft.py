@@ -48,7 +48,7 @@ _PATTERN = Rule(
 # before the training.
 _INITIALISATIONS = ("gaussian", "orthogonal", "eva")
 _FORM: Form = {
-    "peft_type": Rule("LORA, the type that is computed here", lambda value: value == "LORA"),
+    "peft_type": Rule("LORA, the only supported type", lambda value: value == "LORA"),
     "r": Rule("a rank, a whole number from 1", lambda value: is_whole(value, 1, 1 << 20)),
     "lora_alpha": Rule("a number", lambda value: is_real(value, 0, 1e6)),
     "use_rslora": FLAG,
@@ -61,7 +61,7 @@ _FORM: Form = {
     "modules_to_save": optional(_NAMES),
     "bias": Rule("none, all or lora_only", lambda value: value in ("none", "all", "lora_only")),
     "init_lora_weights": Rule(
-        f"true, false or one of {', '.join(_INITIALISATIONS)} (others change the base, too)",
+        f"true, false or one of {', '.join(_INITIALISATIONS)} (others change the base as well)",
         lambda value: type(value) is bool or value in _INITIALISATIONS,
     ),
 }
@@ -107,8 +107,8 @@ def read_contents(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Conten
     for name, value in config.items():
         if value and name not in _FORM and name not in _IGNORED:
             raise Unreadable(
-                f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't computed here; take an"
-                " adapter without it, or remove the entry if it changes nothing"
+                f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't supported; use an"
+                " adapter without it, or remove the entry if it has no effect"
             )
     layers = [
         name.removesuffix(".weight")
@@ -159,7 +159,7 @@ def _check_targets(modules: str | list[str], targets: set[str]) -> None:
     if unknown or not targets:
         name = printable(unknown[0] if unknown else str(modules), 80)
         raise Unreadable(
-            f"its {CONFIG}'s target_modules has {name}, which is no layer of this model that it may adapt; take an"
+            f"its {CONFIG}'s target_modules has {name}, which isn't an adaptable layer of this model; use an"
             " adapter of this model"
         )
 
@@ -189,7 +189,7 @@ def _matching(modules: str | list[str], layers: list[str]) -> set[str]:
         ) from None
     if done.returncode:
         raise Unreadable(
-            f"its {CONFIG}'s {printable(modules, 80)} is no regular expression; list the names"
+            f"its {CONFIG}'s {printable(modules, 80)} isn't a valid regular expression; list the names"
         )
     return set(parsed_json(done.stdout))
 

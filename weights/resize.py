@@ -40,7 +40,7 @@ def resize_pos_embed(
     if not patches.shape[1] == math.prod(old) > 0:
         expected = "{} x {}".format(*old) if old_grid else "a square"
         raise InputError(
-            f"a position embedding has {patches.shape[1]} patches, expected {expected}; give their grid"
+            f"a position embedding has {patches.shape[1]} patches, expected {expected}; pass their grid"
         )
     rows, columns = map(RESIZING[method], old, new)
     resized = rows @ patches[0].T.reshape(-1, *old) @ columns.T
@@ -72,7 +72,7 @@ def resize_rel_pos_bias_table(
     if len(biases) < math.prod(old) or len(extra) not in (0, 3):
         raise InputError(
             f"a table of {len(table)} relative positions isn't one of {window[0]} x {window[1]} windows,"
-            f" expected {math.prod(old)}, or 3 more; give its window"
+            f" expected {math.prod(old)}, or 3 more; pass its window"
         )
     if old != new:
         rows, columns = map(_geometric_matrix, old, new)
@@ -146,7 +146,7 @@ def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
         return weight
     if channels != 3:
         raise InputError(
-            f"the first convolution reads {channels} channels, expected 3 to make them {in_channels}"
+            f"the first convolution has {channels} channels, expected 3 for an adaptation to {in_channels}"
         )
     if in_channels == 1:
         return weight.sum(axis=1, keepdims=True)

@@ -36,11 +36,11 @@ def read_sums(folder: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         match = LINE.fullmatch(line)
         if match is None:
-            raise Unreadable(f"its line {number} isn't a SHA-256 and the name of a file beside it")
+            raise Unreadable(f"its line {number} isn't a SHA-256 and the name of a file next to it")
         digest, name = match.groups()
         sums[name] = digest
     if len(sums) != len(lines):
-        raise Unreadable("it names a file twice")
+        raise Unreadable("it lists a file twice")
     return sums
 
 
@@ -58,6 +58,6 @@ def check_sum(file: Path) -> None:
         return
     if file.name in sums and sha256_of(file) != sums[file.name]:
         raise Unreadable(
-            f"its SHA-256 isn't what {SUMS} beside it lists: it was damaged or replaced; copy it anew,"
+            f"its SHA-256 isn't the one in {SUMS} next to it: it was damaged or replaced; copy it again,"
             " or remove that list if the file is right"
         )

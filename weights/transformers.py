@@ -165,9 +165,7 @@ _CHANNELS = Rule(
 _PATCHES = Rule("a number of patches", lambda value: is_whole(value, 1, 1 << 16))
 _MODEL = {
     "model_type": NAME,
-    "id2label": optional(
-        Rule("an object of names, of the outputs from 0 on without a gap", _are_labels)
-    ),
+    "id2label": optional(Rule("an object with the names of all outputs, from 0 on", _are_labels)),
     "architectures": optional(
         Rule("a list of names", lambda value: is_list(value, is_name, 0, 100))
     ),
@@ -244,7 +242,7 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
 
 def head_of(config: dict[str, Any]) -> str:
-    """Returns what the outputs of a configuration's class are: LABELS, MAPS, PROJECTION or ENCODER.
+    """Returns the kind of outputs of a configuration's class: LABELS, MAPS, PROJECTION or ENCODER.
 
     Raises:
         InputError: models here can't compute the outputs of this class, or problem_type is none of
@@ -253,10 +251,10 @@ def head_of(config: dict[str, Any]) -> str:
     known = HEADS[config["model_type"]]
     classes = config.get("architectures") or []
     if len(classes) != 1 or classes[0] not in known:
-        found = "it names no class"
+        found = "it doesn't name a class"
         if classes:
             found = f"its class (architectures) is {printable(', '.join(classes), 80)}"
-        raise InputError(f"{found}, which isn't read; expected one of {', '.join(known)}")
+        raise InputError(f"{found}, which isn't supported; expected one of {', '.join(known)}")
     head = known[classes[0]]
     if head != LABELS:
         return head
@@ -267,7 +265,7 @@ def head_of(config: dict[str, Any]) -> str:
         )
     if _outputs(config) == 1:
         raise InputError(
-            "it has one label, which is a regression or a sigmoid there; expected two labels or more"
+            "it has one label, which means regression or a sigmoid; expected two labels or more"
         )
     return head
 
@@ -300,7 +298,7 @@ def task_of(path: str | Path) -> str | None:
 
 
 def _kinds(config: dict[str, Any]) -> set[str | None]:
-    """Returns what the outputs of a configuration's classes are; None stands for an unknown class."""
+    """Returns the kind of outputs of a configuration's classes; None stands for an unknown class."""
     heads = HEADS.get(config.get("model_type", ""), {})
     return {heads.get(name) for name in config.get("architectures") or []}
 

@@ -130,13 +130,13 @@ class DataUnpickler:
             elif opcode in _ACTIONS:
                 _ACTIONS[opcode](self)
             else:
-                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which no arrays need")
+                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which isn't allowed")
         return self.stack.pop()
 
     def _take(self, count: int) -> bytes:
         data = self.file.read(count)
         if len(data) != count:
-            raise Unreadable("it ends early")
+            raise Unreadable("it is truncated")
         return data
 
     def _number(self, form: str) -> Any:
@@ -146,7 +146,7 @@ class DataUnpickler:
         offset = self.file.tell()
         if length > self.end - offset:
             raise Unreadable(
-                f"it ends early: {length} bytes are announced, {self.end - offset} are left"
+                f"it is truncated: expected {length} more bytes, found {self.end - offset}"
             )
         self.file.seek(length, 1)
         return Span(self.file, offset, length)
@@ -180,7 +180,7 @@ class DataUnpickler:
         if type(self.stack[-1]) is list:
             self.stack[-1].extend(items)
         elif type(self.stack[-1]) is not _Blank:
-            raise Unreadable("its pickle appends to what is no list")
+            raise Unreadable("its pickle appends to an object that isn't a list")
 
     def _set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -192,7 +192,7 @@ class DataUnpickler:
                 if type(key) is str
             )
         elif type(target) is not _Blank:
-            raise Unreadable("its pickle sets items of what is no dictionary")
+            raise Unreadable("its pickle sets items of an object that isn't a dictionary")
 
     def _global(self) -> None:
         module = self.file.readline(256).rstrip(b"\n")
@@ -203,7 +203,7 @@ class DataUnpickler:
         name = self.stack.pop()
         module = self.stack.pop()
         if type(module) is not str or type(name) is not str:
-            raise Unreadable("its pickle names a global by what is no text")
+            raise Unreadable("its pickle names a global by an object that isn't text")
         self._name(module, name)
 
     def _name(self, module: str, name: str) -> None:
@@ -229,10 +229,10 @@ class DataUnpickler:
             target.update(state)
         # The state of a dictionary or a placeholder would be its attributes, which aren't needed.
         elif type(target) not in (dict, _Blank):
-            raise Unreadable("its pickle sets the state of what has none")
+            raise Unreadable("its pickle sets the state of an object without one")
 
     def _persistent(self) -> None:
-        problem = "its pickle refers to an object outside of it that is no tensor's storage"
+        problem = "its pickle refers to an external object that isn't the storage of a tensor"
         name = self.stack.pop()
         is_tuple = type(name) is tuple and len(name) in (5, 6) and name[5:] in ((), (None,))
         if self.storage is None or not is_tuple:
@@ -295,15 +295,15 @@ _SCRIPTED = "__torch__."
 
 
 def _describe(function: Any, arguments: Any) -> Any:
-    """Returns what stands for a call of a name that the file gives."""
+    """Returns the stand-in for a call of a name in the file."""
     if type(function) is _Name and function.label.startswith(_SCRIPTED):
         # It is a module, or a member of an enumeration, whose arguments are a value.
         return Script()
     if type(function) is not _Name or type(arguments) is not tuple:
-        raise Unreadable("its pickle calls what is no admitted name")
+        raise Unreadable("its pickle calls an object that isn't an allowed name")
     describe = ADMITTED[function.label]
     if describe is None:
-        raise Unreadable(f"its pickle calls {function.label}, which is only a name here")
+        raise Unreadable(f"its pickle calls {function.label}, which isn't allowed")
     return describe(*arguments)
 
 
@@ -311,28 +311,28 @@ def _fill_array(array: Array, state: Any) -> None:
     _, shape, dtype, fortran, data = state
     if type(dtype) is not _DType or dtype.code not in NUMPY_CODES:
         raise Unreadable(
-            f"it holds an array of dtype {printable(getattr(dtype, 'code', 'unknown'))}; expected numbers"
+            f"it contains an array of dtype {printable(getattr(dtype, 'code', 'unknown'))}; expected numbers"
         )
     if type(data) not in (Span, str):
-        raise Unreadable("it holds an array without content")
+        raise Unreadable("it contains an array without content")
     array.__init__(dtype.order + dtype.code, shape, contiguous(sizes(shape), fortran is True), data)
     # The length of a text's content isn't known before it is read.
     if type(data) is not Span or data.is_text:
         return
     if array.extent() * item_size(array.dtype) != data.length:
-        raise Unreadable(f"it holds an array of shape {list(shape)} with {data.length} bytes")
+        raise Unreadable(f"it contains an array of shape {list(shape)} with {data.length} bytes")
 
 
 def _fill_dtype(dtype: _DType, state: Any) -> None:
     order = state[1] if type(state) is tuple else None
     if type(order) is not str or order not in ("<", ">", "|", "="):
-        raise Unreadable("it holds a dtype without a byte order")
+        raise Unreadable("it contains a dtype without a byte order")
     dtype.order = order
 
 
 def _dtype(code: Any, *_: Any) -> _DType:
     if type(code) is not str:
-        raise Unreadable("it holds a dtype without a name")
+        raise Unreadable("it contains a dtype without a name")
     return _DType(code)
 
 
@@ -346,7 +346,7 @@ def _tensor(
     storage: Any, first: Any, shape: Any, strides: Any, *_: Any, dtype: str | None = None
 ) -> Array:
     if type(storage) is not _Storage:
-        raise Unreadable("it holds a tensor without a storage")
+        raise Unreadable("it contains a tensor without a storage")
     return Array(dtype or storage.dtype, shape, strides, storage.data, first)
 
 
@@ -355,13 +355,13 @@ def _typed_tensor(
 ) -> Array:
     code = TORCH_DTYPES.get(dtype.label) if type(dtype) is _Name else None
     if code is None:
-        raise Unreadable("it holds a tensor of a dtype that isn't read")
+        raise Unreadable("it contains a tensor of an unsupported dtype")
     return _tensor(storage, first, shape, strides, dtype=code)
 
 
 def _dictionary(*arguments: Any) -> dict[str, Any]:
     if any(type(argument) not in (_Name, type(None)) for argument in arguments):
-        raise Unreadable("it holds a dictionary that is made from something else")
+        raise Unreadable("it contains a dictionary that is built from something else")
     # The pickle sets its items later.
     return {}
 
@@ -375,7 +375,7 @@ def _first(first: Any = "", *_: Any) -> Any:
 def _encode(text: Any, encoding: Any) -> Any:
     """Returns a text whose Latin-1 encoding protocol 2 means; ``Array`` takes it as its content."""
     if encoding not in ("latin1", "latin-1"):
-        raise Unreadable("it holds bytes in an encoding other than Latin-1")
+        raise Unreadable("it contains bytes in an encoding other than Latin-1")
     return text
 
 

@@ -56,7 +56,7 @@ _LEAST = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """What a calibration chooses.
+    """The result of a calibration.
 
     Attributes:
         scaling: one of ``scaling.KINDS``, or "auto": what cross-validation chooses.
@@ -133,7 +133,7 @@ def parts_of(answers: Answers, out_of_fold: Answers | None, seed: int) -> Parts:
     least = min(len(part) for part in parts)
     if least < _LEAST:
         raise InputError(
-            f"there are {len(answers)} validation images, too few to calibrate on: a part would have"
+            f"there are {len(answers)} validation images, too few for a calibration: a part would have"
             f" {least}, expected {_LEAST} or more"
         )
     return parts
@@ -167,7 +167,9 @@ class Calibrator:
         workers: int = 2,
         after_batch: Callable[[int], Any] = int,
     ) -> None:
-        refuse_export(path, ", whose weights can't be changed; give what it was made from")
+        refuse_export(
+            path, ", whose weights can't be changed; use the checkpoint that it was made from"
+        )
         self.path = best_of_run(path)
         self.cfg = cfg
         self.options = list(options)
@@ -178,7 +180,7 @@ class Calibrator:
         self.predictor.check_classifier()
         if self.predictor.calibration:
             raise InputError(
-                f"{printable(str(self.path))} is calibrated already; give the weights that it was"
+                f"{printable(str(self.path))} is already calibrated; use the weights that it was"
                 " made from"
             )
         self.config = self._data_config(self.path, self.data)
@@ -190,12 +192,12 @@ class Calibrator:
         config = data_config(predictor.config, keys)
         if "labels" not in dataset_columns(config.DATA.DATASET):
             raise InputError(
-                f"the images of '{config.DATA.DATASET}' have no labels; a calibration needs them"
+                f"the images of '{config.DATA.DATASET}' have no labels, which a calibration needs"
             )
         if answers_of(config.TASK) != answers_of(predictor.task):
             raise InputError(
                 f"the images of '{config.DATA.DATASET}' are for TASK {config.TASK}, the weights for"
-                f" TASK {predictor.task}; give images of its kind"
+                f" TASK {predictor.task}; use images for that task"
             )
         return with_values(
             config,
@@ -218,23 +220,25 @@ class Calibrator:
         seen: dict[tuple[Any, ...], Any] = {}
         for run in runs:
             if run_file(best_of_run(run)) is None:
-                raise InputError(f"{printable(str(run))} is no run's folder; give those of -folds")
+                raise InputError(
+                    f"{printable(str(run))} isn't the folder of a run; pass the runs of the folds"
+                )
             predictor = Predictor(run, options=self.options, batch_size=self._batch_size())
             if predictor.classes != self.predictor.classes or predictor.task != self.predictor.task:
                 raise InputError(
-                    f"{printable(str(run))} has other classes than {printable(str(self.path))}"
+                    f"{printable(str(run))} has different classes than {printable(str(self.path))}"
                 )
             config = self._data_config(best_of_run(run), [])
             data = config.DATA
             if data.FOLDS is None:
                 raise InputError(
-                    f"{printable(str(run))} isn't a run of a cross-validation: DATA.FOLDS isn't set"
+                    f"{printable(str(run))} isn't a run of a cross-validation (DATA.FOLDS isn't set)"
                 )
             fold = (data.FOLDS, data.SPLIT_SEED, data.FOLD)
             if fold in seen or (seen and fold[:2] != next(iter(seen))[:2]):
                 raise InputError(
                     f"{printable(str(run))} is fold {fold[2]} of {fold[0]} (seed {fold[1]});"
-                    f" expected another fold than those of {printable(str([*seen.values()]))}"
+                    f" expected another fold than {printable(str([*seen.values()]))}"
                 )
             seen[fold] = str(run)
             answers.append(self._answers(predictor, config, needs_features=False))
@@ -262,13 +266,13 @@ class Calibrator:
         found = np.concatenate(labels)
         if found.ndim == 2 and not predictor.has_several:
             raise InputError(
-                "an image of this set has several labels; a calibration needs one each"
+                "an image of this set has several labels, but a calibration needs one per image"
             )
         answers = Answers(
             np.concatenate(logits), found, np.concatenate(features) if features else None
         )
         if not np.isfinite(answers.logits).all():
-            raise RunError(f"{printable(str(predictor.path))}: the weights give no finite logits")
+            raise RunError(f"{printable(str(predictor.path))}: the weights yield non-finite logits")
         return answers
 
     def _batches(
@@ -377,7 +381,7 @@ def probabilities_of(answers: Answers) -> np.ndarray:
 
 
 class Outcome(NamedTuple):
-    """A calibration with what it is judged on.
+    """A calibration and the data for its evaluation.
 
     Attributes:
         calibration: what is stored with the weights.
@@ -417,7 +421,9 @@ def calibrate(
     pictures = {folder: paths_of([folder]) for folder in folders}
     bank = calibrator.bank() if settings.k else None
     if bank is not None and len(bank) < settings.k:
-        raise InputError(f"-k is {settings.k}, and there are {len(bank)} training images; lower it")
+        raise InputError(
+            f"-k is {settings.k}, but there are only {len(bank)} training images; lower it"
+        )
     answers = calibrator.validation(needs_features=bank is not None)
     out_of_fold = calibrator.out_of_fold(runs) if runs else None
     parts = parts_of(answers, out_of_fold, settings.seed)
@@ -465,7 +471,7 @@ def write(
     figures: dict[str, Any],
     page: str,
 ) -> None:
-    """Writes calibrated weights, and what was measured, into a new folder, whole or not at all.
+    """Writes calibrated weights and the measurements into a new folder, whole or not at all.
 
     Args:
         outcome, scale, bank: what ``calibrate`` returned.

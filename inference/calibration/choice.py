@@ -76,15 +76,15 @@ def check_one_view(choice: Choice, tta: str) -> None:
     """Raises InputError if views are averaged for what was calibrated on one view."""
     if tta and (choice.sets or choice.rejection):
         raise InputError(
-            f"-tta {tta} averages views, and coverage and rejection were calibrated on one; leave"
-            " one of them out"
+            f"-tta {tta} averages views, but coverage and rejection were calibrated on single views;"
+            " use one of the two"
         )
 
 
 def _too_few(name: str, level: float, path: str) -> InputError:
     """Returns the error for a level whose threshold needs more images than there were."""
     return InputError(
-        f"{name} is {level:g}, for which {path} was calibrated on too few images; take another"
+        f"{name} is {level:g}, but {path} was calibrated on too few images for it; use another"
         " level, or calibrate on more"
     )
 
@@ -98,10 +98,10 @@ def _no_such_level(
         flag: of tools/calibrate.py, for this level.
     """
     if not levels:
-        advice = "tools/calibrate.py calibrates the weights it is given, and writes others"
-        return InputError(f"{name} needs calibrated weights, and {path} isn't; {advice}")
+        advice = "tools/calibrate.py writes calibrated weights"
+        return InputError(f"{name} needs calibrated weights, but {path} isn't calibrated; {advice}")
     expected = ", ".join(f"{level:g}" for level in levels)
     return InputError(
-        f"{name} is {found!r}, and {path} was calibrated for {expected}; take one of these, or"
-        f" calibrate anew with {flag}"
+        f"{name} is {found!r}, but {path} was calibrated for {expected}; use one of these, or"
+        f" calibrate again with {flag}"
     )

@@ -1,7 +1,7 @@
 """Folds a scaling of logits into a model's classifiers.
 
 The model's own logits are then the scaled ones: evaluations, predictions, exports and other
-toolkits need to know nothing of it.
+toolkits don't need to know about it.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def fold(model: ImageModel, scaling: Scaling, images: np.ndarray) -> None:
     if scaling.shift.size:
         if any(classifier.bias is None for classifier in classifiers):
             raise InputError(
-                "the model's classifier has no bias to shift; take -scaling temperature or class"
+                "the model's classifier has no bias to shift; use -scaling temperature or class"
             )
         # Logits may be the mean of several classifiers, or a sum in which one counts half.
         before = _logits(model, images)
@@ -48,8 +48,8 @@ def fold(model: ImageModel, scaling: Scaling, images: np.ndarray) -> None:
     difference = np.abs(found - expected).max() / max(np.ptp(expected), 1e-12)
     if not difference <= TOLERANCE:
         raise InputError(
-            f"the model's logits aren't linear in its classifiers: scaled, they differ by"
-            f" {difference:.1e} of their range; take -scaling none"
+            f"the logits of the model aren't linear in its classifiers: after scaling, they differ by"
+            f" {difference:.1e} of their range; use -scaling none"
         )
 
 

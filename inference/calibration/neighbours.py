@@ -10,7 +10,7 @@ from weights.sums import sha256_of
 
 FILE = "neighbours.safetensors"
 _NAME = "features"
-_ADVICE = "; copy it from where the weights were calibrated, or calibrate them anew"
+_ADVICE = "; copy it from where the weights were calibrated, or calibrate them again"
 
 
 def write_neighbours(folder: Path, features: np.ndarray) -> str:
@@ -31,13 +31,11 @@ def read_neighbours(weights: Path | None, sha256: str) -> np.ndarray:
     """
     if weights is None or not (weights.parent / FILE).is_file():
         raise InputError(
-            f"score knn needs {FILE} beside {weights}; copy it from where the weights were"
-            " calibrated, or calibrate them anew"
+            f"score knn needs {FILE} next to {weights}; copy it from where the weights were"
+            " calibrated, or calibrate them again"
         )
     file = weights.parent / FILE
     with reading(file, "features of training images", _ADVICE):
         if sha256_of(file) != sha256:
-            raise Unreadable(
-                "it isn't what the weights were calibrated with: its SHA-256 is another"
-            )
+            raise Unreadable("its SHA-256 differs from that of the calibration")
     return dict(read_arrays(file))[_NAME]

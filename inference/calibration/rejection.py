@@ -1,4 +1,4 @@
-"""Scores that tell pictures of other things from those of the model's classes.
+"""Scores that separate pictures of other things from those of the model's classes.
 
 The higher a score, the less the picture is like those that the model was trained on.
 """

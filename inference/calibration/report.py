@@ -1,4 +1,4 @@
-"""What a calibration is worth, on images that chose nothing of it: figures, a page, and lines."""
+"""Evaluates a calibration on images that weren't used for it: figures, a page, and log lines."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from training.report import plots
 from training.report.statistics import BINS, Calibration, calibration, wilson
 
 _SCALINGS = {
-    "none": "nothing is scaled",
+    "none": "no scaling",
     "temperature": "one temperature",
     "class": "a temperature for each class",
     "vector": "a temperature and a shift for each class",
@@ -148,8 +148,8 @@ def page_of(outcome: Outcome, figures: dict[str, Any], title: str) -> str:
 def _sections(outcome: Outcome, figures: dict[str, Any]) -> Iterator[str]:
     images = figures["images"]
     yield page.paragraph(
-        f"All figures are of {images['reported']:,} images that chose nothing of this calibration."
-        f" {images['fitting']:,} others fitted the scaling, and {images['choosing']:,} chose the"
+        f"All figures are for {images['reported']:,} images that weren't used for the calibration."
+        f" {images['fitting']:,} others were used to fit the scaling, and {images['choosing']:,} to choose the"
         " thresholds."
     )
     yield page.section("Probabilities", _probabilities(figures), _diagrams(outcome))
@@ -195,9 +195,14 @@ def _sets(figures: dict[str, Any]) -> str:
         low, high = wilson(round(count * one["found"] / 100), count)
         found = f"{one['found']:.2f} ({100 * low:.2f} to {100 * high:.2f})"
         if None in one["thresholds"]:
-            found += "; too few images chose it"
+            found += "; based on too few images"
         rows.append((f"{one['coverage']:.1%}", found, f"{one['size']:.2f}", f"{one['single']:.2f}"))
-    heads = ["asked for", "right class in the set (%)", "classes in a set", "sets of one class (%)"]
+    heads = [
+        "asked for",
+        "sets with the right class (%)",
+        "classes in a set",
+        "sets of one class (%)",
+    ]
     names = list(figures["sets"][0]["by_class"])
     by_class = []
     for name in names:
@@ -208,7 +213,7 @@ def _sets(figures: dict[str, Any]) -> str:
         by_class.append((name, figures["sets"][0]["by_class"][name]["images"], *cells))
     levels = [f"{one['coverage']:.1%}" for one in figures["sets"]]
     return (
-        page.paragraph("With the 95 % interval (Wilson) of the share.")
+        page.paragraph("With Wilson's 95 % interval of the share.")
         + page.table(heads, rows)
         + page.paragraph("By class: the share of sets with the right class (classes in a set).")
         + page.scroll_box(page.table(["class", "images", *levels], by_class))
@@ -241,13 +246,13 @@ def _rejections(figures: dict[str, Any]) -> str:
         return page.table(heads, rows)
     return (
         page.table(heads, rows)
-        + page.paragraph("How well a score tells them from the model's classes:")
+        + page.paragraph("How well a score separates them from the model's classes:")
         + page.table(words, separation)
     )
 
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
-    """Yields what is printed of a calibration."""
+    """Yields the printed lines of a calibration."""
     before = figures["reported"]["before"]
     after = figures["reported"]["after"]
     kind = figures["scaling"]
@@ -258,7 +263,7 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     yield f"calibration error: {before['ece']:.2f} % before, {after['ece']:.2f} % after"
     yield f"negative log-likelihood: {before['nll']:.4f} before, {after['nll']:.4f} after"
     for one in figures["sets"]:
-        few = "; too few images chose it" if None in one["thresholds"] else ""
+        few = "; based on too few images" if None in one["thresholds"] else ""
         yield (
             f"coverage {one['coverage']:g}: the right class is in {one['found']:.2f} % of the sets,"
             f" of {one['size']:.2f} classes on average{few}"
@@ -276,6 +281,6 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
             )
     images = figures["images"]
     yield (
-        f"fitted on {images['fitting']} images, thresholds by {images['choosing']}, these figures on"
+        f"fitted on {images['fitting']} images, thresholds from {images['choosing']}, figures for"
         f" {images['reported']} others"
     )

@@ -24,7 +24,7 @@ _Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class Scaling(NamedTuple):
-    """What logits are multiplied by, and what is added to them then.
+    """The factors of logits, and the terms that are added afterwards.
 
     Attributes:
         kind: one of KINDS.

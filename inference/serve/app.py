@@ -23,33 +23,42 @@ from inference.text.names import check_classes
 
 Top = Annotated[
     int | None,
-    Query(ge=1, le=100_000, description="classes per image; default: 5, multi-label: all"),
+    Query(
+        ge=1, le=100_000, description="number of classes per image; default: 5, multi-label: all"
+    ),
 ]
 Threshold = Annotated[
-    float | None, Query(ge=0, le=1, description="multi-label: least probability; default: trained")
+    float | None,
+    Query(
+        ge=0, le=1, description="multi-label: lowest probability; default: the trained threshold"
+    ),
 ]
 Coverage = Annotated[
     float | None,
     Query(
-        gt=0, lt=1, description="calibrated weights: a set with the right class, as often as this"
+        gt=0,
+        lt=1,
+        description="calibrated weights: return a set that contains the right class with this probability",
     ),
 ]
 Reject = Annotated[
     float | None,
     Query(
-        gt=0, lt=1, description="calibrated weights: tell what is unknown; share of false alarms"
+        gt=0,
+        lt=1,
+        description="calibrated weights: detect unknown images, with this rate of false alarms",
     ),
 ]
 Score = Annotated[
     Literal["energy", "max_logit", "knn"] | None,
-    Query(description="the score by which reject decides; default: energy"),
+    Query(description="the score that reject uses; default: energy"),
 ]
 
 Classes = Annotated[
     str | None,
     Query(
         max_length=8000,
-        description="models of images and texts: the classes to choose from, with commas between",
+        description="models of images and texts: the classes to choose from, separated by commas",
     ),
 ]
 
@@ -99,7 +108,7 @@ _BYTES = "application/octet-stream"
 _BINARY = {"type": "string", "format": "binary"}
 _UPLOADS = {
     "title": "Uploads",
-    "description": "Images as files; fields may be called anything.",
+    "description": "Images as files; fields can have any name.",
     "type": "object",
     "properties": {"image": {"type": "array", "items": _BINARY, "minItems": 1}},
     "required": ["image"],
@@ -132,16 +141,16 @@ _PROBLEMS: Any = {
     for status, text in {
         400: "malformed",
         401: "no token, or a wrong one",
-        403: "a foreign Host, or a page of a foreign site",
-        404: "the model has no such answer",
-        408: "the body came too slowly",
+        403: "an unexpected Host, or a page of another site",
+        404: "the model doesn't support this endpoint",
+        408: "the body arrived too slowly",
         413: "too many bytes, images or pixels",
-        415: "a content type or encoding that isn't taken",
+        415: "an unsupported content type or encoding",
         422: "no image can be read, or a parameter is out of range",
-        429: "too many images wait: try again after Retry-After seconds",
+        429: "too many images are waiting: try again after Retry-After seconds",
         500: "the server failed, and its log says why; or the process that worked on an image ended",
-        503: "loading, or ending",
-        504: "the answer took too long, or reading an image",
+        503: "the server is starting or shutting down",
+        504: "the answer, or reading an image, took too long",
     }.items()
 }
 
@@ -226,7 +235,7 @@ class _Images:
             choices: which classes are given (``batching.CHOICES``); those left out are None.
 
         Raises:
-            Refused: the model has no such answers, the images can't be taken, or a worker has no
+            Refused: the model doesn't support this endpoints, the images can't be taken, or a worker has no
                 answer for one of them.
         """
         most = self.settings.max_images if kind == "predict" else 1
@@ -433,13 +442,11 @@ def _lacking(kind: str, pool: Pool) -> str:
     model = pool.about.get("model")
     if kind == "attention" and pool.gives_maps:
         return (
-            f"{model} gives a class for each pixel, and no picture of where it looks; /mask answers"
+            f"{model} classifies pixels and can't explain its answer by a map; use /mask for"
             " the classes as a PNG"
         )
     if kind == "mask" and not pool.gives_maps:
-        return (
-            f"{model} gives classes of a whole image, and none of its pixels; send it to /predict"
-        )
+        return f"{model} classifies whole images, not pixels; use /predict"
     return ""
 
 

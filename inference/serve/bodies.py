@@ -15,7 +15,7 @@ from errors import printable
 
 # Bytes of a form that are parsed before other requests have their turn.
 _CHUNK = 1 << 16
-# Fields of a form that are no files. They are ignored.
+# Fields of a form that aren't files. They are ignored.
 _FIELDS = 20
 # The extended parameter of RFC 5987, which RFC 7578 forbids in forms.
 _EXTENDED = re.compile(rb";\s*filename\*", re.I)
@@ -77,9 +77,9 @@ async def images_of(body: bytes | bytearray, content_type: str, most: int) -> li
             " multipart/form-data, application/json or an image's own type",
         )
     if not images:
-        raise Refused(400, "the request holds no image")
+        raise Refused(400, "the request has no image")
     if len(images) > most:
-        raise Refused(413, f"the request holds {len(images)} images, at most {most} are taken")
+        raise Refused(413, f"the request has {len(images)} images, at most {most} are allowed")
     return images
 
 
@@ -102,7 +102,7 @@ class _Form(MultiPartParser):
         super().on_headers_finished()
         part = self._current_part
         if part.file is None and _EXTENDED.search(part.content_disposition or b""):
-            raise MultiPartException("a file is named by filename* alone, expected filename")
+            raise MultiPartException("a file has a filename* but no filename")
 
 
 async def _uploads(body: bytes | bytearray, content_type: str, most: int) -> list[Upload]:
@@ -126,16 +126,14 @@ async def _uploads(body: bytes | bytearray, content_type: str, most: int) -> lis
         form = await parser.parse()
     except MultiPartException as error:
         if "Too many files" in error.message:
-            raise Refused(
-                413, f"the request holds more images than the {most} that are taken"
-            ) from None
+            raise Refused(413, f"the request has more than {most} images") from None
         raise Refused(400, f"the form can't be read ({printable(error.message, 100)})") from None
     except (ValueError, KeyError, AssertionError):
         # The boundary or the head of a part is malformed.
         raise Refused(400, "the form can't be read") from None
     if not parser.whole:
         await form.close()
-        raise Refused(400, "the form ends before its last boundary")
+        raise Refused(400, "the form is truncated")
     files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
     images = [
         Upload(printable(file.filename or f"image {index}"), await file.read())
@@ -147,10 +145,10 @@ async def _uploads(body: bytes | bytearray, content_type: str, most: int) -> lis
 
 def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
     """Returns the images in a body of JSON."""
-    # JSON of a million small values takes a hundred times its size in memory. Base64 has none of
-    # the characters that are counted here.
+    # JSON of a million small values takes a hundred times its size in memory. Base64 lacks the
+    # characters that are counted here.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
-        raise Refused(413, f"the JSON holds more than the {most} images that are taken")
+        raise Refused(413, f"the JSON has more than {most} images")
     try:
         texts = Encoded.model_validate_json(body).images
     except ValidationError as error:
@@ -159,7 +157,7 @@ def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
         if first["loc"]:
             place = ".".join(map(str, first["loc"]))
             problem = f"{printable(place, 60)}: {problem}"
-        raise Refused(400, f"the JSON can't be taken: {problem}") from None
+        raise Refused(400, f"invalid JSON: {problem}") from None
     images = []
     for index, text in enumerate(texts):
         try:

@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _silence_libraries() -> None:
-    """Keeps what decoders print about damaged files out of the log. libtiff prints a line for each
+    """Keeps the messages of decoders about damaged files out of the log. libtiff prints a line for each
     of a file's tiles.
 
     Libraries write to descriptor 2. Python's own errors go to a copy of it, and still appear.
@@ -245,7 +245,7 @@ def _count_pixels(data: bytes, most: int) -> int:
         count = image.width * image.height
         if image.format == "WEBP" and count > most // 2:
             size = f"it is a WebP of {image.width} x {image.height} pixels"
-            raise Unreadable(f"{size}, at most half of DATA.MAX_PIXELS {most} are read")
+            raise Unreadable(f"{size}, at most half of DATA.MAX_PIXELS {most} are allowed")
         return count
 
 
@@ -318,7 +318,7 @@ def answer_batch(
 def _answer_maps(
     predictor: Predictor, parameters: list[dict[str, Any]], prepared: list[Any]
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns what ``answer_batch`` does, of a model that gives a class for each pixel.
+    """``answer_batch`` of a model that classifies pixels.
 
     Images differ in size, so each is computed by itself. One that takes more memory than there is
     has an error of its own.
@@ -379,14 +379,14 @@ def _classes_of(
     """Returns the names of the classes of which a request wants to hear; []: the numbers.
 
     Raises:
-        InputError: the model takes no names of classes, or has none of its own.
+        InputError: the model takes no names of classes, or needs some.
     """
     if of_request and named is None:
         raise InputError(
-            "classes is for models of images and texts; this one has its own classes: leave it out"
+            "classes is for models of images and texts; this one has fixed classes: leave it out"
         )
     if not of_request and not predictor.has_classes:
-        raise InputError("the model has no classes of its own; name some: classes=red flower,bee")
+        raise InputError("the model has no fixed classes; pass some: classes=red flower,bee")
     return of_request or predictor.classes
 
 

@@ -25,7 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 # The paths to which images are sent, and those that need the token.
 WORK = ("/predict", "/attention", "/mask")
 GUARDED = (*WORK, "/metrics")
-FAILED = "the server failed; its log says why"
+FAILED = "the server failed; see its log"
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
 # Seconds that a body may take.
 _BODY_SECONDS = 30.0
@@ -50,7 +50,7 @@ class Gate:
     Attributes:
         active: number of requests to WORK that aren't answered yet.
         held: bytes of their bodies.
-        draining: whether new requests to WORK are refused, because the server is ending.
+        draining: whether new requests to WORK are refused, because the server is shutting down.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Gate:
         except asyncio.CancelledError:
             # uvicorn ends, and would answer in plain text.
             if not status:
-                response = refusal(Refused(503, "the server is ending", 5))
+                response = refusal(Refused(503, "the server is shutting down", 5))
                 await response(scope, receive, send_noting_status)
         except Exception:
             traceback.print_exc()
@@ -192,23 +192,23 @@ class Gate:
     def _check_before_body(self, headers: dict[bytes, bytes]) -> None:
         """Refuses a request that can be refused before its body is read."""
         if self.draining:
-            raise Refused(503, "the server is ending", 5)
+            raise Refused(503, "the server is shutting down", 5)
         if not self.loaded():
             raise Refused(503, "the model is being loaded", 2)
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Refused(415, "the body is compressed (Content-Encoding); send it as it is")
+            raise Refused(415, "the body is compressed (Content-Encoding); send it uncompressed")
         # h11 has checked that it is a number.
         length = headers.get(b"content-length", b"0")
         if int(length) > self.settings.largest_body:
             raise Refused(413, self._too_large(f"{int(length)} bytes"))
 
     def _too_large(self, size: str) -> str:
-        return f"the request has {size}, at most {self.settings.largest_body} are taken"
+        return f"the request has {size}, at most {self.settings.largest_body} are allowed"
 
     async def _read(self, scope: Any, receive: Receive) -> None:
         """Reads the body into ``scope["body"]``.
 
-        The app removes it from there, so that it is held no longer than needed.
+        The app removes it from there, so that it is kept no longer than needed.
         """
         more = True
         while more:
@@ -222,7 +222,7 @@ class Gate:
             if self.held + len(part) > HELD:
                 raise Refused(
                     429,
-                    "the requests that are being received take all the memory there is for them",
+                    "too many large requests are being received; try again later",
                     1,
                 )
             scope["body"] += part
@@ -254,7 +254,7 @@ def _client_of(scope: Any) -> tuple[str, int]:
     """Returns the address and port of a request's client.
 
     A proxy on this machine may give the address (X-Forwarded-For). uvicorn takes any text from it.
-    Here a text that is no address becomes "-", because it could forge lines of the log.
+    Here a text that isn't an address becomes "-", because it could forge lines of the log.
     """
     host, port = scope.get("client") or ("-", 0)
     try:

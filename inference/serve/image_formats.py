@@ -26,7 +26,7 @@ def problem(data: bytes, others: Sequence[str]) -> str | None:
     """
     kind = kind_of(data)
     if kind is None:
-        return f"it is of no known format; this server takes {listed(others)}"
+        return f"its format is unknown; this server takes {listed(others)}"
     if kind.lower() in (*map(str.lower, ALWAYS), *others):
         return None
     return (

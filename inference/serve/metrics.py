@@ -15,12 +15,16 @@ class Metrics:
             "requests", "Requests that were answered.", ["path", "status"], **common
         )
         self.seconds = Histogram(
-            "request_seconds", "From head to answer.", ["path"], buckets=_SECONDS, **common
+            "request_seconds",
+            "Time from the request's head to the answer.",
+            ["path"],
+            buckets=_SECONDS,
+            **common,
         )
-        self.images = Counter("images", "Images, by what became of them.", ["outcome"], **common)
+        self.images = Counter("images", "Images by outcome.", ["outcome"], **common)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batches = Histogram("batch_images", "Images of a batch.", buckets=sizes, **common)
-        self.waiting = Gauge("queue_images", "Images that wait.", **common)
+        self.batches = Histogram("batch_images", "Images per batch.", buckets=sizes, **common)
+        self.waiting = Gauge("queue_images", "Images that are waiting.", **common)
         self.ready = Gauge("workers_ready", "Workers that have loaded the model.", **common)
         self.restarts = Counter(
             "worker_restarts", "Workers that ended and were replaced.", **common

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-ABOUT = "A trained model answers: classes and probabilities of images, and where it looks."
-ABOUT_MAPS = "A trained model answers: a mask with the class of each pixel, and the classes' areas."
+ABOUT = "Classify images with a trained model, and see which regions it looks at."
+ABOUT_MAPS = "Segment images with a trained model: a mask with the class of each pixel, and the area of each class."
 HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 _STYLE = re.search(r"<style>(.*?)</style>", HTML, re.S)[1]  # pyright: ignore[reportOptionalSubscript]
 _SCRIPT = re.search(r"<script>(.*?)</script>", HTML, re.S)[1]  # pyright: ignore[reportOptionalSubscript]
@@ -41,12 +41,12 @@ HEADERS = {
 
 
 def document(description: dict[str, Any]) -> str:
-    """Returns a page of an OpenAPI description: each path, what it takes and what it answers."""
+    """Returns a page of an OpenAPI description: each path, its parameters and its answers."""
     info = description["info"]
     schemas = description["components"]["schemas"]
     parts = [
         f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])} ",
-        '<a href="openapi.json">openapi.json</a> says the same to programs.</p>',
+        '<a href="openapi.json">openapi.json</a> describes them for programs.</p>',
     ]
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
@@ -84,7 +84,7 @@ def _parameters(operation: dict[str, Any], schemas: dict[str, Any]) -> list[tupl
         if "$ref" in schema:
             schema = schemas[schema["$ref"].rpartition("/")[2]]
         fields = schema.get(
-            "properties", ["the image itself; its own type (image/...) will do, too"]
+            "properties", ["the image itself; its own type (image/...) works as well"]
         )
         rows.append((media_type, ", ".join(fields), ""))
     return rows

@@ -41,8 +41,8 @@ _FULL = _response(
     "503 Service Unavailable\r\nretry-after: 1",
     "too many clients are connected; try again in 1 s",
 )
-_NO_REQUEST = _response("400 Bad Request", "this is no HTTP request that can be read")
-_SMALL_CHUNKS = _response("400 Bad Request", "the body comes in too many small chunks")
+_NO_REQUEST = _response("400 Bad Request", "this isn't a valid HTTP request")
+_SMALL_CHUNKS = _response("400 Bad Request", "the body arrives in too many small chunks")
 
 
 class StrictBuffer(ReceiveBuffer):
@@ -88,7 +88,7 @@ class StrictBuffer(ReceiveBuffer):
     def _check(self, start: int, end: int, most: int) -> None:
         """Checks the data from ``start`` to ``end``. What is before it was checked already."""
         if end > most or _LOOSE.search(self._data, start, end):
-            raise h11.LocalProtocolError("a malformed line, or too long a one")
+            raise h11.LocalProtocolError("a malformed or too long line")
 
 
 class Connection(h11.Connection):

@@ -68,7 +68,7 @@ def serve(settings: Settings) -> int:
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
     if settings.host not in LOOPBACK and not settings.token:
         reach = f"anyone who reaches {shown}:{port} can use this server"
-        log(f"warning: {reach}; -token_file makes it ask for a token")
+        log(f"warning: {reach}; use -token_file to require a token")
     settings = dataclasses.replace(settings, path=_real_folder(settings.path))
     return asyncio.run(_serve(settings, listener))
 
@@ -96,7 +96,7 @@ def _listening(host: str, port: int) -> socket.socket:
         problem = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
     except UnicodeError:
         # The name has two dots in a row, or a part that is too long.
-        problem = "this is no host's name"
+        problem = "this isn't a host name"
     raise InputError(
         f"can't listen at {host}, port {port} ({problem}); choose another -host or -port"
     )
@@ -143,7 +143,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             if ended.done():
                 ended.result()
         name = signal.Signals(stopped.result()).name
-        log(f"stopped by {name}: {gate.active} requests are answered first")
+        log(f"stopped by {name}: {gate.active} requests are finished first")
         await _drain(gate, settings.timeout)
     finally:
         announcing.cancel()
@@ -202,7 +202,7 @@ async def _announce_ready(pool: Pool) -> None:
 
 
 async def _drain(gate: Gate, timeout: float) -> None:
-    """Waits until accepted requests are answered; later ones are told that the server is ending."""
+    """Waits until accepted requests are answered; later ones are answered that the server is shutting down."""
     gate.draining = True
     deadline = time.monotonic() + timeout + 1
     while gate.active and time.monotonic() < deadline:

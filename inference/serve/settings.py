@@ -75,7 +75,7 @@ class Settings:
             if name not in OTHERS:
                 raise InputError(
                     f"-formats has {printable(name, 20)}, expected any of {', '.join(OTHERS)};"
-                    f" {', '.join(ALWAYS)} are always taken"
+                    f" {', '.join(ALWAYS)} are always accepted"
                 )
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"-port is {self.port}, expected 0 to 65535 (0: any that is free)")

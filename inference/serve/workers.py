@@ -121,7 +121,7 @@ class Pool:
         gives_maps: whether the model gives a class for each pixel; None: it isn't known yet.
         keeps_sizes: whether images differ in size when the model sees them.
         takes_classes: whether requests may name their classes.
-        ended: gets an exception once the server can't go on.
+        ended: gets an exception once the server can't continue.
     """
 
     def __init__(self, settings: Settings, batcher: Batcher, metrics: Metrics) -> None:
@@ -180,7 +180,7 @@ class Pool:
         except Exception as error:
             # No process can be started.
             self._end(
-                RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?")
+                RunError(f"a worker can't be started ({one_line(str(error))}); out of memory?")
             )
 
     def _pause(self, failed_loads: int) -> float:
@@ -247,7 +247,7 @@ class Pool:
         try:
             head, parts = await asyncio.wait_for(messages.receive(worker.reader), limit)
         except asyncio.TimeoutError:
-            line = f"the model didn't answer within {limit:g} s of its start; raise -timeout where it is slow"
+            line = f"the model didn't answer within {limit:g} s after its start; raise -timeout if it is slow"
             self._record_failed_load(worker, line, RunError.exit_status)
             return
         self._handle(worker, head, parts)
@@ -295,7 +295,7 @@ class Pool:
         elif "loaded" in head:
             worker.process.kill()
             line = (
-                f"{self.settings.path} has changed since the server started; start the server anew"
+                f"{self.settings.path} has changed since the server started; start the server again"
             )
             self._record_failed_load(worker, line, InputError.exit_status)
         elif "error" in head:
@@ -313,7 +313,7 @@ class Pool:
     def _record_failed_load(self, worker: Worker, line: str, status: int) -> None:
         """Records that a worker couldn't load the model, or loaded another one.
 
-        The other workers go on. The server ends if no worker has ever loaded the model, or if none
+        The other workers continue. The server ends if no worker has ever loaded the model, or if none
         is left and the input is wrong, so that the next worker would fail, too.
         """
         worker.load_failed = True
@@ -325,7 +325,7 @@ class Pool:
             self._end(RunError(line))
         elif self._reported != line:
             self._reported = line
-            log(f"error: a worker can't be replaced, {self.ready()} go on: {line}")
+            log(f"error: a worker can't be replaced, {self.ready()} continue: {line}")
 
     def _record_end(self, worker: Worker, code: int) -> None:
         """Records that a worker ended. The requests that ended it are given up, and its other
@@ -349,7 +349,7 @@ class Pool:
                 item.tried = True
         self.batcher.put_back(returned)
         cause = f" on an image from {culprits[0].client}" if culprits else ""
-        log(f"a worker {how}{cause}; another one starts, {len(returned)} images go to it")
+        log(f"a worker {how}{cause}; a new one is started and gets its {len(returned)} images")
         if worker.pending:
             return
         if time.monotonic() - worker.started > _LASTING:
@@ -358,7 +358,7 @@ class Pool:
             self._failures += 1
         if self._failures > 3 * self.settings.workers + 2:
             row = f"{self._failures} workers ended in a row, the last one {how}"
-            self._end(RunError(f"{row}; is memory short?"))
+            self._end(RunError(f"{row}; out of memory?"))
 
     def _give_up(self, worker: Worker, culprits: list[Item], how: str) -> list[Item]:
         """Gives up the requests of images that ended a worker; returns the worker's other images.
@@ -370,7 +370,7 @@ class Pool:
             lost = Lost(f"reading an image took more than {self.reading_limit:g} s", 504)
         else:
             lost = Lost(
-                f"the process that worked on an image {how}; the image isn't tried again", 500
+                f"the process that worked on an image {how}; the image isn't processed again", 500
             )
         returned = []
         for _, items in worker.pending.values():

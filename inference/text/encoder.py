@@ -29,7 +29,7 @@ class TextEncoder:
         bias: what is added to the scaled cosines.
 
     Raises:
-        InputError: the weights hold no text tower, or have no tokenizer beside them.
+        InputError: the weights have no text tower, or have no tokenizer beside them.
     """
 
     def __init__(self, path: str | Path, batch_size: int = 64) -> None:
@@ -40,7 +40,7 @@ class TextEncoder:
         if not abs(logarithm) <= _LARGEST_SCALE:
             raise InputError(
                 f"{path}: its logit_scale is {logarithm:g}, the logarithm of a factor; expected"
-                f" {_LARGEST_SCALE} at most"
+                f" at most {_LARGEST_SCALE}"
             )
         self.scale = float(np.exp(logarithm))
         self.bias = float(self.tower.logit_bias.item())
@@ -69,7 +69,7 @@ class TextEncoder:
         if most >= vocabulary:
             raise InputError(
                 f"{self.path}: its tokenizer has the token {most}, its text tower"
-                f" {vocabulary}; they aren't of one model"
+                f" {vocabulary}; they belong to different models"
             )
         return tokens
 
@@ -105,7 +105,7 @@ class TextEncoder:
                 batch = tokens[rows, : int(lengths[rows].max())]
                 embeddings[rows] = self.tower.normalised(paddle.to_tensor(batch)).numpy()
         if not np.isfinite(embeddings).all():
-            raise InputError(f"{self.path}: its text tower's embeddings aren't finite")
+            raise InputError(f"{self.path}: the embeddings of its text tower aren't finite")
         return embeddings
 
     def _lengths(self, tokens: np.ndarray) -> np.ndarray:

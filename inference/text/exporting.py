@@ -51,11 +51,11 @@ def write_text_export(path: str | Path, target: Path, kind: str = "onnx") -> flo
         the largest difference from the eager tower's embeddings.
 
     Raises:
-        InputError: the weights hold no text tower, or it can't be exported so.
+        InputError: the weights have no text tower, or it can't be exported so.
         RunError: the export's embeddings differ from the tower's.
     """
     if kind not in KINDS:
-        raise InputError(f"-format {kind} isn't made of text towers; use {', '.join(KINDS)}")
+        raise InputError(f"-format {kind} isn't supported for text towers; use {', '.join(KINDS)}")
     encoder = TextEncoder(path)
     layer = NormalisedText(encoder.tower)
     layer.eval()

@@ -22,4 +22,4 @@ def check_classes(classes: Sequence[str]) -> None:
                 f"a class's name has {counted(len(name), 'character')}, expected 1 to {LONGEST_CLASS}"
             )
     if len(set(classes)) < len(classes):
-        raise InputError("a class is there twice; leave one out")
+        raise InputError("a class occurs twice; remove one")

@@ -28,10 +28,10 @@ class OpenClasses:
 
     Args:
         predictor: of weights of images and texts.
-        templates: sentences that stand for a class, with {} in the place of its name.
+        templates: sentences that stand for a class, with {} in place of its name.
 
     Raises:
-        InputError: the weights hold no text tower, or have no tokenizer beside them.
+        InputError: the weights have no text tower, or have no tokenizer beside them.
     """
 
     def __init__(self, predictor: Predictor, templates: Sequence[str] = TEMPLATES) -> None:
@@ -44,7 +44,7 @@ class OpenClasses:
 
     @staticmethod
     def of(predictor: Predictor) -> "OpenClasses | None":
-        """Returns it for a predictor, or None if its weights hold no text tower."""
+        """Returns it for a predictor, or None if its weights have no text tower."""
         return OpenClasses(predictor) if gives_embeddings(predictor) else None
 
     def embeddings(self, pixels: np.ndarray) -> np.ndarray:

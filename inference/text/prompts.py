@@ -34,9 +34,7 @@ def read_templates(file: str | Path) -> list[str]:
         templates = [line.strip() for line in lines if line.strip()]
         for template in templates:
             if UNPRINTABLE.search(template):
-                raise Unreadable(
-                    f"its line {printable(template, 60)} has a character that can't be printed"
-                )
+                raise Unreadable(f"its line {printable(template, 60)} has an unprintable character")
             if template.count("{}") != 1:
                 raise Unreadable(
                     f"its line {printable(template, 60)} has {template.count('{}')} places for a"
@@ -102,7 +100,9 @@ def text_classifier(
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     if not lengths.all():
         name = classes[int(np.flatnonzero(lengths == 0)[0])]
-        raise InputError(f"the sentences of the class {printable(name, 60)} cancel out; use fewer")
+        raise InputError(
+            f"the sentences of the class {printable(name, 60)} cancel each other out; use fewer"
+        )
     weights = encoder.scale * (means / lengths).T
     biases = np.full(len(classes), encoder.bias, np.float32)
     return TextClassifier(weights.astype(np.float32), biases, _alike(pairs), cut)
@@ -114,6 +114,4 @@ def _alike(pairs: Sequence[tuple[str, str]]) -> str:
         return ""
     one, other = (printable(name, 60) for name in pairs[0])
     more = f", as {counted(len(pairs) - 1, 'more pair')}" if pairs[1:] else ""
-    return (
-        f"the classes '{one}' and '{other}' have the same tokens{more}: no image tells them apart"
-    )
+    return f"the classes '{one}' and '{other}' have the same tokens{more}, so they can't be distinguished"

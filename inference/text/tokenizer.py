@@ -133,14 +133,14 @@ class TextTokenizer:
             raise InputError(f"{where}: can't be read as a tokenizer ({reason})") from None
         if "missing" in answer:
             raise InputError(
-                f"{sys.executable} lacks {printable(answer['missing'])}, which texts need;"
+                f"{sys.executable} lacks {printable(answer['missing'])}, which text models need;"
                 f" {install('text')}"
             )
         if "error" in answer:
             reason = printable(answer["error"], 200)
             # The reason may quote the file, which may be a secret of the user.
             if any(map(leads_out, self.files.values())):
-                reason = "one of them is a link out of its folder"
+                reason = "one of them is a link to a file outside its folder"
             raise InputError(f"{where}: can't be read as a tokenizer ({reason})")
         return answer
 
@@ -255,5 +255,5 @@ def _all(path: str | Path, names: Sequence[str]) -> dict[str, str]:
 
 def _none(path: str | Path, names: Sequence[str]) -> InputError:
     return InputError(
-        f"{printable(str(path))} has no tokenizer beside its weights; copy {' or '.join(names)} there"
+        f"{printable(str(path))} has no tokenizer next to its weights; copy {' or '.join(names)} there"
     )

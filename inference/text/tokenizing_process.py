@@ -46,7 +46,7 @@ def _main() -> None:
         answer = {"error": "it takes too much memory"}
     except ModuleNotFoundError as error:
         answer = {"missing": error.name}
-    # A panic in Rust is no Exception.
+    # A panic in Rust isn't an Exception.
     except BaseException as error:
         answer = {"error": f"{type(error).__name__}: {error}"[:300]}
     json.dump(answer, answers)

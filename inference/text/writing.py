@@ -49,8 +49,8 @@ def write_classifier(
 ) -> Predictor:
     """Writes an image tower with a classifier of texts into a new folder, whole or not at all.
 
-    The folder has the weights with their description, and a config.yaml with which -eval and
-    training go on.
+    The folder has the weights with their description, and a config.yaml for -eval and
+    training.
 
     Args:
         path, classes, templates, cfg, options: as for ``Predictor``.
@@ -61,7 +61,7 @@ def write_classifier(
         the classifier.
 
     Raises:
-        InputError: as ``Predictor``, or the weights hold no text tower.
+        InputError: as ``Predictor``, or the weights have no text tower.
     """
     predictor = Predictor(path, cfg, options, classes, templates=templates)
     predictor.check_text_tower()

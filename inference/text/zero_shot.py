@@ -1,7 +1,7 @@
 """Makes classifiers of texts: an image tower whose classifier is computed from the classes' names.
 
 Such a classifier is an ordinary model with a neck (``models.layers.neck``). Every command takes it,
-and training goes on from it.
+and training can start from it.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def with_text_classes(config: Configuration, encoder: TextEncoder, count: int) -
     model = config.MODEL
     if "NECK_NORM" not in model:
         raise InputError(
-            f"MODEL.TYPE is {model.TYPE}, which has no NECK; classes from texts need a ViT of CLIP or"
+            f"MODEL.TYPE is {model.TYPE}, which has no NECK; zero-shot classes need a ViT of CLIP or"
             " SigLIP"
         )
     # SigLIP's pooling makes the embedding itself.
@@ -68,7 +68,7 @@ def set_classifier(model: Any, weights: np.ndarray, biases: np.ndarray) -> None:
     if list(classifier.weight.shape) != list(weights.shape):
         raise InputError(
             f"the texts have {weights.shape[0]} channels, the images {classifier.weight.shape[0]}:"
-            " their towers aren't of one model"
+            " their towers belong to different models"
         )
     with paddle.no_grad():
         classifier.weight.set_value(weights)

@@ -53,7 +53,7 @@ def refuse_merged(model: ImageModel) -> None:
     """Raises InputError if a model merges tokens, which aren't places of an image then."""
     if merged := getattr(model, "merge_tokens", 0):
         raise InputError(
-            f"MODEL.MERGE_TOKENS is {merged}, whose tokens aren't places of the image; give -o"
+            f"MODEL.MERGE_TOKENS is {merged}, whose tokens aren't positions in the image; pass -o"
             " MODEL.MERGE_TOKENS 0"
         )
 
@@ -79,7 +79,7 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     names = list(attention_layers(model))
     if not names:
         raise InputError(
-            f"{type(model).__name__} has no attention that can be drawn; cam shows what it looks at, too"
+            f"{type(model).__name__} has no attention that can be drawn; use cam instead"
         )
     if not -len(names) <= block < len(names):
         raise InputError(
@@ -248,7 +248,7 @@ def _join_surroundings(
     maps = np.zeros((windows.shape[1], down * size, across * size), np.float32)
     for number, window in enumerate(windows[:, :, : side**2]):
         y, x = divmod(number, across)
-        # Beyond its border, a map goes on at its other side.
+        # Beyond its border, a map continues at its other side.
         rows = (np.arange(side) + y * size - expand) % (down * size)
         columns = (np.arange(side) + x * size - expand) % (across * size)
         places: Any = (slice(None), rows[:, None], columns)

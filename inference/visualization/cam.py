@@ -68,9 +68,7 @@ def cam(
     if model.cam_layer() is not None:
         refuse_merged(model)
     if not model.num_classes:
-        raise InputError(
-            "the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features"
-        )
+        raise InputError("the model has no classifier (NUM_CLASSES 0): use attention or features")
     if output is not None and not 0 <= output < model.num_classes:
         raise InputError(
             f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}"

@@ -21,8 +21,8 @@ def foreground(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns the first principal component of maps [h, w, C], and the next three as colours.
 
-    In DINOv2's figures (Oquab et al. 2023, arXiv:2304.07193) the first component tells an object
-    from what is behind it. An object is rarely at the edge of an image, so the component's sign is
+    In DINOv2's figures (Oquab et al. 2023, arXiv:2304.07193) the first component separates an object
+    from its background. An object is rarely at the edge of an image, so the component's sign is
     the one that makes the mean at the edges the smaller one.
 
     Args:

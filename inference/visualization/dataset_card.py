@@ -29,7 +29,7 @@ _SIZES = {
 
 
 def data_name(config: Configuration) -> str:
-    """Returns what a dataset is called on a page that others read: its folder's own name, without
+    """Returns the name of a dataset for a page that others read: its folder's own name, without
     the path to it, or the name of DATA.DATASET if it has no folder.
     """
     name = config.DATA.DATASET
@@ -55,7 +55,7 @@ def dataset_card(config: Configuration, checked: DatasetReport, license_name: st
     }
     licence = f"The licence is {markdown.text(license_name)}."
     if license_name is None:
-        licence = "The licence isn't known: who made this card didn't name one."
+        licence = "The licence isn't known, because none was given."
     return markdown.page(
         values,
         name,
@@ -68,7 +68,7 @@ def dataset_card(config: Configuration, checked: DatasetReport, license_name: st
 
 
 def data_sections(config: Configuration, checked: DatasetReport) -> list[str]:
-    """Returns what a check found as sections of a card: counts, findings and classes."""
+    """Returns the result of a check as sections of a card: counts, findings and classes."""
     parts = checked.parts
     rows = [(name, *values) for name, values in table(parts)]
     findings = [_finding(config, finding) for finding in checked.findings]
@@ -145,12 +145,12 @@ def _classes(parts: Mapping[str, CheckedImages]) -> list[str]:
 
 
 def _limits(checked: DatasetReport) -> list[str]:
-    """Returns what the check doesn't say."""
+    """Returns the limitations of the check."""
     limits = [
-        "Labels weren't compared with what the images show.",
-        "Equal images are found by their bytes, and similar ones by a hash of what they show: others"
-        " may be of one scene, too.",
-        "Whether persons or protected works are shown wasn't checked.",
+        "It wasn't checked whether the labels are right.",
+        "Equal images are found by their bytes, and similar ones by a hash of what they show: other images"
+        " may show the same scene as well.",
+        "It wasn't checked whether images show persons or protected works.",
     ]
     if "val" not in checked.parts:
         limits.append("There are no validation images, so no leak into them could be found.")

@@ -66,7 +66,7 @@ class DatasetReport(NamedTuple):
 
 
 def write_report(file: Path, checked: DatasetReport) -> Path:
-    """Writes FILE.html and FILE.png beside it; returns the path of the latter.
+    """Writes FILE.html and FILE.png next to it; returns the path of the latter.
 
     Raises:
         OSError: they can't be written.

@@ -68,11 +68,11 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
         InputError: too few images, or umap-learn isn't installed.
     """
     if len(features) < FEWEST:
-        raise InputError(f"found {len(features)} images, expected {FEWEST} or more to compare")
+        raise InputError(f"found {len(features)} images, expected at least {FEWEST}")
     if method == "umap":
         if not find_spec("umap"):
             raise InputError(
-                "umap-learn isn't installed; pip install umap-learn, or take -method tsne"
+                "umap-learn isn't installed; pip install umap-learn, or use -method tsne"
             )
         from umap import UMAP  # pyright: ignore[reportMissingImports]: nothing installs it
 
@@ -194,7 +194,7 @@ def predictions(
         chosen = sorted(wrong, key=lambda index: -predicted[index].probabilities[0])
         kind = "mistakes, most certain first"
     if not chosen:
-        raise InputError(f"there is no mistake to show: {line}")
+        raise InputError(f"there are no mistakes to show: {line}")
     panels = []
     for index in chosen[:most]:
         prediction = predicted[index]
@@ -216,11 +216,11 @@ def _check_classes(predictor: Predictor, truth: Sequence[str | None], mistakes: 
     names = sorted({name for name in truth if name is not None})
     if mistakes and not names:
         raise InputError(
-            "-mistakes needs the true classes; give a folder that has a subfolder for each class"
+            "-mistakes needs the true classes; pass a folder with a subfolder for each class"
         )
     unknown = [name for name in names if name not in predictor.classes]
     if predictor.classes and unknown:
         suggestion = nearest(unknown[0], predictor.classes)
-        advice = suggestion or "; give the folder that holds the classes' folders"
+        advice = suggestion or "; pass the folder that contains the class folders"
         name = printable(unknown[0])
         raise InputError(f"the folder has the class '{name}', which the model doesn't know{advice}")

@@ -27,7 +27,7 @@ from training.pages.plotting import shorten
 
 # The number of stages whose features are drawn, of a model that has more.
 STAGES = 4
-_ATTENTION_LABEL = "attention, from 0 to the most in its panel (at least twice the mean)"
+_ATTENTION_LABEL = "attention, from 0 to the highest value in its panel (at least twice the mean)"
 _CAM_NAMES = {
     "gradcam": "Grad-CAM",
     "hirescam": "HiResCAM",
@@ -153,7 +153,7 @@ def cam_panels(predictor: Predictor, predicted: PredictedImage, options: MapOpti
         output = class_index(predictor, options.output)
     values = cam(model_of(predictor), predicted.image, output, options.method)
     name = shorten(predictor.classes[output] if predictor.classes else f"output {output}")
-    title = f"for {name}" if values.any() else f"for {name}:\nnothing speaks for it"
+    title = f"for {name}" if values.any() else f"for {name}:\nno evidence"
     return [named_panel(predicted), Panel(title, heat(predicted.base, values, predicted.box))]
 
 
@@ -190,7 +190,7 @@ def title_of(kind: str, predictor: Predictor, options: MapOptions) -> tuple[str,
         label = ""
     else:
         title = _CAM_NAMES[options.method]
-        label = "how much speaks for the class, from 0 to the most in its panel"
+        label = "evidence for the class, from 0 to the highest value in its panel"
     return f"{name}: {title}", label
 
 

@@ -26,7 +26,7 @@ def merging_model(predictor: Predictor) -> VisionTransformer:
         )
     if not model.merge_tokens:
         raise InputError(
-            "MODEL.MERGE_TOKENS is 0, so nothing is merged; give -o MODEL.MERGE_TOKENS N"
+            "MODEL.MERGE_TOKENS is 0, so no tokens are merged; pass -o MODEL.MERGE_TOKENS N"
         )
     return model
 

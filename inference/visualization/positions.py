@@ -80,13 +80,13 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
     if getattr(model, "pos_embed", None) is not None and (block is None or not by_layer):
         if block is not None:
             raise InputError(
-                "-block is for tables of relative positions; the model has position embeddings alone"
+                "-block is for tables of relative positions, but the model only has position embeddings"
             )
         return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
     if not by_layer:
         raise InputError(
             f"{type(model).__name__} has no position embeddings and no table of relative positions; "
-            "positions is for ViT, DeiT, BEiT and Swin"
+            "positions supports ViT, DeiT, BEiT and Swin"
         )
     chosen = list(by_layer)
     if block is not None:

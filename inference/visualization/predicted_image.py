@@ -50,7 +50,7 @@ def model_of(predictor: Predictor) -> ImageModel:
     """
     if predictor.model is None:
         raise InputError(
-            "an exported model has no layers to look into; give the checkpoint that it was made from"
+            "an exported model has no accessible layers; use the checkpoint that it was made from"
         )
     return predictor.model
 

@@ -15,7 +15,7 @@ _FREQUENCIES = 8
 
 
 def perceptual_hashes(images: np.ndarray) -> np.ndarray:
-    """Returns a hash of what each image looks like, [n] uint64.
+    """Returns a perceptual hash of each image, [n] uint64.
 
     The hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash
     functions"). It takes the cosine transform of the grey image at 32 x 32. Each of the lowest 8 x

@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def stops_a_run(config: Configuration, mode: str, broken: np.ndarray, listed: bool) -> bool:
-    """Returns whether a run can't go on without the ``broken`` samples of a split, [n] bool."""
+    """Returns whether a run can't continue without the ``broken`` samples of a split, [n] bool."""
     can_be_left_out = listed or (config.DATA.SKIP_BROKEN and mode == "train")
     return bool(broken.all()) or not can_be_left_out
 

@@ -1,6 +1,6 @@
 """The findings of a check of data, in words.
 
-An error would end a run with this data. A remark tells what makes its numbers doubtful.
+An error would end a run with this data. A remark names what makes its numbers doubtful.
 """
 
 import math
@@ -227,7 +227,7 @@ def findings(
     Args:
         problems: what the readers left out, by mode.
         skipped: paths of entries that aren't data.
-        listed: lists of the readable images are written, so images that can't be read are no
+        listed: lists of the readable images are written, so images that can't be read aren't
             errors.
     """
     result = _reader_findings(splits, problems, skipped, listed)
@@ -242,15 +242,15 @@ def findings(
     result += _duplicate_findings(splits, images, same, "are the same file as")
     result += _duplicate_findings(splits, images, alike, "look like")
     if missed:
-        text = f"comparisons of images that may look alike, left out: {missed:,}"
+        text = f"comparisons of possibly similar images that were skipped: {missed:,}"
         result.append(Finding(text, [], False))
     result += _remarks(splits, images, images.blank, "images of one colour")
     turned = sum(int((split.records["turn"] > 1).sum()) for split in splits.values())
     if turned:
         oriented = config.DATA.EXIF_ORIENTATION
-        what = "so they are" if oriented else "they are read as they are stored"
+        what = "they are" if oriented else "they are read as they are stored"
         text = (
-            f"images whose EXIF turns them: {turned:,};"
+            f"images with an EXIF rotation: {turned:,};"
             f" with DATA.EXIF_ORIENTATION {oriented} {what}"
         )
         result.append(Finding(text, [], False))
@@ -263,7 +263,7 @@ def _reader_findings(
     skipped: Sequence[str],
     listed: bool,
 ) -> list[Finding]:
-    """Returns findings about what a dataset's reader left out."""
+    """Returns findings about the entries that a dataset's reader skipped."""
     result = []
     for mode, messages in problems.items():
         if not messages:
@@ -274,7 +274,7 @@ def _reader_findings(
         is_error = not listed or mode not in splits
         result.append(Finding(text, messages[1:EXAMPLES], is_error))
     if skipped:
-        text = f"entries that aren't data (hidden, the system's, a run's, links), skipped: {len(skipped):,}"
+        text = f"skipped entries that aren't data (hidden or system files, files of runs, links): {len(skipped):,}"
         result.append(Finding(text, skipped[:EXAMPLES], False))
     return result
 
@@ -342,7 +342,7 @@ def _label_findings(
                 result.append(Finding(f"{text}: {flagged.sum():,}", names, is_error))
 
         report(~(train | val), "classes without an image")
-        report(val & ~train, "classes that have validation images alone", is_error=not has_sets)
+        report(val & ~train, "classes with validation images only", is_error=not has_sets)
         report(train & ~val, "classes without a validation image")
         # Images of one class may have much to learn from, if it isn't their class.
         task = datasets.components[config.DATA.DATASET].given.get("task", "classification")

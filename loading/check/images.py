@@ -147,7 +147,7 @@ def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
             pixels=pixels,
             mode=mode,
         )
-    raise InputError("DATASET synthetic: its images are drawn at random; there is nothing to check")
+    raise InputError("DATASET synthetic: its images are random, so there is nothing to check")
 
 
 def check_images(
@@ -157,7 +157,7 @@ def check_images(
     workers: int,
     progress: Callable[[int], Any] = lambda _: None,
 ) -> CheckedImages:
-    """Decodes every image, and returns what is known of them.
+    """Decodes every image, and returns their properties.
 
     Args:
         most: pixels that an image may have.
@@ -192,7 +192,7 @@ def check_images(
             progress(len(chunk))
     except BrokenProcessPool:
         raise RunError(
-            "a process that decodes was killed; is memory short? Fewer --workers need less"
+            "a process that decodes was killed; out of memory? use fewer --workers"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -24,8 +24,8 @@ def mask_findings(
         unfit = ~masks.records["fits"]
         for flagged, problem in (
             (unreadable, "that can't be read"),
-            (unknown, "that hold values of no class"),
-            (unfit, "that haven't the size of their images"),
+            (unknown, "with values that aren't classes"),
+            (unfit, "whose size isn't that of their images"),
         ):
             if flagged.any():
                 is_error = stops_a_run(config, mode, ~usable_masks(masks), listed)
@@ -34,8 +34,8 @@ def mask_findings(
         ignored = masks.records["readable"] & ~masks.records["labelled"]
         single = (masks.records["indices"] == 1) & ~ignored
         for flagged, problem in (
-            (ignored, "of which all is ignored"),
-            (single, "that hold a single index"),
+            (ignored, "in which all pixels are ignored"),
+            (single, "with a single index"),
         ):
             if flagged.any():
                 places = np.flatnonzero(flagged)[:EXAMPLES].tolist()
@@ -66,7 +66,7 @@ def index_findings(splits: Mapping[str, CheckedImages]) -> list[Finding]:
         untrained = (masks.pixels > 0) & (train[column].pixels == 0)
         if untrained.any():
             indices = np.flatnonzero(untrained)[:EXAMPLES].tolist()
-            text = f"indices that only validation masks of the column '{column}' hold"
+            text = f"indices that occur only in validation masks of the column '{column}'"
             result.append(Finding(f"{text}: {untrained.sum():,}", list(map(str, indices)), False))
     return result
 

@@ -377,5 +377,5 @@ def interpolations(name: str) -> tuple[str, ...]:
 
 def _unknown(text: str, word: str = "", hint: str = "") -> InputError:
     """Returns the error about a policy, or about the setting ``word`` of it."""
-    problem = f", and {word!r} in it is unknown or out of range" if word else ""
+    problem = f", in which {word!r} is unknown or out of range" if word else ""
     return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{problem}; expected {FORMS}{hint}")

@@ -119,7 +119,7 @@ def _read_npy(data: bytes, channels: int, most: int) -> np.ndarray:
     check_channels(count, channels)
     _check_bytes(width, height, count * dtype.itemsize, most)
     if math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise Unreadable(f"it claims the shape {list(shape)}, which isn't its size")
+        raise Unreadable(f"it has the shape {list(shape)}, which doesn't match its size")
     return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if fortran else "C")
 
 
@@ -134,7 +134,7 @@ def _npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """
     length_bytes = {b"\1\0": 2, b"\2\0": 4}.get(data[6:8])
     if length_bytes is None:
-        raise Unreadable("it is of another version than NumPy writes for numbers")
+        raise Unreadable("its version isn't one that NumPy uses for numbers")
     first = 8 + length_bytes
     start = first + int.from_bytes(data[8:first], "little")
     header = None
@@ -159,7 +159,7 @@ def _read_with_pillow(data: bytes, channels: int, most: int) -> np.ndarray:
     is_deep_png = image.format == "PNG" and data[24] == 16
     is_deep_ppm = image.format == "PPM" and image.tile[0][0] != "raw"
     if (is_deep_png or is_deep_ppm) and not is_16_bit:
-        raise Unreadable("Pillow keeps 8 bits of its colours; save it as TIFF")
+        raise Unreadable("Pillow only keeps 8 bits per channel; save it as TIFF")
     # Pillow warns where it can't keep the transparency.
     image.info.pop("transparency", None)
     image = decoded(image)
@@ -194,7 +194,7 @@ def _read_tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarr
     is_known = compression in (*_WITHOUT_PREDICTOR, *_WITH_PREDICTOR)
     if not is_known or (joined > 1 and predictor > highest_predictor):
         raise Unreadable(
-            f"it is packed by TIFF's compression {compression}, predictor {predictor}; save it with"
+            f"it has TIFF compression {compression}, predictor {predictor}; save it with"
             " LZW or deflate, without a predictor"
         )
     width = number(tiff.WIDTH)
@@ -260,7 +260,7 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
     """Returns for each of ``count`` planes the tags of its own strips or tiles."""
     tags = [tag for tag in tiff.PLACES if tag in directory.tags]
     if any(directory.tags[tag].count % count for tag in tags):
-        raise Unreadable(f"its strips or tiles aren't {count} times as many")
+        raise Unreadable(f"the number of its strips or tiles isn't a multiple of {count}")
     lengths = {tag: directory.tags[tag].count // count for tag in tags}
     return [
         {tag: directory.part(tag, plane * length, length) for tag, length in lengths.items()}
@@ -283,7 +283,7 @@ def _undo_differencing(values: np.ndarray, tile: int) -> np.ndarray:
 
     Args:
         values: [H, W, C].
-        tile: the width of a tile; the differences begin anew in each.
+        tile: the width of a tile; the differences start over in each.
     """
     starts = range(0, values.shape[1], tile)
     tiles = [

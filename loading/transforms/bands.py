@@ -91,13 +91,13 @@ def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
         mode: as of ``pixel_mode``.
 
     Raises:
-        Unreadable: it is no such array.
+        Unreadable: it isn't such an array.
     """
     if isinstance(mode, int):
         return bands_of_array(values, mode)
     if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
         raise Unreadable(
-            f"it is {values.dtype} of the shape {list(values.shape)}, which is no picture of 8 bits"
+            f"it is {values.dtype} of the shape {list(values.shape)}, which isn't an 8-bit image"
         )
     image = Image.fromarray(values)
     return image if image.mode == mode else image.convert(mode)
@@ -107,7 +107,7 @@ def bands_of_array(values: np.ndarray, channels: int) -> Bands:
     """Returns the image of an array [H, W] or [H, W, C], uint8, uint16 or float32.
 
     Raises:
-        Unreadable: it is no such array, has other channels, or values that aren't finite.
+        Unreadable: it isn't such an array, has other channels, or values that aren't finite.
     """
     dtype = values.dtype.newbyteorder("=")
     if dtype not in UNITS:
@@ -116,7 +116,7 @@ def bands_of_array(values: np.ndarray, channels: int) -> Bands:
         raise Unreadable(f"it is an array {list(values.shape)}, expected [H, W] or [H, W, C]")
     check_channels(values.shape[2] if values.ndim == 3 else 1, channels)
     if dtype.kind == "f" and not np.isfinite(values).all():
-        raise Unreadable("some of its values are infinite or no numbers; replace them")
+        raise Unreadable("some of its values are infinite or NaN; replace them")
     return Bands(values.astype(dtype, copy=False))
 
 

@@ -169,7 +169,7 @@ class EncodedImage:
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
         """Returns at least the first ``rows`` rows at 1 / ``scale``, [H, W, C] uint8.
 
-        None is returned if this is no JPEG, or one that isn't decoded without a flaw.
+        None is returned if this isn't a JPEG, or one that isn't decoded without a flaw.
         """
         # Pillow may have decoded the image already, because the JPEG has a flaw.
         if self._pixels is not None or self._decoded is not None:
@@ -222,7 +222,7 @@ def scaling_problem(image: Image.Image) -> str | None:
     if kind is None or (image.mode == "I" and image.format in _SIXTEEN_BITS):
         return None
     return (
-        f"its pixels are {kind}, and nothing tells which value is white;"
+        f"its pixels are {kind}, and their white value is unknown;"
         " convert it to 8 or 16 bits, or remove it"
     )
 
@@ -240,7 +240,7 @@ def _lost_channels(image: Any) -> str | None:
     is_alpha = np.ravel(tags.get(tiff.EXTRA, 0)).tolist()[0] in _TIFF_ALPHA
     if extra < 1 or (extra == 1 and is_alpha):
         return None
-    return f"of its {count} channels {extra} would be lost; DATA.IMAGE_CHANNELS {count} reads them, or convert it"
+    return f"{extra} of its {count} channels would be lost; set DATA.IMAGE_CHANNELS {count} to read them, or convert it"
 
 
 def convert(image: Image.Image, mode: str) -> Image.Image:

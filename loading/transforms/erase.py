@@ -118,7 +118,7 @@ class RandomErasing:
             return paddle.zeros([1])
         if self.mode == "rand":
             return drawn.unsqueeze([2, 3])
-        # An image's noise is a block of consecutive rows, which goes on at the table's beginning.
+        # An image's noise is a block of consecutive rows, which continues at the table's beginning.
         first_row = drawn.astype("int64")
         rows = (first_row + paddle.arange(self.channels * self.size[0])) % self.table_rows
         return paddle.gather(self._table, rows.flatten()).reshape([-1, self.channels, *self.size])

@@ -56,7 +56,7 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 _JPEG_NEEDED = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE))
 # The frames that are coded in one scan, if that has all channels.
 _SEQUENTIAL = (0xC0, 0xC1)
-# The frames that are coded by Huffman. libjpeg's arithmetic decoder goes on after the end of the
+# The frames that are coded by Huffman. libjpeg's arithmetic decoder continues after the end of the
 # data, which takes time.
 _HUFFMAN = (0xC0, 0xC1, 0xC2)
 # The start of a scan, with the lengths that libjpeg accepts. Phones append videos to images. In the
@@ -74,7 +74,7 @@ _READ = 200
 _LARGE_PNG = 32 << 20
 # The most segments, chunks or blocks of a file. JPEG and PNG may have one more for each KiB.
 _MOST_SEGMENTS = 10_000
-_TOO_MANY = "it is in too many parts; save it again"
+_TOO_MANY = "it has too many parts; save it again"
 
 
 def check_size(size: tuple[int, int], most: int) -> None:
@@ -86,7 +86,9 @@ def check_size(size: tuple[int, int], most: int) -> None:
     if size[0] * size[1] > most:
         raise Unreadable(f"it has {size[0]} x {size[1]} pixels, DATA.MAX_PIXELS is {most}")
     if max(size) > LONGEST_SIDE:
-        raise Unreadable(f"it has {size[0]} x {size[1]} pixels, a side may have {LONGEST_SIDE}")
+        raise Unreadable(
+            f"it has {size[0]} x {size[1]} pixels, at most {LONGEST_SIDE} per side are allowed"
+        )
 
 
 def largest_file(most: int) -> int:
@@ -112,7 +114,7 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     kind = kind_of(data)
     plain = True
     if kind == NPY:
-        raise Unreadable("it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads")
+        raise Unreadable("it is a NumPy array, which needs DATA.IMAGE_DTYPE float32")
     if kind == "JPEG":
         data, plain = _jpeg(data)
     elif kind in _CLEAN:
@@ -149,7 +151,7 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
         # The text of this error has an address in memory, so it isn't quoted.
         if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
             raise Unreadable(
-                f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them"
+                f"its {count} channels aren't colours; set DATA.IMAGE_CHANNELS {count} to read them"
             ) from None
         raise Unreadable(f"its {kind} header is damaged") from None
     opened: Any = image
@@ -187,7 +189,7 @@ def kind_of(data: bytes) -> str:
     """Returns the format of a file by its first bytes; raises Unreadable if it isn't read here."""
     if kind := magic_numbers.kind_of(data):
         return kind
-    raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
+    raise Unreadable("its format is unknown; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are supported")
 
 
 class _Counted(io.BytesIO):
@@ -217,7 +219,7 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
         # As libjpeg does, this skips what stands between segments.
         match = _MARKER.search(data, place)
         if not match or match.end() + 4 > len(data) or data[match.end()] in _END:
-            raise Unreadable("it ends before its pixels")
+            raise Unreadable("it is truncated")
         place = match.end() - 1
         if match.start() < place:
             # Pillow would read the padding byte by byte.
@@ -242,7 +244,7 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
             channels = data[place + 9] if place + 9 < len(data) else 0
             if marker not in _HUFFMAN:
                 raise Unreadable(
-                    "it is a JPEG with arithmetic or lossless coding, which isn't read; save it again"
+                    "it is a JPEG with arithmetic or lossless coding, which isn't supported; save it again"
                 )
             if frames or end != place + 10 + 3 * channels:
                 raise Unreadable("its JPEG header is damaged")
@@ -267,7 +269,7 @@ def _png(data: bytes) -> bytes:
             if kind != b"IDAT" and length > _LONGEST_PNG_CHUNK:
                 name = printable(kind.decode("latin-1"))
                 raise Unreadable(
-                    f"its chunk {name} has {length} bytes, up to {_LONGEST_PNG_CHUNK} are read"
+                    f"its chunk {name} has {length} bytes, at most {_LONGEST_PNG_CHUNK} are allowed"
                 )
             kept.append(data[place:end])
         place = end
@@ -303,7 +305,7 @@ def _gif(data: bytes) -> bytes:
             flags = bytes(flag & _GIF_TRANSPARENT for flag in data[start + 3 : start + 4])
             control = data[start : start + 3] + flags + data[start + 4 : place]
     if not match or match[0] != b",":
-        raise Unreadable("it ends before its pixels, or is damaged")
+        raise Unreadable("it is truncated or damaged")
     return header + control + data[match.start() :]
 
 

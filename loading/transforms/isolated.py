@@ -145,7 +145,7 @@ class _Process:
             raise Unreadable(f"decoding it takes longer than {seconds} s")
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             name = signal.Signals(-status).name
-            raise _Killed(f"the process that decodes images was killed by {name}; is memory short?")
+            raise _Killed(f"the process that decodes images was killed by {name}; out of memory?")
         raise Unreadable(f"its decoder crashed (exit status {status})")
 
     def end(self) -> None:

@@ -56,7 +56,7 @@ def check_mask_size(mask: Image.Image, name: str, size: tuple[int, int], image: 
     advice = "make them of one size"
     # The EXIF of a photograph may turn it, and that of its mask is mostly missing.
     if mask.size == size[::-1]:
-        advice += ", or change DATA.EXIF_ORIENTATION if the image's EXIF turns it"
+        advice += ", or change DATA.EXIF_ORIENTATION if the image has an EXIF rotation"
     raise Broken(
         f"{name}: the mask has {mask.size[0]} x {mask.size[1]} pixels, its image"
         f" {image} {size[0]} x {size[1]}; {advice}"
@@ -100,7 +100,7 @@ def mask_image(
                 raise UnknownValues(f"{name}: {problem}")
         elif dtype == np.uint8 and (largest := values.max()) > 255:
             raise Unreadable(
-                f"it holds the index {largest}, its column holds 0..255; declare that as int32"
+                f"it contains the index {largest}, its column has values of 0..255; declare it as int32"
             )
         turn = TURNS[orientation_of(data) if oriented else 1]
         return turn.image(Image.fromarray(values.astype(dtype, copy=False)))
@@ -116,7 +116,7 @@ def _indices(image: Image.Image, data: bytes, has_table: bool) -> np.ndarray:
     if image.mode not in _MODES:
         problem = f"it has {len(image.getbands())} channels, {_EXPECTED}"
         if has_table:
-            problem += " (a colors.txt says which class a colour is, on lines R G B NAME)"
+            problem += " (a colors.txt maps colours to classes, on lines R G B NAME)"
         raise Unreadable(problem)
     is_grey = image.mode == "L"
     values = np.asarray(decoded(image))

@@ -15,7 +15,7 @@ from loading.transforms.masks import NEAREST, Mask
 from loading.transforms.orientation import Box
 from settings.configuration import Configuration
 
-# How often a crop in which one class has too many pixels is drawn anew. The last one is taken.
+# How often a crop in which one class has too many pixels is drawn again. The last one is taken.
 _REDRAWN = 10
 
 

@@ -114,10 +114,10 @@ class Directory:
                 continue
             length = count * _BYTES[kind]
             if length > self._width and self._place(value) + length > len(data):
-                raise Unreadable(f"its tag {number} says that {count} values lie beyond its end")
+                raise Unreadable(f"its tag {number} has {count} values beyond its end")
             values += count * (_RATIONAL_COST if kind in _RATIONALS else 1)
             if values > _MOST_VALUES:
-                raise Unreadable(f"its tags hold more than {_MOST_VALUES} values")
+                raise Unreadable(f"its tags have more than {_MOST_VALUES} values")
             self.tags[number] = Tag(kind, count, value)
         if ORIENTATION not in self.tags and (match := _XMP_ORIENTATION.search(data[xmp])):
             self.tags[ORIENTATION] = self.short(int(match[1]))

@@ -229,5 +229,5 @@ def _refuse_colors(values: dict[str, float | Sequence[float]], config: Configura
             expected = np.zeros_like(value).tolist()
             raise InputError(
                 f"METHOD.{key} is {quoted(found)}, expected {expected} with IMAGE_CHANNELS"
-                f" {channels} of float32: it is for colours and grey of 8 bits"
+                f" {channels} of float32: it supports 8-bit colour and grey images only"
             )

@@ -36,7 +36,7 @@ class Reassemble(nn.Layer):
         in_dim: channels C of the tokens.
         dim: channels D of the output.
         scale: the output's rows over the input's: 4, 2, 1 or 0.5.
-        readout: what becomes of the class token (``DPT``).
+        readout: how the class token is used (``DPT``).
 
     Shape: ([B, C, H, W], [B, prefix, C]) -> [B, D, scale H, scale W], rounded up.
     """
@@ -138,7 +138,7 @@ class DPT(Head):
     """DPT's head for segmentation, on four maps of a plain ViT.
 
     Args:
-        readout: what becomes of the class token. "ignore": nothing; "add": it is added to each
+        readout: how the class token is used. "ignore": not at all; "add": it is added to each
             place; "project": each place and it together are projected to one place.
         neck_channels: channels of the four maps after they are resized.
         fusion_channels: channels of the fused maps.
@@ -202,8 +202,8 @@ class DPT(Head):
 def _check(maps: Maps, readout: str) -> None:
     if len(maps.reductions) != 4 or len(set(maps.reductions)) > 1:
         raise InputError(
-            f"HEAD.NAME dpt reads four maps of one size, found {len(maps.reductions)} with one place"
-            f" for {maps.reductions} pixels; take a plain ViT, and four numbers as HEAD.INDICES"
+            f"HEAD.NAME dpt reads four maps of one size, found {len(maps.reductions)} with one position"
+            f" per {maps.reductions} pixels; use a plain ViT, and four numbers as HEAD.INDICES"
         )
     if readout != "ignore" and not maps.prefix_tokens:
         raise InputError(

@@ -40,7 +40,7 @@ _LEAST_SCORE = 1e-37
 
 
 class Features(NamedTuple):
-    """What the head reads of an encoder.
+    """The parts of an encoder that the head reads.
 
     Attributes:
         answers: of the queries, before each of the last blocks and after the last one. In an
@@ -108,13 +108,13 @@ class EomtHead(Head):
         name = type(encoder).__name__
         if not encoder.takes_masks:
             raise InputError(
-                f"HEAD.NAME eomt needs an encoder whose attention takes masks, {name} is none; take"
+                f"HEAD.NAME eomt needs an encoder whose attention supports masks, unlike {name}; use"
                 " MODEL.TYPE vit, deit or eva, with MODEL.BLOCK serial and MODEL.ATTENTION softmax"
             )
         blocks = len(encoder.feature_info)
         if self.num_blocks > blocks:
             raise InputError(
-                f"HEAD.NUM_BLOCKS is {self.num_blocks}, but the encoder has {blocks} blocks"
+                f"HEAD.NUM_BLOCKS is {self.num_blocks}, but the encoder has only {blocks} blocks"
             )
         encoder_: Any = encoder
         if isinstance(encoder_.norm, nn.Identity):

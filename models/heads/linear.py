@@ -1,4 +1,4 @@
-"""The linear head of DINOv2 (Oquab et al. 2023, arXiv:2304.07193), which tells how good features
+"""The linear head of DINOv2 (Oquab et al. 2023, arXiv:2304.07193), which shows how good features
 are.
 """
 

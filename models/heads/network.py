@@ -130,8 +130,8 @@ def _check_sizes(config: Configuration, encoder: ImageModel, head: Head) -> None
     if limited:
         height, width = pair(config.DATA.IMAGE_SIZE)
         raise InputError(
-            f"{limited} takes images of {height} x {width} alone; set HEAD.STRIDE, for maps that are"
-            " computed in windows of IMAGE_SIZE, or DATA.CROP_MODE squash"
+            f"{limited} only takes images of {height} x {width}; set HEAD.STRIDE to compute maps"
+            " in windows of IMAGE_SIZE, or DATA.CROP_MODE squash"
         )
 
 
@@ -189,7 +189,9 @@ def _checked_indices(
     count = len(encoder.feature_info)
     name = type(encoder).__name__
     if not count:
-        raise InputError(f"HEAD.NAME needs an encoder with intermediates, {name} has none")
+        raise InputError(
+            f"HEAD.NAME needs an encoder with intermediates, which {name} doesn't have"
+        )
     for index in chosen:
         if -count <= index < count:
             continue
@@ -197,7 +199,7 @@ def _checked_indices(
         if config.HEAD.INDICES is None:
             raise InputError(
                 f"HEAD.NAME {config.HEAD.NAME} reads intermediate {index}, {has}; set HEAD.INDICES,"
-                " or take another head"
+                " or use another head"
             )
         raise InputError(f"HEAD.INDICES has {index}, {has}")
     return sorted({index % count for index in chosen})

@@ -167,8 +167,8 @@ class SETRMLA(Head):
         super().__init__()
         if len(set(maps.reductions)) > 1:
             raise InputError(
-                "HEAD.NAME setr_mla adds up maps of one size, found one place for"
-                f" {maps.reductions} pixels; take a plain ViT"
+                "HEAD.NAME setr_mla adds maps of one size, found one position per"
+                f" {maps.reductions} pixels; use a plain ViT"
             )
         dim = decoder_channels
         count = len(maps.channels)

@@ -16,7 +16,7 @@ from settings.registry import heads
 
 
 class Injection(nn.Layer):
-    """Injects what the attention found (semantics) into a map of the pyramid.
+    """Injects the semantics from the attention into a map of the pyramid.
 
     The map is multiplied by a gate that the semantics give, and the semantics are added.
 
@@ -78,8 +78,8 @@ class TopFormerHead(Head):
         *channels, last = maps.channels
         if sum(channels) != last:
             raise InputError(
-                f"HEAD.NAME topformer got maps of {maps.channels} channels, expected the last one to"
-                " have those of all others together: take a MODEL.TYPE TopFormer and all its maps"
+                f"HEAD.NAME topformer got maps of {maps.channels} channels, expected as many in the"
+                " last one as in all others together: use a MODEL.TYPE TopFormer and all its maps"
             )
         self.channels = channels
         self.injections = nn.LayerList(

@@ -161,7 +161,7 @@ class Trans2SegHead(Head):
         dim = transformer_channels
         if dim % transformer_heads:
             raise InputError(
-                f"HEAD.TRANSFORMER_CHANNELS is {dim}, no multiple of HEAD.TRANSFORMER_HEADS"
+                f"HEAD.TRANSFORMER_CHANNELS is {dim}, not a multiple of HEAD.TRANSFORMER_HEADS"
                 f" {transformer_heads}"
             )
         self.image_size = maps.image_size
@@ -207,8 +207,8 @@ class Trans2SegHead(Head):
         if [rows, columns] != self.grid:
             raise InputError(
                 f"HEAD.NAME trans2seg got maps of {rows} x {columns}, expected {self.grid[0]} x"
-                f" {self.grid[1]}, of images of {size_text(self.image_size)}; set HEAD.STRIDE, for"
-                " maps that are computed in windows of IMAGE_SIZE"
+                f" {self.grid[1]}, of images of {size_text(self.image_size)}; set HEAD.STRIDE to"
+                " compute maps in windows of IMAGE_SIZE"
             )
         places = self._encode(coarse)
         count = self.cls_embed.shape[1]

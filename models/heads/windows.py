@@ -149,7 +149,7 @@ def maps(forward: Forward, images: paddle.Tensor, way: Way) -> paddle.Tensor:
                 total = paddle.zeros([*logits.shape[:2], *size])
             total[:, :, rows, columns] += logits
             count[rows, columns] += 1
-    # A class at a time: a quotient of the whole would be held beside it.
+    # A class at a time: a quotient of the whole would be held as well.
     divisor = paddle.to_tensor(count).expand([len(total), *size])
     for number in range(total.shape[1]):
         mean = total[:, number] / divisor

@@ -150,7 +150,7 @@ def _scores(
 
     Shape: q [B, H, N, d], k [B, H, M, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M].
     """
-    # A tensor of a traced graph is no paddle.Tensor.
+    # A tensor of a traced graph isn't a paddle.Tensor.
     if not isinstance(scale, float):
         q = l2_normalize(q)
         k = l2_normalize(k)

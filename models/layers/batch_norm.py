@@ -162,7 +162,7 @@ def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tenso
     count = math.prod(x.shape) // x.shape[1] * processes
     if count == 1:
         raise InputError(
-            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two or more: take a larger"
+            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two or more: use a larger"
             " DATA.BATCH_SIZE or DATA.IMAGE_SIZE; if an epoch's last batch is 1 image, DATA.DROP_LAST True"
         )
     return count
@@ -188,8 +188,8 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
     """Puts the batch norms of ``model`` with frozen parameters (TRAIN.FREEZE) into evaluation mode,
     so that their statistics stay as they are.
 
-    A batch norm without parameters is frozen if the layers beside it are, which are the classifier.
-    Those of a moving average (``models.pretraining.momentum``) go on: their weights change, too.
+    A batch norm without parameters is frozen if its neighbouring layers are, which are the classifier.
+    Those of a moving average (``models.pretraining.momentum``) continue: their weights change, too.
     """
     for parent in model.sublayers(include_self=True):
         for layer in parent.children():
@@ -209,11 +209,11 @@ def synchronise(model: nn.Layer) -> None:
     """
     if not any(isinstance(layer, BatchNorm2D) for layer in model.sublayers()):
         raise InputError(
-            f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm of images; set it False"
+            f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm; set it to False"
         )
     if not num_gpus():
         raise InputError(
-            "TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs on GPUs alone; set it False:"
+            "TRAIN.SYNC_BN is True, but no GPU is visible, and Paddle's SyncBatchNorm needs GPUs; set it to False:"
             " each process then normalises by its own images, and their statistics are averaged at an epoch's end"
         )
     # Paddle's convert_sync_batchnorm expects the statistics among the parameters, as its own layers
@@ -226,6 +226,6 @@ def synchronise(model: nn.Layer) -> None:
                 sync.bias = norm.bias
                 sync._mean = norm._mean
                 sync._variance = norm._variance
-                # Those of an average go on, though their parameters have no gradients.
+                # Those of an average continue, though their parameters have no gradients.
                 sync.is_average = getattr(norm, "is_average", False)
                 setattr(parent, name, sync)

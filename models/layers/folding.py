@@ -1,4 +1,4 @@
-"""Layers whose batch norm can be folded into the convolution or Linear beside it, for inference.
+"""Layers whose batch norm can be folded into the convolution or Linear next to it, for inference.
 
 Parameter names are those of timm's ``Levit``.
 """

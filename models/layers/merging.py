@@ -16,7 +16,7 @@ from models.layers.linear import float32_matmul
 
 
 class Match(NamedTuple):
-    """Where each token goes.
+    """The assignment of tokens to merged tokens.
 
     Attributes:
         targets: place of each token among the merged ones, [B, N] int32.
@@ -64,7 +64,7 @@ def _match(
     prefix: int,
     merged: int,
 ) -> Match:
-    """Returns what ``match_tokens`` does, by Paddle's operators, which can be traced."""
+    """``match_tokens`` by Paddle's operators, which can be traced."""
     tokens = keys.shape[1]
     patches = tokens - prefix
     count = tokens - merged

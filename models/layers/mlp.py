@@ -48,9 +48,7 @@ def hidden_width(dim: int, ratio: float) -> int:
     """
     width = int(dim * ratio)
     if not width:
-        raise InputError(
-            f"MODEL.MLP_RATIO is {ratio:g}, which leaves nothing of {dim} channels; raise it"
-        )
+        raise InputError(f"MODEL.MLP_RATIO is {ratio:g}, too low for {dim} channels; raise it")
     return width
 
 
@@ -126,7 +124,7 @@ class GatedMlp(nn.Layer):
         super().__init__()
         if hidden_dim % 2:
             raise InputError(
-                f"MODEL.MLP_RATIO makes {hidden_dim} channels, a gated MLP takes an even number"
+                f"MODEL.MLP_RATIO makes {hidden_dim} channels, a gated MLP needs an even number"
             )
         self.fc1 = Linear(dim, hidden_dim)
         self.drop = nn.Dropout(drop)

@@ -269,7 +269,7 @@ def packed_coordinates(grids: paddle.Tensor, length: int) -> tuple[paddle.Tensor
 
 
 def key_mask(valid: paddle.Tensor, prefix: int) -> paddle.Tensor:
-    """Returns what is added to attention scores, so that no token attends to what isn't a patch.
+    """Returns what is added to attention scores, so that tokens only attend to patches.
 
     Args:
         valid: which tokens are patches, [B, N].

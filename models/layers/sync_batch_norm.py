@@ -61,7 +61,7 @@ class SyncBatchNorm1D(nn.Layer):
         count = x.shape[-2] * world_size()
         if count == 1:
             raise InputError(
-                "batch norm got 1 image in training, expected two or more: take a larger"
+                "batch norm got 1 image in training, expected two or more: use a larger"
                 " DATA.BATCH_SIZE; if it is an epoch's last batch, DATA.DROP_LAST True"
             )
         own_mean = x.mean(axis=-2, keepdim=True)

@@ -141,7 +141,7 @@ def windows_of(x: paddle.Tensor, window_size: Sequence[int]) -> paddle.Tensor:
 
 def surrounded_windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
     """Returns square windows with the places around them: [B, H, W, D] -> [B * windows, (size + 2
-    halo) ** 2, D]. Beyond its border, a map goes on at its other side.
+    halo) ** 2, D]. Beyond its border, a map continues at its other side.
 
     Args:
         size: side of a window, of which H and W are multiples.

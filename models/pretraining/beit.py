@@ -162,12 +162,12 @@ def _check_encoder(encoder: ImageModel, early_layers: int, head_layers: int) -> 
     name = type(encoder).__name__
     if not isinstance(encoder, VisionTransformer | Eva | Beit):
         raise InputError(
-            f"TASK is beit, but {name} isn't a transformer whose patches have one token each; take a"
+            f"TASK is beit, but {name} isn't a transformer with one token per patch; use a"
             " BEiT, a ViT or an EVA"
         )
     depth = len(encoder.blocks)
     if head_layers and not 0 < early_layers <= depth - head_layers:
         raise InputError(
-            f"METHOD.EARLY_LAYERS is {early_layers}, expected 1 to {depth - head_layers}: {depth}"
-            f" blocks without METHOD.HEAD_LAYERS {head_layers}"
+            f"METHOD.EARLY_LAYERS is {early_layers}, expected 1 to {depth - head_layers} ({depth}"
+            f" blocks minus METHOD.HEAD_LAYERS {head_layers})"
         )

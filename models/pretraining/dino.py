@@ -111,7 +111,7 @@ class Dino(PretrainingNetwork):
         local: paddle.Tensor | None = None,
         chosen: paddle.Tensor | None = None,
     ) -> dict[str, paddle.Tensor]:
-        """Returns what student and teacher make of a batch.
+        """Returns the outputs of student and teacher for a batch.
 
         Args:
             images: the global views, [2 B, C, H, W], normalised, those of an image one after the
@@ -283,11 +283,11 @@ def check_patches(encoder: ImageModel) -> None:
     if not isinstance(encoder, VisionTransformer | Eva | Beit):
         name = type(encoder).__name__
         raise InputError(
-            f"METHOD.PATCH_LOSS is set, but {name} isn't a transformer whose patches have one token"
-            " each; take a ViT, a BEiT or an EVA, or set it to 0"
+            f"METHOD.PATCH_LOSS is set, but {name} isn't a transformer with one token per"
+            " patch; use a ViT, a BEiT or an EVA, or set it to 0"
         )
     if isinstance(getattr(encoder, "norm", None), nn.Identity):
         raise InputError(
-            "METHOD.PATCH_LOSS is set, but the last norm comes after the pooling, so the patches have"
-            " none; set MODEL.GLOBAL_POOL token"
+            "METHOD.PATCH_LOSS is set, but the last norm comes after the pooling and doesn't apply to"
+            " patches; set MODEL.GLOBAL_POOL token"
         )

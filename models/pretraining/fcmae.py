@@ -49,7 +49,7 @@ class ConvolutionalMaskedAutoencoder(PretrainingNetwork):
         super().__init__(encoder)
         if not isinstance(encoder, ConvNeXt) or len(encoder.stem) != 2:
             raise InputError(
-                f"FCMAE can't train this {type(encoder).__name__}: it takes a ConvNeXt with"
+                f"FCMAE can't train this {type(encoder).__name__}: it needs a ConvNeXt with"
                 " MODEL.STEM_TYPE patch"
             )
         self.strides = [info["reduction"] for info in encoder.feature_info]

@@ -74,8 +74,8 @@ class MaskedAutoencoder(PretrainingNetwork):
         pixels = patches.patch_size**2 * encoder.in_channels
         if norm_target and pixels == 1:
             raise InputError(
-                "METHOD.NORM_TARGET is True, but a patch has 1 value, which has no variance; set it"
-                " False, or take larger patches"
+                "METHOD.NORM_TARGET is True, but a patch has a single value, and so no variance; set it"
+                " to False, or use larger patches"
             )
         self.norm_target = norm_target
         self.units = patches.grid_size
@@ -104,7 +104,7 @@ class MaskedAutoencoder(PretrainingNetwork):
     def reconstruct(
         self, images: paddle.Tensor, order: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns what the decoder sees and what it makes of it, both [B, C, H, W], normalised.
+        """Returns the input and the output of the decoder, both [B, C, H, W], normalised.
 
         The masked patches are 0 in the first, which is the mean colour, and the decoder's in the
         second. With ``norm_target`` they are given the mean and the deviation of the true patch,
@@ -161,7 +161,7 @@ class MaskedAutoencoder(PretrainingNetwork):
         return encoder.fc_norm(encoder.norm(x))
 
     def _decode(self, tokens: paddle.Tensor, order: paddle.Tensor) -> paddle.Tensor:
-        """Returns what ``_predict`` does, for the tokens of ``_encode``.
+        """``_predict`` for the tokens of ``_encode``.
 
         The decoder's tokens stay in the order of ``order``: attention doesn't depend on it, as each
         token has its position.
@@ -228,7 +228,7 @@ def visible_count(count: int, mask_ratio: float, parts: str) -> int:
     """
     if count == 1:
         raise InputError(
-            f"an image has 1 of MAE's {parts}, but some of several are masked; take larger images, or a"
+            f"an image has 1 of MAE's {parts}, but masking needs several; use larger images, or a"
             " model with smaller patches"
         )
     # As transformers computes it: in floats, 0.9 of 100 patches leave 9 visible.
@@ -254,7 +254,7 @@ def add_decoder(
         outputs: numbers that are predicted for each token.
 
     Raises:
-        InputError: width is no multiple of heads.
+        InputError: width isn't a multiple of heads.
     """
     check_heads(width, heads)
     network.decoder_embed = Linear(network.encoder.num_features, width)
@@ -277,7 +277,7 @@ def _check_positions(encoder: Any) -> None:
     name = type(encoder).__name__
     if not isinstance(encoder, VisionTransformer | Beit) or encoder.pos_embed is None:
         raise InputError(
-            f"MAE can't train {name}: it takes a Hiera, or an encoder that adds positions to its"
+            f"MAE can't train {name}: it needs a Hiera, or an encoder that adds positions to its"
             " patches: ViT, DeiT, or BEiT with USE_ABS_POS_EMB True"
         )
     if any(hasattr(layer, "relative_position_bias_table") for layer in encoder.sublayers()):
@@ -286,7 +286,7 @@ def _check_positions(encoder: Any) -> None:
             " set USE_REL_POS_BIAS and USE_SHARED_REL_POS_BIAS False"
         )
     if getattr(encoder, "num_prompts", 0):
-        raise InputError("MAE trains no prompts; set MODEL.PROMPT_TOKENS 0")
+        raise InputError("MAE doesn't train prompts; set MODEL.PROMPT_TOKENS 0")
 
 
 def take(x: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:

@@ -104,7 +104,7 @@ class MaskedAutoencoderHiera(PretrainingNetwork):
     def reconstruct(
         self, images: paddle.Tensor, order: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns what the encoder sees and what the decoder makes of it, both [B, C, H, W],
+        """Returns the input of the encoder and the output of the decoder, both [B, C, H, W],
         normalised; as ``MaskedAutoencoder.reconstruct``.
         """
         units = self._cut(images)

@@ -51,7 +51,7 @@ class FrozenCopy(nn.Layer):
 
 
 def _make_still(layer: Any) -> None:
-    """Switches off what a layer draws at random, and recomputation, which needs gradients."""
+    """Switches off the randomness of a layer, and recomputation, which needs gradients."""
     if isinstance(layer, DropPath):
         layer.drop_prob = 0.0
     elif isinstance(layer, nn.Dropout):

@@ -55,8 +55,8 @@ class SimMIM(PretrainingNetwork):
     def __init__(self, encoder: ImageModel, mask_patch: int = 32) -> None:
         if not isinstance(encoder, ENCODERS):
             raise InputError(
-                f"SimMIM masks patches that don't overlap, and {type(encoder).__name__} has none;"
-                " MODEL.TYPE may be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
+                f"SimMIM needs patches that don't overlap, unlike those of {type(encoder).__name__};"
+                " MODEL.TYPE can be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
             )
         super().__init__(encoder)
         patches = _patch_embed(encoder)
@@ -119,7 +119,7 @@ def _check_sizes(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
     height, width = encoder.image_size
     if mask_patch % patch_size:
         raise InputError(
-            f"METHOD.MASK_PATCH is {mask_patch}, no multiple of MODEL.PATCH_SIZE {patch_size}"
+            f"METHOD.MASK_PATCH is {mask_patch}, not a multiple of MODEL.PATCH_SIZE {patch_size}"
         )
     if height % mask_patch or width % mask_patch:
         raise InputError(
@@ -129,6 +129,6 @@ def _check_sizes(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
     side = encoder.feature_info[-1]["reduction"]
     if height % side or width % side:
         raise InputError(
-            f"a place of the encoder's last map has {side} x {side} pixels, which don't divide images"
+            f"a position of the encoder's last map covers {side} x {side} pixels, which don't divide images"
             f" of {height} x {width}; choose another DATA.IMAGE_SIZE"
         )

@@ -194,7 +194,7 @@ class Tokenizer(PretrainingNetwork):
         return F.embedding(tokens, self._codes())
 
     def decode(self, codes: paddle.Tensor) -> paddle.Tensor:
-        """Returns what the decoder makes of codes [B, tokens, code_dim]: [B, tokens, outputs]
+        """Returns the output of the decoder for codes [B, tokens, code_dim]: [B, tokens, outputs]
         float32.
         """
         maps = codes.transpose([0, 2, 1]).reshape([codes.shape[0], -1, *self.grid])
@@ -237,7 +237,7 @@ class Tokenizer(PretrainingNetwork):
         return F.normalize(self.codebook, axis=-1) if self.quantizer == "nearest" else self.codebook
 
     def _logits_or_features(self, images: paddle.Tensor) -> paddle.Tensor:
-        """Returns what becomes tokens, float32: the logits [B, tokens, vocabulary] of "gumbel", or
+        """Returns the input of the quantizer, float32: the logits [B, tokens, vocabulary] of "gumbel", or
         the features [B, tokens, code_dim] of "nearest", of length 1.
         """
         outputs = self.encode_task_layer(self._features(images)).astype("float32")
@@ -292,7 +292,7 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
     """Returns rows and columns of the encoder's last map, and the pixels along a place's side.
 
     Raises:
-        InputError: it has no map, or the image's size is no multiple of a place.
+        InputError: it has no map, or the image's size isn't a multiple of a place.
     """
     # A class token that joins after the last map is read by layers that a tokenizer wouldn't train.
     joins_late = hasattr(encoder, "cls_token") and not encoder.num_prefix_tokens
@@ -305,21 +305,21 @@ def grid_of(encoder: ImageModel) -> tuple[tuple[int, int], int]:
     if height % side or width % side:
         raise InputError(
             f"IMAGE_SIZE is {height} x {width}, expected multiples of {side}: a token of"
-            f" {type(encoder).__name__} has {side} x {side} pixels"
+            f" {type(encoder).__name__} covers {side} x {side} pixels"
         )
     return (height // side, width // side), side
 
 
 def without_map(encoder: ImageModel) -> InputError:
-    """Returns the error of an encoder whose last features are no map."""
+    """Returns the error of an encoder whose last features aren't a map."""
     name = type(encoder).__name__
     return InputError(
-        f"TASK is tokenizer, but {name} has no map of its last features; take a ViT or a ConvMixer"
+        f"TASK is tokenizer, but {name} has no map of last features; use a ViT or a ConvMixer"
     )
 
 
 def _freeze_unread(encoder: ImageModel) -> None:
-    """Freezes what only a classifier reads, such as a norm after the pooling."""
+    """Freezes parameters that only a classifier uses, such as those of a norm after the pooling."""
     heads = {name.partition(".")[0] for name in encoder.classifier_names()}
     for name, parameter in encoder.named_parameters():
         if name.partition(".")[0] in heads:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class _Family(NamedTuple):
-    """A family of PaddleViT's models for a task that isn't here.
+    """A family of PaddleViT's models for a task that isn't supported.
 
     Attributes:
         name: what PaddleViT calls it.
         task: what the task is called in messages.
         types: a pattern of MODEL.TYPE in its files, in lower case; None: they have none, or that of
-            a family that is here.
+            a supported family.
         keys: keys of its files. Another family's have none of these, or not all. One that ends with
             a dot is a section.
     """
@@ -43,7 +43,7 @@ _FAMILIES = (
     _Family("PVTv2", _DETECTION, "pvtv2_det", keys=("FPN.",)),
     _Family("Swin", _DETECTION, None, keys=("MODEL.TRANS.WINDOW_SIZE",)),
 )
-_ADVICE = "; docs/migrate/paddlevit.md lists what is"
+_ADVICE = "; docs/migrate/paddlevit.md lists the supported ones"
 
 
 def absent_type(model_type: str) -> str:
@@ -56,7 +56,7 @@ def absent_type(model_type: str) -> str:
 
 
 def absent_task(keys: Collection[str]) -> str:
-    """Returns the error's line for a file of PaddleViT's whose task isn't here; "" for any other.
+    """Returns the error's line for a file of PaddleViT's whose task isn't supported; "" for any other.
 
     Args:
         keys: the dotted keys that the file sets.
@@ -70,4 +70,4 @@ def absent_task(keys: Collection[str]) -> str:
 
 
 def _line(family: _Family) -> str:
-    return f"it is PaddleViT's {family.name} for {family.task}, a task that isn't here{_ADVICE}"
+    return f"it is PaddleViT's {family.name} for {family.task}, which isn't supported{_ADVICE}"

@@ -23,7 +23,7 @@ def of_models(settings: _Settings, own: _Settings, path: Path) -> _Settings:
     """
     if own and settings.get("MODEL.ACT", "") is None:
         raise InputError(
-            f"{path}: MODEL.ACT is None, which is no activation there; give relu or silu"
+            f"{path}: MODEL.ACT is None, which PaddleViT doesn't support either; set relu or silu"
         )
     for key, translate in _BY_KEY.items():
         if f"MODEL.{key}" in settings:

@@ -45,7 +45,7 @@ _INSTEAD = {
         "RandomResizedCropAndInterpolationWithTwoPic": "loading.transforms.TrainTransform(config), of one picture",
     },
 }
-# PaddleViT's modules that aren't here, and what to do instead.
+# PaddleViT's modules that don't exist in this toolkit, and what to do instead.
 _MODULES = {
     "augment": "set TRAIN.AUTO_AUGMENT, which loading.transforms.TrainTransform(config) reads",
     "droppath": "write from models.layers import DropPath",
@@ -179,7 +179,7 @@ def _own_value(section: Section, paddlevits: str) -> Any:
     """Returns the value of a key by PaddleViT's name.
 
     Raises:
-        AttributeError: the section has no such key. The line says where the value is here.
+        AttributeError: the section has no such key. The line says where the value is in this toolkit.
     """
     # A key may have one name here for a number, and another one for a list.
     names = (reading.own_key(paddlevits), reading.own_key(paddlevits, []))
@@ -188,9 +188,9 @@ def _own_value(section: Section, paddlevits: str) -> Any:
         if name.startswith(prefix) and name.removeprefix(prefix) in section:
             return section[name.removeprefix(prefix)]
     if names[0] != paddlevits and not names[0].startswith(prefix):
-        advice = f"; it is {names[0]} here"
+        advice = f"; in this toolkit it is {names[0]}"
     elif reading.has_key(paddlevits):
-        advice = "; docs/migrate/paddlevit.md says what PaddleViT's key is here"
+        advice = "; docs/migrate/paddlevit.md lists the keys that replace PaddleViT's"
     else:
         advice = nearest_key(paddlevits, [f"{prefix}{key}" for key, _ in leaves(section)])
     raise AttributeError(f"no key {paddlevits}{advice}")

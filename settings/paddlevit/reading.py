@@ -182,15 +182,15 @@ def read(
         PaddleViT's.
 
     Raises:
-        InputError: the file has a value that isn't here, or has a different meaning as PaddleViT's
+        InputError: the file has a value that isn't supported, or has a different meaning as PaddleViT's
             and as this toolkit's.
     """
     if is_family(path, content):
         family = _read_family(path.stem)
         if family.name == segmentation.NAME:
             raise InputError(
-                f"{path}: it has PaddleViT's defaults, which name no model; give PaddleViT's file of"
-                " a model, without BASE"
+                f"{path}: it only has PaddleViT's defaults, which don't name a model; use PaddleViT's file"
+                " of a model, without BASE"
             )
         values, _ = _translate(family, {}, path)
         return Reading(family.name, values), ""
@@ -216,7 +216,7 @@ def read(
 
 
 def _read_segmentation(path: Path, own: dict[str, Any]) -> tuple[Reading, str]:
-    """Returns what ``read`` does of a file for segmentation."""
+    """``read`` for a file for segmentation."""
     family = _read_family(segmentation.NAME)
     segmentation.check_keys(path, own, family.defaults)
     values, keys_read = segmentation.translate(_settings_of(family, own, path), path)
@@ -233,7 +233,7 @@ def _note(path: Path, family: Family, ignored: list[str]) -> str:
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{family.name}.yaml"
     )
     if ignored:
-        note += f"; of no effect there, and ignored: {', '.join(ignored)}"
+        note += f"; without effect in PaddleViT, and ignored: {', '.join(ignored)}"
     return note
 
 
@@ -254,8 +254,8 @@ def _check_unambiguous(
         differ = any(key.startswith(compared) and values[key] != others[key] for key in values)
     if differ:
         raise InputError(
-            f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has"
-            f" {foreign}; say which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's)"
+            f"{path}: it has no BASE, like PaddleViT's files, but PaddleViT's {newest.name} has"
+            f" {foreign}; choose the defaults: BASE: paddlevit/{newest.name}.yaml (PaddleViT's)"
             " or BASE: '' (config.py's)"
         )
 
@@ -318,7 +318,7 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
         if key in settings and settings.pop(key) != only_value:
             raise InputError(
                 f"{path}: {key} is {own[key]}, expected {only_value}, the only value that this"
-                " toolkit has"
+                " toolkit supports"
             )
     values, unused = _of_training(family, settings)
     values |= of_models(settings, own, path)
@@ -335,7 +335,7 @@ def _translate(family: Family, own: dict[str, Any], path: Path) -> tuple[dict[st
 
 
 def _settings_of(family: Family, own: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Returns the values of all keys of a file, its family's where it has none of its own.
+    """Returns the values of all keys of a file, its family's where it has none.
 
     Raises:
         InputError: one is of another kind than the family's.
@@ -363,7 +363,7 @@ def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
         return
     raise InputError(
         f"{path}: {key} takes {expected} in PaddleViT's files, found {quoted(value)};"
-        " a file with BASE is your own, and has this toolkit's keys and values"
+        " a file with BASE uses the keys and values of this toolkit"
     )
 
 
@@ -415,28 +415,30 @@ def difference_lines(name: str, config: Configuration) -> list[str]:
     differences = []
     if "rate" in differs and not train.LR_SCHEDULER.PER_EPOCH:
         differences.append(
-            "changes the rate once an epoch (TRAIN.LR_SCHEDULER.PER_EPOCH True does so here)"
+            "changes the rate once per epoch (as with TRAIN.LR_SCHEDULER.PER_EPOCH True)"
         )
     if "decay" in differs and not train.DECAY_ALL:
-        differences.append("decays biases, norms and tokens too (TRAIN.DECAY_ALL True)")
+        differences.append(
+            "applies weight decay to biases, norms and tokens, too (TRAIN.DECAY_ALL True)"
+        )
     if "iterations" in differs:
         differences.append(
             "counts steps instead of epochs, so n processes train n times as long"
             " (TRAIN.NUM_EPOCHS is for one)"
         )
     if "exchanged" in differs and train.CROP == "scale_jitter":
-        differences.append("exchanges both sides as it resizes training images (no key)")
+        differences.append("swaps height and width when it resizes training images (no key)")
     if train.MODEL_EMA and train.MODEL_EMA_WARMUP:
         differences.append("has no warm-up of the average (TRAIN.MODEL_EMA_WARMUP False)")
     if (train.AUTO_AUGMENT or "").startswith("rand"):
         differences.append(
-            "moves images by up to 100 pixels in its policies,"
-            " here as timm by up to 45 % of a side (no key)"
+            "translates images by up to 100 pixels in its policies,"
+            " this toolkit, like timm, by up to 45 % of a side (no key)"
         )
     if "sum" in differs and train.ACCUM_ITER > 1:
         differences.append(
-            "adds the gradients of ACCUM_ITER steps,"
-            " here they are averaged as its later code does (no key)"
+            "sums the gradients of ACCUM_ITER steps,"
+            " this toolkit averages them, as its later code does (no key)"
         )
     if not differences:
         return []

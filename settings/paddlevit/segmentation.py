@@ -90,7 +90,7 @@ def check_keys(path: Path, own: dict[str, Any], known: Collection[str]) -> None:
     for key in own:
         if key not in known:
             raise InputError(
-                f"{path}: it is PaddleViT's for semantic segmentation, which has no key"
+                f"{path}: PaddleViT's files for semantic segmentation have no key"
                 f" {quoted(key)}{nearest_key(key, known)}"
             )
 

@@ -35,7 +35,7 @@ class TrackedSettings:
         """
         if self[key] not in values:
             choices = " or ".join(str(value) for value in values)
-            self.refuse(key, f"{choices}, which is what this toolkit has")
+            self.refuse(key, f"{choices}, which this toolkit supports")
         return self[key]
 
     def numbers(self, key: str, count: int | None = None) -> list[int]:

@@ -63,19 +63,19 @@ def cut(checkpoints, newest):
     (checkpoints / "last").symlink_to(newest)
 
 
-OTHER = "it isn't what was written (its SHA-256 differs)"
+OTHER = "its content has changed (its SHA-256 differs)"
 
 
 def truncate(file):
     os.truncate(file, file.stat().st_size // 2)
-    return "it has no line for optimizer.safetensors" if file.name == "SHA256SUMS" else OTHER
+    return "it doesn't list optimizer.safetensors" if file.name == "SHA256SUMS" else OTHER
 
 
 def flip(file):
     data = bytearray(file.read_bytes())
     data[64 if file.name == "SHA256SUMS" else len(data) // 2] ^= 1  # a space, there
     file.write_bytes(data)
-    sums = "its line 1 isn't a SHA-256 and the name of a file beside it"
+    sums = "its line 1 isn't a SHA-256 and the name of a file next to it"
     return sums if file.name == "SHA256SUMS" else OTHER
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named_and_auto_takes_the_checkpoint_before(
     what = damage(chosen / name)
     expected = f"{chosen}: damaged checkpoint: {name}: {what}"
     with pytest.raises(
-        InputError, match=rf"^{re.escape(expected)}; take an earlier one, or -resume=auto, which"
+        InputError, match=rf"^{re.escape(expected)}; use an earlier one, or -resume=auto, which"
     ):
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(chosen)], tmp_path / "other", 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
@@ -151,7 +151,7 @@ def test_auto_goes_back_as_far_as_it_has_to_and_no_further(damaged, whole, tiny)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     told = (damaged / "log.txt").read_text()
     assert (
-        told.count("damaged checkpoint: optimizer.safetensors: it isn't what was written")
+        told.count("damaged checkpoint: optimizer.safetensors: its content has changed")
         == len(found) - 1
     )
     assert f"resumed after epoch 0, 8 samples into the next, from {found[0]}\n" in told
@@ -162,10 +162,8 @@ def test_where_all_are_damaged_nothing_begins_afresh_by_itself(damaged, tiny):
     found = find_checkpoints(damaged / "checkpoints")
     for folder in found:
         flip(folder / "model.safetensors")
-    expected = rf"checkpoints: none of its {len(found)} checkpoints is whole \(.*{found[-1].name}: damaged checkpoint: "
-    with pytest.raises(
-        InputError, match=expected + r"model\.saf.*\); remove them to start afresh$"
-    ):
+    expected = rf"checkpoints: none of its {len(found)} checkpoints is complete \(.*{found[-1].name}: damaged checkpoint: "
+    with pytest.raises(InputError, match=expected + r"model\.saf.*\); remove them to start over$"):
         train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     assert find_checkpoints(damaged / "checkpoints") == found
 
@@ -205,7 +203,9 @@ def test_the_ranks_agree_that_a_damaged_best_is_the_best_no_more(tmp_path):
     resumed = [*options, "SAVE_STEPS", "0", "SAVE_FREQ", "0", "MODEL.RESUME", "auto"]
     errors = run_ranks(train, resumed, tmp_path, 64)
     assert os.readlink(checkpoints / "best") == "epoch_0003", errors
-    assert "the best so far, epoch_0001, isn't whole" in (tmp_path / "log.txt").read_text()
+    assert (
+        "the best checkpoint so far, epoch_0001, isn't whole" in (tmp_path / "log.txt").read_text()
+    )
 
 
 def test_a_run_that_is_done_and_lost_its_best_is_evaluated_again(tmp_path):
@@ -251,5 +251,5 @@ def test_the_command_refuses_in_one_line(damaged):
         f"{damaged}/checkpoints/epoch_0002_sample_000000016: damaged checkpoint: ema.safetensors: {what};"
     )
     assert_fails(
-        start(damaged.parent, *flags), 2, re.compile(f"error: {expected} take an earlier one, .*\n")
+        start(damaged.parent, *flags), 2, re.compile(f"error: {expected} use an earlier one, .*\n")
     )

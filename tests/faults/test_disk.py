@@ -17,7 +17,7 @@ from support.programs import descendants, ranks_of, start, wait_for
 from training.checkpoint.storage import find_checkpoints, verify
 
 LOGS_ALONE = 200_000  # bytes: a log fits, model.safetensors (549 kB) doesn't
-NOT_SAVED = r"epoch_\w+ wasn't saved \(\[Errno {}\] {}\): {}; the last whole checkpoint is {}"
+NOT_SAVED = r"epoch_\w+ wasn't saved \(\[Errno {}\] {}\): {}; the last complete checkpoint is {}"
 FULL = (27, "File too large", "raise the limit on a file's size")
 
 
@@ -54,7 +54,7 @@ def saving(folder, *options):
 
 
 def assert_whole(run):
-    """What is left of the checkpoints is whole, and ``last`` the newest."""
+    """What is left of the checkpoints is complete, and ``last`` the newest."""
     checkpoints = run / "checkpoints"
     found = find_checkpoints(checkpoints)
     assert not list(checkpoints.glob(".epoch_*"))
@@ -80,7 +80,7 @@ def test_the_first_checkpoint_does_not_fit(tmp_path, whole):
     # its ranks inherit it
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LOGS_ALONE, resource.RLIM_INFINITY))
     none = NOT_SAVED.format(*FULL, "").replace(
-        "the last whole checkpoint is ", "there is none before it"
+        "the last complete checkpoint is ", "there is no earlier checkpoint"
     )
     assert_fails(process, 1, re.compile(f"error: {none}\n"))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
@@ -93,7 +93,7 @@ def test_save_on_error_continue_goes_on_until_there_is_room(tmp_path, whole):
     limit_files(process, LOGS_ALONE)
     log = tmp_path / "run" / "log.txt"
     told = re.compile(
-        NOT_SAVED.format(*FULL, rf"{tmp_path}/run/checkpoints/epoch_\w+") + "; the run goes on"
+        NOT_SAVED.format(*FULL, rf"{tmp_path}/run/checkpoints/epoch_\w+") + "; the run continues"
     )
     assert wait_for(lambda: told.search(log.read_text()), process)
     assert_whole(tmp_path / "run")
@@ -118,7 +118,7 @@ def test_a_line_of_metrics_that_does_not_fit_ends_the_run(tmp_path, whole):
     process, pids = saving(tmp_path)
     limit_files(process, 1)
     checkpoint = f"error: {NOT_SAVED.format(*FULL, '.*')}\n"
-    log = rf"({tmp_path}/)?run/log(_0)?\.txt: not written \(File too large\); the run goes on\n"
+    log = rf"({tmp_path}/)?run/log(_0)?\.txt: not written \(File too large\); the run continues\n"
     assert_fails(process, 1, re.compile(f"({log})*{checkpoint}"), pids)
     assert (tmp_path / "run" / "metrics.jsonl").read_text().endswith("}\n")  # no half line
     assert_whole(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path)
     limit_files(process, 1)
     written = metrics.stat().st_size
     while (
-        "run/metrics.jsonl: a line is lost (File too large); the run goes on"
+        "run/metrics.jsonl: a line couldn't be written (File too large); the run continues"
         not in process.stdout.readline()
     ):
         assert process.poll() is None
@@ -142,7 +142,7 @@ def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert re.fullmatch(
-        r"(\S+run/log(_0)?\.txt: not written \(File too large\); the run goes on\n){1,2}", errors
+        r"(\S+run/log(_0)?\.txt: not written \(File too large\); the run continues\n){1,2}", errors
     )
     assert "summary: acc1: " in log.read_text()
 
@@ -157,7 +157,7 @@ def test_curves_that_do_not_fit_are_drawn_by_the_next_start(tmp_path, whole):
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert (
-        "curves.png isn't written (File too large: raise the limit on a file's size); -resume=auto "
+        "curves.png can't be written (File too large: raise the limit on a file's size); -resume=auto "
         in printed
     )
     assert not [name for name in (tmp_path / "run").iterdir() if "curves" in name.name]
@@ -187,7 +187,7 @@ def test_a_file_system_that_is_full_from_the_start(disk):
 @pytest.mark.slow
 def test_a_read_only_file_system_is_refused(disk):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    expected = r"error: run: can't make the run's folder \(Read-only file system\); choose another with -output\n"
+    expected = r"error: run: can't create the run's folder \(Read-only file system\); choose another with -output\n"
     assert_fails(start(disk, *RUN), 2, re.compile(expected))
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     (disk / "run").mkdir()
@@ -208,7 +208,7 @@ def test_a_file_system_becomes_read_only(disk, whole, part):
         ["mount", "-o", "remount,ro,bind", disk / part], capture_output=True
     ).returncode:
         assert process.poll() is None  # a checkpoint was being written
-    saved = r"it is saved in run-saved/checkpoints/epoch_\w+, from where -resume goes on with a new -output"
+    saved = r"it is saved in run-saved/checkpoints/epoch_\w+; resume from there with a new -output"
     message = rf"epoch_\w+ wasn't saved \(\[Errno 30\] Read-only file system: '\S+'\): make it writable; {saved}"
     assert_fails(process, 1, re.compile(f"error: {message}\n"), pids)
     subprocess.run(["umount", "-l", disk / part], check=True)

@@ -64,13 +64,13 @@ def stopped(name):
 
 KILL = signal.SIGKILL
 TERM = signal.SIGTERM
-LOST_WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
+LOST_WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; out of memory\?\n"
 KILL_RANK = Fault(
     "kill a rank",
     KILL,
     ranks_of,
     1,
-    r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n",
+    r"error: rank \d was killed by SIGKILL \(out of memory\?\) at step \d+\n",
 )
 KILL_PARENT = Fault("kill the parent", KILL, the_parent, -KILL, "")
 TERMINATE = Fault("SIGTERM", TERM, the_parent, 143, stopped("SIGTERM"))
@@ -96,7 +96,7 @@ def whole(tmp_path_factory):
 
 
 def newest(run):
-    """(name, step) of the checkpoint to go on from; every one that has its name is whole."""
+    """(name, step) of the checkpoint to resume; every one that has its name is whole."""
     found = storage.find_checkpoints(run / "checkpoints")
     for checkpoint in found:
         storage.verify(checkpoint)

@@ -16,8 +16,8 @@ from support.programs import assert_none_left, descendants, ranks_of, start, wai
 
 KILL = signal.SIGKILL
 FLAGS = [*RUN, "DATA.NUM_WORKERS", "1", "DATA.BATCH_SIZE_EVAL", "4"]  # an evaluation takes a while
-RANK = r"error: rank {} was killed by SIGKILL \(is memory short\?\) at step \d+\n"
-WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
+RANK = r"error: rank {} was killed by SIGKILL \(out of memory\?\) at step \d+\n"
+WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; out of memory\?\n"
 
 
 def read(path):

@@ -30,7 +30,7 @@ from support.programs import (
 from support.ranks import free_ports
 
 SCRIPT = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2"]
-STOPPED = r"stopped by {} after step \d+, saved in run/checkpoints/\w+; -resume=auto -output=run goes on from there\n"
+STOPPED = r"stopped by {} after step \d+, saved in run/checkpoints/\w+; -resume=auto -output=run continues from there\n"
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_the_watcher_of_a_launched_rank_is_killed(tmp_path, rank):
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, errors
     assert re.match(
-        rf"error: rank {rank} .*was lost \(its machine went down, or its launcher killed it\)",
+        rf"error: rank {rank} .*was lost \(its machine is down, or its launcher killed it\)",
         errors[0],
     )
 
@@ -271,7 +271,7 @@ def test_where_memory_is_short_a_rank_is_named(tmp_path, memory_group, whole):
     }
     assert scores[rank] == 500 > scores[process.pid]
     assert wait_for(limit_to_what_is_used, process)
-    line = r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n"
-    worker = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
+    line = r"error: rank \d was killed by SIGKILL \(out of memory\?\) at step \d+\n"
+    worker = r"rank \d: error: loader worker \d+ was killed by SIGKILL; out of memory\?\n"
     assert_fails(process, 1, re.compile(f"{line}|{worker}"), pids)
     assert_ends_like(whole, tmp_path)

@@ -128,14 +128,14 @@ def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path):
             number = case[2]
             # but the log's
             told = [line for line in printed.splitlines() if not re.match(r"\d{4} \d\d:|  ", line)]
-            said = f"stopped by {number.name} before the first step: nothing to save"
+            said = f"stopped by {number.name} before the first step; there is nothing to save"
             assert (status, told) == (128 + number, [said]), case
             assert not (folder / "run" / "checkpoints").exists()
 
 
 def test_launched_ranks_that_are_stopped_before_their_first_step_say_so_once(tmp_path):
     """On the console that they share; also one that waits for the other, which starts late."""
-    said = "stopped by SIGTERM before the first step: nothing to save\n"
+    said = "stopped by SIGTERM before the first step; there is nothing to save\n"
     port = free_ports(1)[0]
     deadline = time.monotonic() + 120
     first = torchrun(tmp_path, 0, port, *FLAGS)
@@ -167,7 +167,7 @@ def test_a_request_to_save_before_there_is_something_is_ignored(tmp_path):
     process.send_signal(signal.SIGUSR1)
     status, printed = stop(started, builds, TERM)
     assert status == 143
-    assert printed.endswith("stopped by SIGTERM before the first step: nothing to save\n")
+    assert printed.endswith("stopped by SIGTERM before the first step; there is nothing to save\n")
 
 
 def test_a_rank_that_is_killed_as_it_starts_ends_the_run(tmp_path):
@@ -175,7 +175,7 @@ def test_a_rank_that_is_killed_as_it_starts_ends_the_run(tmp_path):
     status, printed = stop(start(tmp_path, *SPAWNED), starts_ranks, KILL, last_rank)
     assert status == 1
     assert re.fullmatch(
-        r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step 0\n", printed
+        r"error: rank \d was killed by SIGKILL \(out of memory\?\) at step 0\n", printed
     )
 
 

@@ -171,7 +171,7 @@ def test_each_flag_means_the_same_in_every_spelling(name, capsys):
         parser._actions.remove(action)
     for action in flags:
         value = next(iter(action.choices)) if action.choices else "1"
-        # The names of probes, with commas between.
+        # The names of probes, separated by commas.
         value = "knn" if action.dest == "probes" else value
         # A share between 0 and 1.
         value = "0.5" if name == "tools.calibrate" and action.dest in SHARES else value

@@ -84,7 +84,7 @@ def test_lists_of_labels_are_read_or_refused(tmp_path_factory, data):
         (
             of_map,
             b"".join(b"%d\t1\n" % number for number in range(100_000)),
-            "classes of the data aren't in it: cat",
+            "it lacks classes of the data: cat",
         ),
         (of_list, b"[" + b"[]," * 3_000_000 + b"[]]", "would take more than 64 MiB"),
         (of_list, b"[[" + b"1," * 50_000 + b"1],[2]]", ""),

@@ -49,13 +49,13 @@ FOUND = {
     ),
     "Ghostscript": (
         lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n",
-        "it is of no known format",
+        "its format is unknown",
     ),
     "100,000 segments": (
         lambda: b"\xff\xd8"
         + forged_images.segment(0xFE) * 100_000
         + forged_images.saved("JPEG")[2:],
-        "it is in too many parts; save it again",
+        "it has too many parts; save it again",
     ),
     "run lengths of BMP that skip rows: 4 GB": (
         lambda: bmp(8_000_000, 1, b"\0\2\xff\xff"),
@@ -97,7 +97,7 @@ FOUND = {
         lambda: b"II*\0\x08\0\0\0"
         + forged_images.directory([*GREY, (273, 6, 12_000_000, 200)])
         + bytes(12_000_200),
-        "its tags hold more than 500000 values",
+        "its tags have more than 500000 values",
     ),
     "strips whose lengths are signed": (
         lambda: b"II*\0\x08\0\0\0"
@@ -106,7 +106,7 @@ FOUND = {
     ),
     "BigTIFF for us, and another for Pillow: 315 MB": (
         lambda: b"MM\0+\0\x08\0\0" + bytes(200),
-        "it is of no known format",
+        "its format is unknown",
     ),
     "a narrow PNG: 20 bytes a pixel": (
         lambda: forged_images.png(1, 49_000_000, pixels=forged_images.black(1, 1)),

@@ -74,8 +74,8 @@ def test_hundreds_of_files_are_answered_or_refused_in_turn(predictor, tmp_path, 
         errors["bomb.png"]
         == "bomb.png: it has 65500 x 65500 pixels, DATA.MAX_PIXELS is 100000000; repair or remove it"
     )
-    assert errors["heic.jpg"].startswith("heic.jpg: it is of no known format; BMP, GIF, JPEG")
-    assert errors["pipe.jpg"] == "pipe.jpg: it is no regular file; repair or remove it"
+    assert errors["heic.jpg"].startswith("heic.jpg: its format is unknown; BMP, GIF, JPEG")
+    assert errors["pipe.jpg"] == "pipe.jpg: it isn't a regular file; repair or remove it"
     assert "Too many levels of symbolic links" in errors["loop.jpg"]
 
 

@@ -27,7 +27,7 @@ _OF_BANDS = get_config(None, _SMALL + _FLOATS)
 
 
 class _File(bytes):
-    """A file, which Hypothesis doesn't print: its blob makes it again."""
+    """A file, which Hypothesis doesn't print: its blob writes it again."""
 
     def __repr__(self):
         return f"<{len(self)} bytes>"

@@ -297,7 +297,7 @@ def test_no_value_passes_the_checks_and_then_breaks_a_run(key, tmp_path, monkeyp
         ]
         (tmp_path / f"{part}_list.txt").write_text("".join(listed))
     place = place_of(key)
-    assert place is not None, f"{key} does nothing in any of the places"
+    assert place is not None, f"{key} has no effect in any of the places"
     check_key(key, place)
 
 

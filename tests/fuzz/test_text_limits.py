@@ -18,7 +18,7 @@ from training.report.pixels import read_confusion, read_pixel_table
 from training.report.run_files import read_predictions
 
 EMOJI = "\U0001f600"
-TOO_MUCH = "would take more than 64 MiB and three times"
+TOO_MUCH = "would take more than 64 MiB and more than three times"
 TOO_LONG = "its line 1 has more than 524288 bytes"
 
 
@@ -86,7 +86,12 @@ KINDS = [
     ("paths.txt", "x", TOO_LONG, TOO_LONG),
     ("predictions.csv", "%d,1,1,0.5\n", "", "takes too long"),
     ("pixels.csv", "%d,1,1,0,1,5\n", "", "takes too long"),
-    ("pixels.csv", '"%d",1,1,0,1,' + 400 * "9" + "\n", "is no number of pixels", "is no number of"),
+    (
+        "pixels.csv",
+        '"%d",1,1,0,1,' + 400 * "9" + "\n",
+        "isn't a number of pixels",
+        "isn't a number of",
+    ),
     ("confusion.csv", "0,1\n", "expected 1 rows of 2 columns", "expected 1 rows of 2 columns"),
     ("confusion.csv", "1", "has a line of 1048576 bytes", "has a line of 1048576 bytes"),
     ("config.yaml", "K%d: 1\n", "has more than", "has more than"),

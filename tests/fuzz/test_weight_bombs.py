@@ -1,4 +1,4 @@
-"""Small weight files that would take gigabytes or minutes: each within 64 MiB and three times its
+"""Small weight files that would take gigabytes or minutes: each within 64 MiB and more than three times its
 size, and 10 s.
 """
 

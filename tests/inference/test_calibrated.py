@@ -185,7 +185,7 @@ def test_an_export_gives_the_same_sets_and_rejections(place, calibrated, kind, t
             assert one.unknown is other.unknown
             assert one.score == pytest.approx(other.score, abs=1e-3)
             np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-4)
-    with pytest.raises(InputError, match="score knn needs features, and .* is an export"):
+    with pytest.raises(InputError, match="score knn needs features, but .* is an export"):
         exported(images, reject=0.1, score="knn")
 
 
@@ -208,10 +208,10 @@ def test_the_server_gives_the_same_sets_and_rejections(place, calibrated, tmp_pa
                 assert told["unknown"] is one.unknown
                 assert told["score"] == pytest.approx(one.score, abs=1e-3)
         for query, problem in (
-            ("coverage=0.8", "coverage is 0.8, and .* was calibrated for 0.7, 0.9, 0.99"),
-            ("coverage=0.7&top=2", "top and coverage both say"),
+            ("coverage=0.8", "coverage is 0.8, but .* was calibrated for 0.7, 0.9, 0.99"),
+            ("coverage=0.7&top=2", "top and coverage both determine"),
             ("coverage=1", "coverage: "),
-            ("score=knn", "score does nothing without reject"),
+            ("score=knn", "score has no effect without reject"),
         ):
             status, answer, _ = server.ask(
                 "POST", f"/predict?{query}", files[0].read_bytes(), {"Content-Type": "image/png"}
@@ -255,14 +255,14 @@ def test_predict_writes_sets_and_what_is_unknown(place, calibrated):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["-coverage=0.8"], "coverage is 0.8, and .*calibrated.* was calibrated for 0.7, 0.9, 0.99; take"),
-        (["-reject=0.2"], "reject is 0.2, and .* was calibrated for 0.001, 0.1; .*-false_alarms"),
-        (["-coverage=0.7", "-top=2"], "top and coverage both say how many classes to give"),
-        (["-score=knn"], "score does nothing without reject"),
-        (["-coverage=0.7", "-tta"], "-tta flip averages views, and coverage and rejection"),
-        (["-coverage=1.5"], "'1.5' is no probability"),
-        (["-coverage=0.99"], "coverage is 0.99, for which .* was calibrated on too few images"),
-        (["-reject=0.001"], "reject is 0.001, for which .* was calibrated on too few images"),
+        (["-coverage=0.8"], "coverage is 0.8, but .*calibrated.* was calibrated for 0.7, 0.9, 0.99; use"),
+        (["-reject=0.2"], "reject is 0.2, but .* was calibrated for 0.001, 0.1; .*-false_alarms"),
+        (["-coverage=0.7", "-top=2"], "top and coverage both determine the number of classes"),
+        (["-score=knn"], "score has no effect without reject"),
+        (["-coverage=0.7", "-tta"], "-tta flip averages views, but coverage and rejection"),
+        (["-coverage=1.5"], "'1.5' isn't a probability"),
+        (["-coverage=0.99"], "coverage is 0.99, but .* was calibrated on too few images"),
+        (["-reject=0.001"], "reject is 0.001, but .* was calibrated on too few images"),
     ],
 )  # fmt: skip
 def test_predict_refuses_what_was_not_calibrated(place, calibrated, words, problem):
@@ -276,8 +276,8 @@ def test_weights_without_a_calibration_say_which_command_makes_one(place):
     status, _, err = command("predict.py", place, "w.safetensors", "known", "-coverage=0.9")
     assert status == 2
     assert err == (
-        "error: coverage needs calibrated weights, and w.safetensors isn't; tools/calibrate.py"
-        " calibrates the weights it is given, and writes others\n"
+        "error: coverage needs calibrated weights, but w.safetensors isn't calibrated;"
+        " tools/calibrate.py writes calibrated weights\n"
     )
 
 
@@ -293,7 +293,7 @@ def test_the_file_of_the_neighbours_has_to_be_the_one(place, calibrated, tmp_pat
     damaged = bytearray((calibrated[0] / NEIGHBOURS).read_bytes())
     damaged[-1] ^= 1
     (tmp_path / NEIGHBOURS).write_bytes(damaged)
-    with pytest.raises(InputError, match="isn't what the weights were calibrated with"):
+    with pytest.raises(InputError, match="its SHA-256 differs from that of the calibration"):
         predictor([image], reject=0.1, score="knn")
 
 
@@ -332,18 +332,18 @@ def test_several_labels_keep_their_answers_and_have_no_sets(place, tmp_path):
     ]
     assert all(set(one) == set(other) for one, other in answers)
     assert any(one for one, _ in answers)
-    with pytest.raises(InputError, match="coverage is for models of one class per image"):
+    with pytest.raises(InputError, match="coverage is for models with one class per image"):
         after(names[:1], coverage=0.9)
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["calibrated"], "calibrated is calibrated already; give the weights that it was made from"),
-        (["w.safetensors", "-coverage=0.9,1"], "'1' is no share between 0 and 1"),
-        (["w.safetensors", "-k=2000"], "-k is 2000, and there are 1433 training images; lower it"),
+        (["calibrated"], "calibrated is already calibrated; use the weights that it was made from"),
+        (["w.safetensors", "-coverage=0.9,1"], "'1' isn't between 0 and 1"),
+        (["w.safetensors", "-k=2000"], "-k is 2000, but there are only 1433 training images; lower it"),
         (["w.safetensors", "-o", "DATA.CACHE", "ram"], "DATA.CACHE has no effect on a calibration"),
-        (["w.safetensors", "-folds", "w.safetensors"], "w.safetensors is no run's folder; give those of -folds"),
+        (["w.safetensors", "-folds", "w.safetensors"], "w.safetensors isn't the folder of a run; pass the runs of the folds"),
         (["w.safetensors", "-outside", "none"], "none"),
     ],
 )  # fmt: skip
@@ -360,7 +360,7 @@ def test_an_output_that_exists_is_left_as_it_is(place):
     status, _, err = command("calibrate.py", place, "w.safetensors", "-output=known")
     assert (status, err) == (
         2,
-        "error: -output known exists, and is no empty folder; choose another\n",
+        "error: -output known exists and isn't an empty folder; choose another\n",
     )
 
 
@@ -392,5 +392,5 @@ def test_out_of_fold_answers_fit_the_scaling(place, tmp_path):
     with pytest.raises(InputError, match="fold1 is fold 1 of 2 .*; expected another fold"):
         calibrator.out_of_fold([runs[1], runs[1]])
     sole = runs[0] / "checkpoints" / "best"
-    with pytest.raises(InputError, match=r"w.safetensors is no run's folder"):
+    with pytest.raises(InputError, match=r"w.safetensors isn't the folder of a run"):
         calibrator.out_of_fold([sole, place / "w.safetensors"])

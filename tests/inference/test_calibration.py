@@ -287,9 +287,7 @@ def test_logits_that_no_classifier_scales_are_refused():
     model = small_model("vit")
     model.head.bias = None
     shift = scaling.Scaling("vector", np.ones(model.num_classes), np.ones(model.num_classes))
-    with pytest.raises(
-        InputError, match="has no bias to shift; take -scaling temperature or class"
-    ):
+    with pytest.raises(InputError, match="has no bias to shift; use -scaling temperature or class"):
         fold(model, shift, images)
 
 
@@ -329,16 +327,14 @@ def test_a_calibration_of_another_form_is_named(name, value, problem):
 
 
 def test_thresholds_of_other_classes_are_named():
-    with pytest.raises(Unreadable, match="2 thresholds of a coverage, expected 1 or 3"):
+    with pytest.raises(Unreadable, match="2 thresholds per coverage, expected 1 or 3"):
         read_calibration(some_calibration().as_json(), 3)
 
 
 @pytest.mark.parametrize("thresholds", [[None], [None, None]])
 def test_sets_that_would_have_every_class_are_refused(thresholds):
     stored = replace(some_calibration(), sets=[PredictionSets(0.9, 0.01, 1, thresholds)])
-    with pytest.raises(
-        InputError, match="coverage is 0.9, for which RUN was calibrated on too few"
-    ):
+    with pytest.raises(InputError, match="coverage is 0.9, but RUN was calibrated on too few"):
         sets_for(stored, 0.9, "RUN")
 
 

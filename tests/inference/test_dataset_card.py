@@ -92,7 +92,7 @@ def test_the_licence_is_not_guessed(tmp_path, folder):
     assert status == 0, errors
     card = DatasetCard.load(tmp_path / "card.md")
     assert card.data.to_dict()["license"] == "unknown"
-    assert "The licence isn't known: who made this card didn't name one." in card.text
+    assert "The licence isn't known, because none was given." in card.text
     assert license_entries("My own: v1") == {"license": "other", "license_name": "My own: v1"}
     assert license_entries("MIT") == {"license": "mit"}
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_told_before_images_are_read(tmp_path, folder)
     before = sorted(tmp_path.rglob("*"))
     for words, message in [
         (["--card=card.txt"], "error: --card card.txt: expected a file that ends in .md"),
-        (["--card=absent/card.md"], "error: --card absent/card.md: its folder isn't there"),
+        (["--card=absent/card.md"], "error: --card absent/card.md: its folder doesn't exist"),
         (["--card=link.md"], "error: --card link.md: it is a link"),
         (["-license=mit"], "error: -license is for --card FILE.md; add that, or leave it out"),
     ]:

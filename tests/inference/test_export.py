@@ -274,7 +274,7 @@ def test_an_export_that_its_library_doesnt_run_is_refused_by_its_flags(tmp_path)
             least=0,
         )
     assert str(caught.value).startswith(
-        "-format openvino -precision int8_weights was made, but isn't run by its library; use another"
+        "-format openvino -precision int8_weights was exported, but its library can't run it; use another"
     )
     assert list(tmp_path.iterdir()) == []
 

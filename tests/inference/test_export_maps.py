@@ -51,7 +51,7 @@ def test_a_vits_graph_gives_the_maps_of_its_weights(data, tmp_path, kind, option
         assert one.outputs.shape == other.outputs.shape
         same += (one.outputs == other.outputs).sum()
     assert same >= 0.9999 * sum(other.outputs.size for other in expected)
-    with pytest.raises(InputError, match="gives a class for each pixel, and none for an image"):
+    with pytest.raises(InputError, match="classifies pixels, not images"):
         predictor(images_of(data))
 
 
@@ -83,7 +83,7 @@ def test_a_graph_of_convolutions_takes_images_of_any_size(data, tmp_path, kind, 
 
 
 def test_what_can_not_be_exported_is_refused(data, tmp_path):
-    with pytest.raises(InputError, match="int8 isn't made of TASK segmentation"):
+    with pytest.raises(InputError, match="int8 isn't supported for TASK segmentation"):
         exported(data, tmp_path / "export", "onnx", "HEAD.STRIDE", "20", precision="int8")
     assert [file.name for file in tmp_path.iterdir()] == []
 
@@ -110,7 +110,9 @@ def test_an_export_that_computes_otherwise_is_an_error(data):
         logits[:, 0, 0, :3] += 0.01 * np.ptp(logits)
         return logits
 
-    with pytest.raises(RunError, match="the exported model isn't the eager one: on photographs"):
+    with pytest.raises(
+        RunError, match="the exported model differs from the eager one: on photographs"
+    ):
         compare_maps(config, model, runner, "float32", 0.8)
 
 

@@ -43,17 +43,17 @@ weights = exports.weights
         (
             "paddle",
             "int8",
-            "-format paddle -precision int8: int8 and int4 are made for ONNX Runtime and Open",
+            "-format paddle -precision int8: int8 and int4 are for ONNX Runtime and Open",
         ),
         (
             "paddle",
             "int8_weights",
-            "-format paddle -precision int8_weights: int8 and int4 are made for ONNX Runtime and Open",
+            "-format paddle -precision int8_weights: int8 and int4 are for ONNX Runtime and Open",
         ),
         (
             "paddle",
             "int4_weights",
-            "-format paddle -precision int4_weights: int8 and int4 are made for ONNX Runtime and",
+            "-format paddle -precision int4_weights: int8 and int4 are for ONNX Runtime and",
         ),
         (
             "onnx",
@@ -88,11 +88,11 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
     def shifted(images):
         return np.roll(model(paddle.to_tensor(images)).numpy(), 1, axis=1)
 
-    with pytest.raises(RunError, match=r"logits differ from eager by \d"):
+    with pytest.raises(RunError, match=r"differ from those of the eager model by \d"):
         compare_with_eager(config, model, shifted, "float32")
     with pytest.raises(
         RunError,
-        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% at least",
+        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected at least 80%",
     ):
         compare_with_eager(config, model, shifted, "int8")
     with pytest.raises(
@@ -107,7 +107,7 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
         outputs="features",
     )
     assert doubled.agreement == pytest.approx(1)
-    with pytest.raises(RunError, match="the exported model's logits aren't finite in float16"):
+    with pytest.raises(RunError, match="the logits of the exported model aren't finite in float16"):
         compare_with_eager(config, model, lambda images: shifted(images) * np.inf, "float16")
 
 
@@ -128,7 +128,8 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         file = tmp_path / "damaged" / name
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(
-            InputError, match=rf"{name}: it isn't what was exported.*; export the model anew"
+            InputError,
+            match=rf"{name}: its SHA-256 differs from that of the export.*; export the model again",
         ):
             open_export(tmp_path / "damaged")
         file.unlink()
@@ -142,14 +143,16 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         manifest.read_text().replace(kind, "tf"),
     ):
         manifest.write_text(text)
-        with pytest.raises(InputError, match=r"preprocess\.json: .*; export the model anew"):
+        with pytest.raises(InputError, match=r"preprocess\.json: .*; export the model again"):
             open_export(tmp_path / "out")
     with pytest.raises(
         InputError, match="its files is a dictionary of 0, expected a SHA-256 per file"
     ):
         manifest.write_text(json.dumps(json.loads(whole) | {"files": {}}))
         open_export(tmp_path / "out")
-    with pytest.raises(InputError, match="no export: it holds no preprocess.json"):
+    with pytest.raises(
+        InputError, match="it isn't an export of tools/export_model.py: it has no preprocess.json"
+    ):
         open_export(tmp_path)
 
 
@@ -198,7 +201,7 @@ def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, 
     for kind in ("onnx", "openvino"):
         with pytest.raises(
             RunError,
-            match=r"the exported model's logits differ from eager by [\d.e-]+ of their range",
+            match=r"the logits of the exported model differ from those of the eager model by [\d.e-]+ of their range",
         ):
             exported(weights, tmp_path / "out", kind, "float16")
 
@@ -207,8 +210,8 @@ def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, 
     ("target", "line"),
     [
         ("link", "link exists; choose another -output"),
-        ("file/out", r"file/out can't be made \(Not a directory\); choose another -output"),
-        ("/proc/out", r"/proc/out can't be made \(.*\); choose another -output"),
+        ("file/out", r"file/out can't be created \(Not a directory\); choose another -output"),
+        ("/proc/out", r"/proc/out can't be created \(.*\); choose another -output"),
     ],
 )
 def test_a_folder_that_cant_be_made_is_a_line(target, line, tmp_path):
@@ -228,7 +231,7 @@ def test_a_full_disk_is_told_whatever_the_converter_says(kind, weights, tmp_path
     monkeypatch.setattr("inference.exporting.save_program", cut_off)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(
-        RunError, match=r"out isn't written \(No space left on device\); free some space"
+        RunError, match=r"out can't be written \(No space left on device\); free some space"
     ):
         exported(weights, tmp_path / "out", kind)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["small.yaml"]
@@ -280,12 +283,12 @@ def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
     )
     with pytest.raises(
         RunError,
-        match=r"the exported model's logits differ from eager by [\d.]+e-04 of their range",
+        match=r"the logits of the exported model differ from those of the eager model by [\d.]+e-04 of their range",
     ):
         write_export(config, model, tmp_path / "out", [])
     assert list(tmp_path.iterdir()) == []
     model.fc[0].weight.set_value(paddle.full_like(model.fc[0].weight, float("nan")))
-    with pytest.raises(RunError, match="the weights give no finite logits"):
+    with pytest.raises(RunError, match="the weights yield non-finite logits"):
         write_export(config, model, tmp_path / "out", [])
 
 
@@ -324,6 +327,6 @@ def test_group_norms_of_one_epsilon_have_it_in_onnx_and_others_are_refused():
     assert (told.f, other.f) == (1e-5, 1e-12)
     with pytest.raises(
         InputError,
-        match=r"group norms have epsilons of \[1e-06, 1e-05\]: ONNX would get them wrong",
+        match=r"group norms have epsilons of \[1e-06, 1e-05\]: the conversion to ONNX would be wrong",
     ):
         formats._correct_epsilons(onnx, paddle.nn.Sequential(*norms))

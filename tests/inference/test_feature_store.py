@@ -151,7 +151,7 @@ def test_a_layer_is_pooled_or_whole(checkpoint, folder, norm):
     np.testing.assert_allclose(rows.values, one.numpy(), atol=1e-6)
     np.testing.assert_allclose(of_image(mean, path), one.numpy()[0].mean(axis=(1, 2)), atol=1e-6)
     np.testing.assert_allclose(of_image(token, path), prefix.numpy()[0, 0], atol=1e-6)
-    with pytest.raises(InputError, match="-pool is map; a search needs pooled features"):
+    with pytest.raises(InputError, match="-pool is map, but a search needs pooled features"):
         of_image(maps, path)
 
 
@@ -167,9 +167,9 @@ def test_what_cant_be_written_is_said_before_anything_is_computed(
     monkeypatch.setattr(features, "rows", lambda *_: pytest.fail("computed"))
     (tmp_path / "there.json").touch()
     for name, message in (
-        ("features.txt", r"the ending tells what to write; expected \.npy or \.safetensors"),
+        ("features.txt", r"unknown file ending; expected \.npy or \.safetensors"),
         ("there.npy", r"there\.json exists; choose another -output, or remove it"),
-        ("nowhere/a.npy", "there is no folder .*nowhere; make it, or choose another -output"),
+        ("nowhere/a.npy", "there is no folder .*nowhere; create it, or choose another -output"),
     ):
         with pytest.raises(InputError, match=message):
             write_features(features, paths_of([str(folder)]), tmp_path / name)
@@ -249,7 +249,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     file.write_bytes(output.read_bytes()[:-4])
     with pytest.raises(
         InputError,
-        match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32",
+        match=r"features\.npy.*it doesn't match features\.json: expected \[10, 16\] of float32",
     ):
         open_features(file)
     file.write_bytes(output.read_bytes())
@@ -272,7 +272,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     moved = "its row 3 is numbered '4': rows were removed, added or moved"
     gone = "it has 3 rows, the features have 10"
     for kept, message in (
-        (rows[:3], f"{gone}; restore it, or make the features anew"),
+        (rows[:3], f"{gone}; restore it, or make the features again"),
         (rows[:3] + rows[4:], moved),
         ([*rows[:3], rows[4], rows[3], *rows[5:]], moved),
         ([*rows, b"10,/a.jpg,\n"], "it has 11 rows, the features have 10"),
@@ -299,7 +299,7 @@ def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
     expected = nearest_in(open_features(file), query, 2)
     other = load_file(weights)
     save_file(other | {"cls_token": other["cls_token"] + 1}, weights, read_metadata(weights))
-    message = r"model\.safetensors isn't what the stored features were made by \(another SHA-256\); give those weights by"
+    message = r"model\.safetensors doesn't have the weights of the stored features \(its SHA-256 differs\); pass those weights by"
     with pytest.raises(InputError, match=message):
         nearest_in(open_features(file), query, 2)
     with pytest.raises(InputError, match=message):
@@ -343,7 +343,7 @@ def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
         centre = np.asarray(grid)[100:200]
     assert len({centre[:, 8 + 232 * i : 232 + 232 * i].tobytes() for i in range(5)}) == 5
     assert (centre[0, 8 + 928 + 5] == 0xEE).all()  # the broken one is an empty tile
-    with pytest.raises(InputError, match=r"the grid is a PNG; give it the ending \.png"):
+    with pytest.raises(InputError, match=r"the grid is a PNG; use the ending \.png"):
         write_grid(names[0], [], tmp_path / "grid.jpg")
 
 
@@ -397,27 +397,27 @@ def test_the_tools(checkpoint, folder, tmp_path):
         (
             "features.py",
             ["run", ".", "-output", "a.npy", "-pool", "map"],
-            "error: -pool and -norm need a layer",
+            "error: -pool and -norm need -layer N",
         ),
         (
             "search.py",
             ["a.jpg", "."],
-            "error: a folder's features are computed by a model; give -checkpoint",
+            "error: the features of a folder are computed by a model; pass -checkpoint",
         ),
         (
             "search.py",
             ["a.jpg", "b.npy", "-top", "0"],
-            "error: -top is 0, expected a number from 1 on",
+            "error: -top is 0, expected a number of at least 1",
         ),
         (
             "search.py",
             ["a.jpg", "b.npy", "-grid", "g.jpg"],
-            "error: g.jpg: the grid is a PNG; give it the ending .png",
+            "error: g.jpg: the grid is a PNG; use the ending .png",
         ),
         (
             "search.py",
             ["a.jpg", "b.npy", "-layer", "1"],
-            "error: a file of features names its model and layer",
+            "error: a file of features determines the model and layer",
         ),
         (
             "search.py",
@@ -434,7 +434,7 @@ def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):
 
 
 def test_an_image_to_look_for_that_cannot_be_read_is_named(checkpoint, folder):
-    with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it ends before its pixels"):
+    with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it is truncated"):
         of_image(FeatureExtractor(checkpoint), str(folder / "china9.jpg"))
 
 
@@ -458,6 +458,8 @@ def test_a_class_token_that_comes_after_the_layers_is_refused(tmp_path):
     model = build_model(config)
     file = tmp_path / "model.safetensors"
     save_file(file_arrays(model), file, {METADATA: describe(config, ["a", "b", "c"]).to_json()})
-    with pytest.raises(InputError, match="-pool is token, cait_xxs24_224's layers have no class"):
+    with pytest.raises(
+        InputError, match="-pool is token, but the layers of cait_xxs24_224 have no class"
+    ):
         FeatureExtractor(file, layer=-1, pool="token")
     assert FeatureExtractor(file, layer=-1, pool=None).made["pool"] == "avg"

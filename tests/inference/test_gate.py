@@ -101,13 +101,13 @@ def test_a_body_comes_to_the_app_whole():
             Client(b"x"),
             {"before": lambda gate: setattr(gate, "draining", True)},
             503,
-            b"the server is ending",
+            b"the server is shutting down",
         ),
         (
             Client(b"x", b"y"),
             {"before": lambda gate: setattr(gate, "held", HELD - 1)},
             429,
-            b"take all the memory",
+            b"too many large requests",
         ),
         (
             Client(b"x", authorization="Bearer no"),
@@ -216,7 +216,7 @@ def test_a_mistake_of_the_apps_is_told_to_nobody_but_the_log(capsys):
     gate = ask(client, app)
     assert (client.status, client.answer) == (
         500,
-        b'{"error":"the server failed; its log says why"}',
+        b'{"error":"the server failed; see its log"}',
     )
     assert "ZeroDivisionError: secret" in capsys.readouterr().err
     assert counted(gate, 500) == 1
@@ -236,7 +236,7 @@ def test_a_mistake_within_the_app_is_json_too(capsys):
     gate = ask(client, app)
     assert (client.status, client.answer) == (
         500,
-        b'{"error":"the server failed; its log says why"}',
+        b'{"error":"the server failed; see its log"}',
     )
     assert "ZeroDivisionError: secret" in capsys.readouterr().err
     assert counted(gate, 500) == 1
@@ -256,7 +256,7 @@ def test_a_request_that_is_cut_off_by_the_end_is_answered_in_json():
         await asyncio.sleep(0.05)
         working.cancel()
         await working
-        assert (client.status, client.answer) == (503, b'{"error":"the server is ending"}')
+        assert (client.status, client.answer) == (503, b'{"error":"the server is shutting down"}')
         assert (gate.active, gate.held) == (0, 0)
 
     asyncio.run(main())

@@ -86,7 +86,7 @@ def test_an_output_that_isnt_logits_is_a_line_at_the_load(name, folders):
     told = f"its graph gives {found} for 2 images of 5 classes, expected float32 [2, 5]"
     assert (
         str(caught.value)
-        == f"{folders}/onnx: {told}; export the model anew (tools/export_model.py)"
+        == f"{folders}/onnx: {told}; export the model again (tools/export_model.py)"
     )
 
 
@@ -142,7 +142,7 @@ def test_logits_that_arent_finite_are_told_of_each_image(folders):
     for predictor.task in ("classification", "multilabel"):
         answers = list(predictor.stream([black, black], workers=0))
         problems = [
-            f"image {place}: the weights give no finite logits for it" for place in range(2)
+            f"image {place}: the weights yield non-finite logits for it" for place in range(2)
         ]
         assert [answer.error for answer in answers] == problems
 
@@ -202,7 +202,9 @@ def put_program(folder, output, inputs=1):
 )
 def test_a_program_that_gives_no_logits_is_a_line(output, inputs, message, folders):
     put_program(folders / "paddle", output, inputs)
-    with pytest.raises(InputError, match=f"paddle: .*{message}.*; export the model anew") as caught:
+    with pytest.raises(
+        InputError, match=f"paddle: .*{message}.*; export the model again"
+    ) as caught:
         Predictor(folders / "paddle")
     assert "\n" not in str(caught.value)
 
@@ -324,7 +326,7 @@ def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
 
 def test_who_takes_no_exports_refuses_them_before_they_run(place):
     with pytest.raises(
-        InputError, match="endless is an export, which gives logits alone; give the checkpoint"
+        InputError, match="endless is an export, which only gives logits; use the checkpoint"
     ):
         FeatureExtractor(place / "endless")
     for tool, words in (
@@ -359,5 +361,5 @@ def test_a_server_whose_model_never_answers_ends(monkeypatch):
     assert isinstance(error, RunError)
     assert (
         str(error)
-        == "the model didn't answer within 0.1 s of its start; raise -timeout where it is slow"
+        == "the model didn't answer within 0.1 s after its start; raise -timeout if it is slow"
     )

@@ -59,22 +59,22 @@ def test_a_list_has_a_path_on_each_line(folder):
     ("words", "message"),
     [
         (["none.jpg"], "'none.jpg': there is no such file or folder"),
-        (["a.jpg", "n\x1b*"], r"'n\x1b*': no file has such a name"),
-        (["**/*.gif"], "'**/*.gif': no file has such a name"),
-        (["empty"], "empty: holds no image; images end in .jpg .jpeg"),
+        (["a.jpg", "n\x1b*"], r"'n\x1b*': no matching files"),
+        (["**/*.gif"], "'**/*.gif': no matching files"),
+        (["empty"], "empty: no image files found; images end in .jpg .jpeg"),
         (
             ["blank.txt"],
-            "there are no images: the lists, and the folders that the patterns match, hold none",
+            "no image files found in the lists, or in the folders that the patterns match",
         ),
-        (["wide.txt"], "wide.txt: it is in UTF-16; save it in UTF-8"),
-        (["pipe.txt"], "pipe.txt: it is no regular file"),
+        (["wide.txt"], "wide.txt: it is UTF-16; save it as UTF-8"),
+        (["pipe.txt"], "pipe.txt: it isn't a regular file"),
         (
             ["lines.txt"],
-            "lines.txt: its content would take more than 64 MiB and three times its 4000000 bytes",
+            "lines.txt: its content would take more than 64 MiB and more than three times its 4000000 bytes",
         ),
         (
             ["-"],
-            "-: several processes have no standard input to share; write its paths into a list.txt",
+            "-: several processes can't share the standard input; write the paths to a list.txt",
         ),
         ([""], "'': there is no such file or folder"),
         (["a\0b"], r"there is no such file or folder"),
@@ -97,10 +97,10 @@ def test_classes_are_a_name_a_line(folder):
     for data, message in (
         (b"a\n\nb", "its line 2 is '', expected a class's name"),
         (b"a\x1b[2J", r"its line 1 is 'a\x1b[2J', expected a class's name"),
-        (b"\xff\xfe", "it is in UTF-16; save it in UTF-8"),
+        (b"\xff\xfe", "it is UTF-16; save it as UTF-8"),
         (
             "狗\n猫".encode("gbk"),
-            "its line 1 isn't UTF-8; save it in UTF-8 (of GBK by iconv -f GB18030 -t UTF-8",
+            "its line 1 isn't UTF-8; save it as UTF-8 (from GBK: iconv -f GB18030 -t UTF-8",
         ),
         (b"a" * 2000, "its line 1 is 'aaa"),
     ):

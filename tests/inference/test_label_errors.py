@@ -200,7 +200,7 @@ def test_runs_that_are_no_cross_validation_are_refused(runs, tmp_path):
     (other / "config.yaml").write_text(resolved_yaml(get_config(None, keys)))
     refused("its run has no DATA.FOLDS", [str(other), str(other)])
     (other / "config.yaml").unlink()
-    refused("no run saved it: give its -data_path", [runs[0], str(other)])
+    refused("it wasn't saved by a run: pass its -data_path", [runs[0], str(other)])
 
 
 def test_data_that_was_moved_is_found_and_other_data_is_refused(runs, tmp_path):
@@ -213,13 +213,13 @@ def test_data_that_was_moved_is_found_and_other_data_is_refused(runs, tmp_path):
     (moved / "train" / "a").rename(moved / "train" / "f")
     parts = held_out(runs, [("DATA.DATA_PATH", str(moved))], workers=0)
     with pytest.raises(
-        InputError, match="its output 0 is the class 'a', and that of the data is 'b'"
+        InputError, match="its output 0 is the class 'a', but that of the data is 'b'"
     ):
         values_of(parts, tmp_path / "moved" / "train")
     # Other folds.
     next(moved.rglob("*.png")).unlink()
     refused(
-        "was trained on 30 images, and the other folds have 29 now",
+        "was trained on 30 images, but now the other folds have 29",
         runs,
         **{"DATA.DATA_PATH": str(moved)},
     )

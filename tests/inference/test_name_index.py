@@ -70,7 +70,7 @@ def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, i
     expected = [os.path.join("/home/me", name) for name in NAMES]
     assert [os.path.join(stored.made["folder"], name) for name in stored.files()] == expected
     first = open_names(stored, told.append)
-    assert told == [f"{tmp_path}/x.{index}: its 9 names are read once, into x.names"]
+    assert told == [f"{tmp_path}/x.{index}: reading its 9 names once, into x.names"]
     monkeypatch.setattr(feature_store.StoredFeatures, "files", None)
     again = open_names(stored, told.append)
     assert len(told) == 1
@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_searched_as_well(tmp_path, monkeypat
     assert names.rows_of("/home/me/a.jpg") == {0, 8}
     assert (
         told[1]
-        == f"{tmp_path}/x.names isn't written (Permission denied); the next search reads all names again"
+        == f"{tmp_path}/x.names can't be written (Permission denied); the next search reads all names again"
     )
 
 
@@ -163,13 +163,15 @@ def test_another_programs_file_is_not_replaced(tmp_path):
     ):
         file.write_bytes(content)
         with pytest.raises(
-            InputError, match=f"^{file}: {message}.*; remove it, and it is made anew$"
+            InputError, match=f"^{file}: {message}.*; remove it so that it is recreated$"
         ):
             open_names(stored)
         assert file.read_bytes() == content
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(InputError, match="it is no regular file; remove it, and it is made anew"):
+    with pytest.raises(
+        InputError, match="it isn't a regular file; remove it so that it is recreated"
+    ):
         open_names(stored)
     file.unlink()
     (tmp_path / "mine").write_text("mine")
@@ -204,10 +206,10 @@ def test_a_strangers_file_is_read_or_refused(tmp_path):
     for content, message in (
         (
             whole[:-1],
-            f"it has {len(whole) - 1} bytes, which aren't those of 9 names of {told['letters']} bytes",
+            f"it has {len(whole) - 1} bytes, which doesn't match 9 names of {told['letters']} bytes",
         ),
-        (with_head(rows=8), "which aren't those of 8 names"),
-        (with_head(rows=1 << 47, letters=1 << 47), "which aren't those of"),
+        (with_head(rows=8), "which doesn't match 8 names"),
+        (with_head(rows=1 << 47, letters=1 << 47), "which doesn't match"),
         (with_head(rows=-1), "its rows is -1, expected a number of rows"),
         (with_head(letters="x"), "its letters is 'x', expected a number of bytes"),
         (head + b"\n" + b"\xff" * len(arrays), "the name of row 0 is at 0 to 18446744073709551615"),
@@ -295,7 +297,8 @@ def test_features_that_become_shorter_meanwhile_are_an_error(tmp_path):
     shutil.copy(tmp_path / "x.npy", tmp_path / "whole.npy")
     os.truncate(tmp_path / "x.npy", os.path.getsize(tmp_path / "x.npy") - 4)
     with pytest.raises(
-        InputError, match=r"x\.npy: it ends before its row 8; restore it, or make the features anew"
+        InputError,
+        match=r"x\.npy: it is truncated before row 8; restore it, or make the features again",
     ):
         list(stored.blocks())
 

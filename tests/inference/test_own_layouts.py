@@ -85,7 +85,7 @@ def test_int8_of_a_run_takes_the_runs_own_training_images(trained, tmp_path):
 def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, tmp_path):
     run, data = trained
     model = get_config(run / "config.yaml")
-    with pytest.raises(InputError, match="it needs data: give its -data_path"):
+    with pytest.raises(InputError, match="it needs data: pass its -data_path"):
         data_keys(None, [], "it needs data")
     shutil.copytree(data, tmp_path / "bare")
     (tmp_path / "bare/bee/broken.png").unlink()
@@ -132,7 +132,7 @@ def test_the_tools_take_the_runs_configuration_and_its_data(trained, monkeypatch
         or "validation images that can't be" in screen
     )
     assert (
-        "remark: entries that aren't data (hidden, the system's, a run's, links), skipped: 1, such as .ipynb_checkpoints"
+        "remark: skipped entries that aren't data (hidden or system files, files of runs, links): 1, such as .ipynb_checkpoints"
         in screen
     )
 

@@ -276,7 +276,7 @@ def test_one_threshold_serves_where_each_class_has_its_own():
         (
             ["DATA.IMAGE_CHANNELS", "1"],
             "classification",
-            "reads 8-bit RGB, the model takes 1 channels",
+            "reads 8-bit RGB, but the model takes 1 channels",
         ),
         (
             ["DATA.IMAGE_DTYPE", "float32"],
@@ -296,7 +296,7 @@ def test_one_threshold_serves_where_each_class_has_its_own():
         (
             [],
             "masked",
-            "is for models of classes, and TASK masked gives none; use -format",
+            "is for classifiers, not for TASK masked; use -format",
         ),
     ],
 )
@@ -318,11 +318,11 @@ def test_what_a_client_cant_do_is_refused(kind, words, task, line, monkeypatch):
 def test_other_precisions_and_predictor_are_refused(weights, tmp_path):
     for kind in CLIENTS:
         for precision in ("float16", "bfloat16", "int8"):
-            line = f"-format {kind} -precision {precision}: it is written in float32 alone"
+            line = f"-format {kind} -precision {precision}: it only supports float32"
             with pytest.raises(InputError, match=line):
                 check_combination(kind, precision)
     trained_and_exported(weights, tmp_path / "out", "paddlex", "classification", [])
-    line = "an export of -format paddlex, which gives its client probabilities; give what it was made from"
+    line = "an export of -format paddlex, which returns probabilities; use the checkpoint that it was made from"
     with pytest.raises(InputError, match=line):
         Predictor(tmp_path / "out")
 

@@ -187,7 +187,7 @@ def test_the_command_writes_masks_and_areas(data, weights, tmp_path):
         weights, images, tmp_path / "broken.png", "-format", "masks", "-output", tmp_path / "m",
         status=1,
     )  # fmt: skip
-    assert "1 of 8 images can't be read; they have no mask; -format csv says why" in told
+    assert "1 of 8 images can't be read; they have no mask; see -format csv" in told
     assert len(list((tmp_path / "m").iterdir())) == 7
 
 
@@ -197,10 +197,10 @@ def test_the_command_writes_masks_and_areas(data, weights, tmp_path):
         (["-format", "masks"], "-format masks needs -output: a new folder"),
         (
             ["-format", "pictures", "-output", "{out}/x"],
-            "take -format overlays or masks for those of",
+            "use -format overlays or masks for pixel classes",
         ),
-        (["-tta", "ten"], "-tta ten crops images, but each pixel needs a class; take -tta flip"),
-        (["-threshold", "0.5"], "-threshold is for models of several labels per image"),
+        (["-tta", "ten"], "-tta ten crops images, but each pixel needs a class; use -tta flip"),
+        (["-threshold", "0.5"], "-threshold is for models with several labels per image"),
     ],
 )
 @pytest.mark.long
@@ -214,13 +214,11 @@ def test_flags_that_maps_have_not_are_refused(data, weights, tmp_path, flags, to
 
 def test_a_predictor_says_what_it_can_not_do(data, weights, checkpoint):
     predictor = Predictor(weights)
-    with pytest.raises(InputError, match="gives a class for each pixel, and none for an image"):
+    with pytest.raises(InputError, match="classifies pixels, not images"):
         predictor(images_of(data))
-    with pytest.raises(
-        InputError, match="TASK classification, which gives no class for each pixel"
-    ):
+    with pytest.raises(InputError, match="TASK classification, which doesn't classify pixels"):
         Predictor(checkpoint).maps(images_of(data))
     bias = predictor.model.decode_head.classifier.bias
     bias.set_value(np.full(bias.shape, np.nan, np.float32))
-    with pytest.raises(RunError, match=r"0\.png: .*no finite logits"):
+    with pytest.raises(RunError, match=r"0\.png: .*non-finite logits"):
         predictor.maps(images_of(data))

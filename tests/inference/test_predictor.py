@@ -166,10 +166,11 @@ def test_timms_config_tells_of_timms_weights(tmp_path):
     assert predictor.classes == ["a", "b", "c"]
     (tmp_path / "config.json").unlink()
     with pytest.raises(
-        InputError, match=r"doesn't tell what model it is of; give its YAML file or name \(-cfg\)"
+        InputError,
+        match=r": cannot determine the model; pass its YAML file or name by -cfg",
     ):
         Predictor(tmp_path)
-    with pytest.raises(InputError, match="found 2 names of classes, the model has 3 outputs"):
+    with pytest.raises(InputError, match="found 2 class names, but the model has 3 outputs"):
         Predictor(
             tmp_path,
             "vit_tiny_patch16_224",
@@ -292,9 +293,9 @@ def test_what_cant_be_read_is_a_line_in_its_place(run, photographs, tmp_path, wo
     answers = list(predictor.stream(files, workers=workers))
     assert [answer.name for answer in answers] == files
     assert [isinstance(answer, Failure) for answer in answers] == [False, True, True, False, True]
-    assert answers[1].error == f"{files[1]}: it ends before its pixels; repair or remove it"
+    assert answers[1].error == f"{files[1]}: it is truncated; repair or remove it"
     assert answers[0][1:] == answers[3][1:]
-    with pytest.raises(RunError, match="cut.jpg: it ends before its pixels"):
+    with pytest.raises(RunError, match="cut.jpg: it is truncated"):
         predictor(files)
 
 
@@ -343,14 +344,17 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
         ),
         (
             lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}},
-            "it has the key MODEL.EMBED_DIMS, which ViT doesn't take",
+            "it has the key MODEL.EMBED_DIMS, which ViT doesn't have",
         ),
         (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
         (
             lambda d: d | {"thresholds": [0.5, 2.0]},
             "its thresholds is [0.5, 2.0], expected a list of probabilities",
         ),
-        (lambda d: d | {"thresholds": [0.5] * 3}, "tells 3 thresholds, the model has 2 outputs"),
+        (
+            lambda d: d | {"thresholds": [0.5] * 3},
+            "has 3 thresholds, but the model has 2 outputs",
+        ),
         (lambda d: {"model": "x"}, "its task is missing"),
     ],
 )
@@ -384,7 +388,7 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
         assert own.classes == theirs.classes
         np.testing.assert_allclose(own.probabilities, theirs.probabilities, atol=1e-5)
     assert (exported.pixels(files[0]) == predictor.pixels(files[0])).all()
-    with pytest.raises(InputError, match="an export, which tells its model itself; leave out -cfg"):
+    with pytest.raises(InputError, match="an export, whose model is known; leave out -cfg"):
         Predictor(tmp_path / "export", "vit_tiny_patch16_224")
     with pytest.raises(
         InputError,
@@ -394,7 +398,7 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
 
 
 def test_an_answer_without_finite_probabilities_is_none():
-    said = "a.jpg: the weights give no finite logits for it"
+    said = "a.jpg: the weights yield non-finite logits for it"
     assert Predictor._outcome(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure(
         "a.jpg", said
     )

@@ -36,7 +36,7 @@ from weights import file_arrays
 from weights.formats import read_metadata, write_weights
 from weights.hub import read_config
 
-# An interpreter with torch, timm and transformers, of which the tests' environment has none.
+# An interpreter with torch, timm and transformers, to compare with them, to compare with them, of which the tests' environment has none.
 PEER = os.environ.get("PEER_PYTHON")
 HOSTILE = [
     "---",
@@ -80,7 +80,7 @@ def publish(file, target, **given):
 def test_the_folder_gives_the_same_bits_here(tmp_path):
     file = checkpoint(tmp_path / "w.safetensors", classes=HOSTILE)
     compared = publish(file, tmp_path / "published", license_name="MIT")
-    assert compared == ["paddle-vit-toolkit: logits of 4 random images are the same, bit by bit"]
+    assert compared == ["paddle-vit-toolkit: logits of 4 random images are identical"]
     images = np.random.default_rng(1).integers(0, 256, (3, 8, 8, 1), np.uint8)
     predictors = [Predictor(file), Predictor(tmp_path / "published")]
     first, second = (predictor.logits(images) for predictor in predictors)
@@ -113,7 +113,10 @@ def test_a_card_of_weights_without_an_evaluation(tmp_path):
     assert "<script>" not in card.text
     assert "[x](" not in card.text
     assert "These weights weren't evaluated." in card.text
-    assert "The licence isn't known: who published this model didn't name one." in card.text
+    assert (
+        "The licence isn't known, because none was given when this model was published."
+        in card.text
+    )
     assert "It wasn't loaded by timm or transformers when this card was made." in card.text
     assert str(tmp_path) not in card.content
 
@@ -163,7 +166,7 @@ def test_the_numbers_are_those_of_the_runs_evaluation(tmp_path, run):
     assert f"The expected calibration error is {error:.2f} %" in card.text
     assert table(card.text, "probability")[0][1:] == ["200", "50.0", f"{accuracy:.1f}"]
     assert evaluation.chose
-    assert "The same images chose the checkpoint among those of its training" in card.text
+    assert "The best checkpoint was chosen on the same images" in card.text
     assert "-ngpus=2" in card.text
     assert "<b>" not in card.text
     assert "sample 1" not in card.content
@@ -242,7 +245,7 @@ def test_a_calibration_is_told_and_kept(tmp_path):
     write_weights(file, dict(load_file(file)), {METADATA: json.dumps(stored)})
     publish(file, tmp_path / "published")
     text = (tmp_path / "published" / "README.md").read_text()
-    assert "tools/calibrate.py chose the following by 1,234 held-out images." in text
+    assert "tools/calibrate.py determined the following on 1,234 held-out images." in text
     assert "The logits were divided by a temperature of 0.8." in text
     assert "-coverage LEVEL`: 0.8, 0.95." in text
     assert "-reject LEVEL`: 0.1." in text
@@ -306,8 +309,8 @@ def test_another_toolkits_logits_are_compared(tmp_path):
         ((logits + 0.1,), r"^timm 1.0.31's logits of the folder differ by \S+ of their range"),
         ((logits, nothing), "^transformers can't read the folder \\(OSError: no\\)"),
         ((logits * np.nan,), "^timm 1.0.31's logits of the folder differ by nan"),
-        (["/bin/false"], "^-python /bin/false gave no logits"),
-        (["/absent"], "^-python /absent gave no logits"),
+        (["/bin/false"], "^-python /bin/false returned no logits"),
+        (["/absent"], "^-python /absent returned no logits"),
     ]:  # fmt: skip
         asked = given if isinstance(given, list) else peer(tmp_path, *given)
         with pytest.raises((RunError, InputError), match=message):
@@ -319,7 +322,7 @@ def test_another_toolkits_logits_are_compared(tmp_path):
 
 def test_what_is_no_classifier_is_refused(tmp_path):
     file = write_checkpoint(tmp_path / "w.safetensors", task="mae")
-    with pytest.raises(InputError, match="was trained by TASK mae, which gives no classes"):
+    with pytest.raises(InputError, match="was trained by TASK mae, which doesn't predict classes"):
         publishing.read_source(str(file))
     file = write_checkpoint(tmp_path / "w.safetensors")
     (tmp_path / "there").mkdir()
@@ -375,7 +378,7 @@ def test_an_error_of_the_hub_tells_no_secret(tmp_path, monkeypatch):
     with pytest.raises(RunError) as caught:
         publishing.upload(tmp_path, "org/digits", private=False)
     assert str(caught.value).startswith(
-        "org/digits isn't uploaded (ValueError, status 403); log in"
+        "org/digits couldn't be uploaded (ValueError, status 403); log in"
     )
     assert "hf_" not in str(caught.value)
     for name in ("hf-hub:digits", "hf-hub:a/b/c", "hf-hub:", "hf-hub:org/a b", "hf-hub:org/--"):
@@ -402,7 +405,7 @@ def test_the_command(tmp_path, run):
     status, told, errors = command(tmp_path, "RUN", "published", "-license=mit", "-check")
     assert status == 0, errors
     assert told.splitlines() == [
-        "paddle-vit-toolkit: logits of 4 random images are the same, bit by bit",
+        "paddle-vit-toolkit: logits of 4 random images are identical",
         "published: README.md, config.json, model.safetensors, training.yaml",
     ]
     text = (tmp_path / "published" / "README.md").read_text()
@@ -414,7 +417,7 @@ def test_the_command(tmp_path, run):
         (["RUN", "new", "-private"], "error: -private is for hf-hub:ORG/NAME; leave it out\n"),
         (["RUN", "hf-hub:x"], "error: hf-hub:x: expected hf-hub:ORGANISATION/NAME\n"),
         (["absent", "new"], "error: no weights at absent: no such file or folder"),
-        (["digits", "new", "-check"], "error: -check reads the images of the weights' run, and there is none"),
+        (["digits", "new", "-check"], "error: -check needs the images of a run, but these weights"),
     ]:  # fmt: skip
         status, _, errors = command(tmp_path, *words)
         assert (status, errors.startswith(message), errors.count("\n")) == (2, True, 1), errors

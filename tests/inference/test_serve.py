@@ -64,8 +64,8 @@ def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_its
     assert status == 200
     found = answer["predictions"]
     assert [one["name"] for one in found] == ["1.jpg", "no.txt", "cut.jpg", "../../2.png"]
-    assert found[1]["error"] == "it is of no known format; this server takes GIF, JPEG, PNG, WebP"
-    assert found[2] == {"name": "cut.jpg", "error": "it ends before its pixels"}
+    assert found[1]["error"] == "its format is unknown; this server takes GIF, JPEG, PNG, WebP"
+    assert found[2] == {"name": "cut.jpg", "error": "it is truncated"}
     expected = Predictor(checkpoint)([photographs[0], photographs[1]])
     for one, other in zip([found[0], found[3]], expected, strict=True):
         assert one["outputs"] == other.outputs
@@ -75,18 +75,16 @@ def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_its
 def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
     status, answer, _ = server.ask("POST", "/predict", b"%PDF-1.4", JPEG)
     assert status == 422
-    assert answer["error"].startswith("image 0: it is of no known format")
+    assert answer["error"].startswith("image 0: its format is unknown")
     status, answer, _ = server.ask("POST", "/predict", *form(("a", "x", b"1"), ("a", "y", b"2")))
     assert status == 422
-    assert answer["error"].startswith(
-        "none of the 2 images can be read; x: it is of no known format"
-    )
+    assert answer["error"].startswith("none of the 2 images can be read; x: its format is unknown")
     assert [one["name"] for one in answer["predictions"]] == ["x", "y"]
     status, answer, _ = server.ask("POST", "/predict", png_of(10_000, 10_000), JPEG)
     assert status == 413
     assert answer["error"] == "image 0: it has 10000 x 10000 pixels, DATA.MAX_PIXELS is 50000000"
     status, answer, _ = server.ask("POST", "/attention", b"GIF89a", JPEG)
-    assert (status, answer) == (422, {"error": "image 0: it ends before its pixels, or is damaged"})
+    assert (status, answer) == (422, {"error": "image 0: it is truncated or damaged"})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
     [
         ("/predict?top=0", b"x", JPEG, 422, "top: Input should be greater than or equal to 1"),
         ("/predict?threshold=nan", b"x", JPEG, 422, "threshold: Input should be"),
-        ("/predict", b"", JPEG, 400, "the request holds no image"),
+        ("/predict", b"", JPEG, 400, "the request has no image"),
         (
             "/predict",
             b"x",
@@ -116,14 +114,14 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             415,
             "the body is compressed (Content-Encoding)",
         ),
-        ("/predict", b"{", JSON, 400, "the JSON can't be taken: Invalid JSON: EOF while parsing"),
-        ("/predict", b"{}", JSON, 400, "the JSON can't be taken: images: Field required"),
+        ("/predict", b"{", JSON, 400, "invalid JSON: Invalid JSON: EOF while parsing"),
+        ("/predict", b"{}", JSON, 400, "invalid JSON: images: Field required"),
         (
             "/predict",
             b'{"images": []}',
             JSON,
             400,
-            "the JSON can't be taken: images: List should have at least 1 item",
+            "invalid JSON: images: List should have at least 1 item",
         ),
         ("/predict", b'{"images": [1]}', JSON, 400, "images.0: Input should be a valid string"),
         (
@@ -133,19 +131,19 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             400,
             "top: Extra inputs are not permitted",
         ),
-        ("/predict", b'{"images": ["\xff"]}', JSON, 400, "the JSON can't be taken"),
+        ("/predict", b'{"images": ["\xff"]}', JSON, 400, "invalid JSON"),
         ("/predict", b'{"images": ["a-b"]}', JSON, 400, "image 0 isn't in base64"),
         (
             "/predict",
             b'{"images": [%s"YQ=="]}' % (b'"YQ==",' * 8),
             JSON,
             413,
-            "9 images, at most 8 are taken",
+            "9 images, at most 8 are allowed",
         ),
-        ("/predict", b"[" * 1000, JSON, 413, "the JSON holds more than the 8 images"),
-        ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are taken"),
-        ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more images than the 8 that are taken"),
-        ("/predict", *form(), 400, "the request holds no image"),
+        ("/predict", b"[" * 1000, JSON, 413, "the JSON has more than 8 images"),
+        ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are allowed"),
+        ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more than 8 images"),
+        ("/predict", *form(), 400, "the request has no image"),
         (
             "/predict",
             b"x",
@@ -158,21 +156,21 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             FORM[0].removesuffix(b"--\r\n"),
             FORM[1],
             400,
-            "the form ends before its last boundary",
+            "the form is truncated",
         ),
         (
             "/predict",
             FORM[0][: len(FORM[0]) // 2],
             FORM[1],
             400,
-            "the form ends before its last boundary",
+            "the form is truncated",
         ),
         (
             "/predict",
             FORM[0].replace(b"filename=", b"FileName*=UTF-8''"),
             FORM[1],
             400,
-            "filename* alone, expected filename",
+            "filename* but no filename",
         ),
         (
             "/predict",
@@ -182,7 +180,7 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
             "charset is punycode, expected utf-8",
         ),
         ("/predict/", b"x", JPEG, 404, "Not Found"),
-        ("/attention", *form(*[("a", "b", b"c")] * 2), 413, "2 images, at most 1 are taken"),
+        ("/attention", *form(*[("a", "b", b"c")] * 2), 413, "2 images, at most 1 are allowed"),
     ],
 )
 def test_what_isnt_taken_is_refused_in_one_line(server, path, body, headers, status, line):
@@ -196,13 +194,13 @@ def test_what_isnt_taken_is_refused_in_one_line(server, path, body, headers, sta
 def test_too_much_is_refused_before_it_is_read(server):
     status, answer, headers = server.ask("POST", "/predict", bytes(5 << 20), JPEG)
     assert (status, headers["connection"]) == (413, "close")
-    assert answer["error"] == "the request has 5242880 bytes, at most 4194304 are taken"
+    assert answer["error"] == "the request has 5242880 bytes, at most 4194304 are allowed"
     chunks = (bytes(1 << 16) for _ in range(100))
     # chunked: its length isn't told
     status, answer, _ = server.ask("POST", "/predict", chunks, JPEG)
     assert (status, answer["error"]) == (
         413,
-        "the request has more bytes than that, at most 4194304 are taken",
+        "the request has more bytes than that, at most 4194304 are allowed",
     )
 
 
@@ -238,11 +236,11 @@ def test_paths_that_tell(server):
     assert status == 200
     assert b"POST /predict" in page
     assert (
-        b"<td>?top=</td><td>classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
+        b"<td>?top=</td><td>number of classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
         in page
     )
     assert (
-        b"<td>?threshold=</td><td>multi-label: least probability; default: trained</td><td>0 to 1</td>"
+        b"<td>?threshold=</td><td>multi-label: lowest probability; default: the trained threshold</td><td>0 to 1</td>"
         in page
     )
     assert b"<td>application/json</td><td>images</td>" in page
@@ -305,7 +303,7 @@ def test_metrics_and_log_tell_of_each_request(server, photographs):
 
 def test_of_a_webp_half_the_pixels_are_read(checkpoint):
     predictor = load(told(checkpoint, options=["DATA.MAX_PIXELS", "20000"]))
-    line = "it is a WebP of 101 x 100 pixels, at most half of DATA.MAX_PIXELS 20000 are read"
+    line = "it is a WebP of 101 x 100 pixels, at most half of DATA.MAX_PIXELS 20000 are allowed"
     for width, kind, expected in ((101, "WEBP", line), (101, "PNG", None), (100, "WEBP", None)):
         file = io.BytesIO()
         Image.new("RGB", (width, 100)).save(file, kind)

@@ -103,7 +103,7 @@ def test_a_body_comes_in_chunks_that_arent_too_small(server, count, chunk, statu
     before = server.metric('paddle_vit_requests_total{path="other",status="400"}')
     found = server.raw(head + chunk * count + b"0\r\n\r\n")
     assert found.startswith(b"HTTP/1.1 %d " % status)
-    refused = b'{"error": "the body comes in too many small chunks"}'
+    refused = b'{"error": "the body arrives in too many small chunks"}'
     assert (refused in found) == (status == 400)
     after = server.metric('paddle_vit_requests_total{path="other",status="400"}')
     assert after - before == (status == 400)
@@ -125,7 +125,7 @@ def test_crumbs_after_a_refusal_end_the_connection_alone(server):
 def test_what_is_no_request_is_told_in_json(server):
     head, _, body = server.raw(b"GET / HTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head
-    assert json.loads(body) == {"error": "this is no HTTP request that can be read"}
+    assert json.loads(body) == {"error": "this isn't a valid HTTP request"}
 
 
 COSTLY = {

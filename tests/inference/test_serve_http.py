@@ -11,7 +11,7 @@ HOST = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST
 POST = b"POST /predict HTTP/1.1\r\nContent-Type: image/jpeg\r\n" + HOST
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-NO_REQUEST = {"error": "this is no HTTP request that can be read"}
+NO_REQUEST = {"error": "this isn't a valid HTTP request"}
 
 MALFORMED = {
     "length and chunks": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

@@ -103,9 +103,7 @@ def test_kinds_of_images_are_read_and_what_is_none_is_refused(open_server):
         assert sum(answer["predictions"][0]["probabilities"]) == pytest.approx(1)
     for name, data in NONE.items():
         status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
-        found = (
-            "it is of no known format; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
-        )
+        found = "its format is unknown; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
         assert (status, answer["error"].removeprefix(f"{name}: ")) == (422, found)
 
 
@@ -134,7 +132,7 @@ def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs)
     found = [one.get("error", "").split(";")[0] for one in answer["predictions"]]
     assert (status, found) == (
         200,
-        ["its format is TIFF", "", "its format is BMP", "it is of no known format"],
+        ["its format is TIFF", "", "its format is BMP", "its format is unknown"],
     )
     assert server.metric("paddle_vit_batch_images_sum") == before + 1
     assert b"<span>GIF, JPEG, PNG, WebP</span>" in server.ask("GET", "/")[1]

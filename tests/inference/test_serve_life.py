@@ -59,7 +59,7 @@ def started(folder, *words, **environment):
         (["-host=256.0.0.1"], "can't listen at 256.0.0.1, port 8000 ("),
         (
             ["-host=a..b"],
-            "can't listen at a..b, port 8000 (this is no host's name); choose another -host or -port",
+            "can't listen at a..b, port 8000 (this isn't a host name); choose another -host or -port",
         ),
         (
             ["-token_file="],
@@ -95,14 +95,14 @@ def test_a_classifier_that_tells_nothing_apart_is_warned_of_once(tmp_path, photo
         status, answer, _ = server.ask("POST", "/predict?top=1", photographs[0], JPEG)
         assert (status, answer["predictions"][0]["outputs"]) == (200, [0])
         assert answer["predictions"][0]["probabilities"] == [0.5]
-        warning = "warning: .*: its classifier's values are the same for all classes: each gets the same probability"
+        warning = "warning: .*: the weights of its classifier are the same for all classes, so all classes get the same probability"
         assert len(re.findall(warning, server.text("err"))) == 1
 
 
 def test_more_of_the_same(tmp_path, checkpoint):
     (tmp_path / "short").write_text("secret\n")
     status, _, err = started(tmp_path, checkpoint, "-token_file=short")
-    expected = "expected 16 printable ASCII characters or more, without blanks"
+    expected = "expected 16 printable ASCII characters or more, without spaces"
     assert (status, err) == (2, f"error: short holds a token of 6 characters, {expected}\n")
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nf = u.find_spec\n"
@@ -180,7 +180,9 @@ def test_from_loading_to_the_drain(patient, photographs):
     assert TOKEN not in patient.text()
 
     os.kill(patient.workers()[0], signal.SIGKILL)
-    patient.said("a worker was killed by SIGKILL; another one starts, 0 images go to it", "err")
+    patient.said(
+        "a worker was killed by SIGKILL; a new one is started and gets its 0 images", "err"
+    )
     # it waits for the other one
     assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200
     [worker] = patient.workers()
@@ -196,11 +198,11 @@ def test_from_loading_to_the_drain(patient, photographs):
         assert int(headers["retry-after"]) >= 1
         assert answer["error"].startswith("too many images are waiting; try again in ")
         patient.process.send_signal(signal.SIGTERM)
-        patient.said("stopped by SIGTERM: 6 requests are answered first", "err")
+        patient.said("stopped by SIGTERM: 6 requests are finished first", "err")
         wait_until(lambda: patient.ask("GET", "/ready")[0] == 503)
         assert patient.ask("GET", "/ready")[1]["status"] == "draining"
         status, answer, _ = patient.ask("POST", "/predict", photographs[0], bearing)
-        assert (status, answer) == (503, {"error": "the server is ending"})
+        assert (status, answer) == (503, {"error": "the server is shutting down"})
         os.kill(worker, signal.SIGCONT)
         assert [one.result()[0] for one in taken] == [200] * 6
     assert patient.process.wait(20) == 143

@@ -120,16 +120,16 @@ def test_an_image_that_cant_be_read_is_an_entry_of_its_own(segmenter, weights, i
     assert (status, answer) == (413, {"error": line})
     status, answer, _ = segmenter.ask("POST", "/mask", b"text", JPEG)
     assert status == 422
-    assert answer["error"].startswith("image 0: it is of no known format")
+    assert answer["error"].startswith("image 0: its format is unknown")
 
 
 def test_each_kind_of_model_refuses_the_others_answers(segmenter, server, images):
     status, answer, _ = segmenter.ask("POST", "/attention", images[0], JPEG)
-    line = "small gives a class for each pixel, and no picture of where it looks; /mask answers"
+    line = "small classifies pixels and can't explain its answer by a map; use /mask"
     assert (status, answer["error"].startswith(line)) == (404, True)
     status, answer, _ = server.ask("POST", "/mask", images[0], JPEG)
     assert status == 404
-    assert answer["error"].endswith("and none of its pixels; send it to /predict")
+    assert answer["error"].endswith("not pixels; use /predict")
     before = server.metric("paddle_vit_batch_images_sum")
     server.ask("POST", "/mask", images[0], JPEG)
     assert server.metric("paddle_vit_batch_images_sum") == before
@@ -161,19 +161,21 @@ def test_an_image_that_takes_too_much_memory_gets_a_line(weights, images):
 
     def short(pixels):
         if pixels.shape[2:] == list(prepared[0][0].shape[:2]):
-            raise MemoryError("9 GB were asked for")
+            raise MemoryError("9 GB were requested")
         return forward(pixels)
 
     predictor._forward = short
     answers, pictures = answer_batch(predictor, wanted, prepared, [])
-    line = f"out of memory: 9 GB were asked for; it has {width} x {height} pixels: -o HEAD.STRIDE"
+    line = (
+        f"out of memory: 9 GB were requested; it has {width} x {height} pixels: set -o HEAD.STRIDE"
+    )
     assert answers[0]["error"].startswith(line)
     assert pictures[0] == b""
     assert answers[1]["percents"]
     assert pictures[1].startswith(b"\x89PNG")
     predictor._forward = lambda pixels: forward(pixels) * np.nan
     answers, _ = answer_batch(predictor, wanted, prepared, [])
-    assert answers == [{"failed": "the weights give no finite logits for it"}] * 2
+    assert answers == [{"failed": "the weights yield non-finite logits for it"}] * 2
 
 
 # ------------------------------------------------------------------ the page

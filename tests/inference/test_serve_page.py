@@ -73,8 +73,8 @@ def test_what_cant_be_read_is_told_in_the_page(server, browser, tmp_path):
     (tmp_path / "text.png").write_bytes(b"text")
     browser.open(f"http://127.0.0.1:{server.port}/", 390)
     browser.choose("#file", tmp_path / "text.png")
-    browser.wait(f"{TEXT.format('said')}.includes('known format')")
-    assert browser.value(TEXT.format("said")).startswith("text.png: it is of no known format")
+    browser.wait(f"{TEXT.format('said')}.includes('format is unknown')")
+    assert browser.value(TEXT.format("said")).startswith("text.png: its format is unknown")
     assert browser.value("document.getElementById('said').className") == "bad"
     assert browser.value("document.getElementById('found').hidden")
     pictured(browser, "refused-390")

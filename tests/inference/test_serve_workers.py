@@ -45,7 +45,9 @@ def test_a_worker_that_hangs_costs_a_timeout_and_is_replaced(checkpoint, photogr
         os.kill(worker, signal.SIGSTOP)
         status, answer, _ = server.ask("POST", "/predict", photographs[0], JPEG)
         assert (status, answer) == (504, {"error": "there was no answer within 1 s"})
-        server.said("a worker was killed by SIGKILL; another one starts, 0 images go to it", "err")
+        server.said(
+            "a worker was killed by SIGKILL; a new one is started and gets its 0 images", "err"
+        )
         wait_until(lambda: server.ask("GET", "/ready")[0] == 200)
         assert server.ask("POST", "/predict", photographs[0], JPEG)[0] == 200
         assert server.metric("paddle_vit_worker_restarts_total") == 1
@@ -139,14 +141,14 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         workers[0].ready = False
         pool._handle(workers[1], {**loaded, "fingerprint": "b"}, [])
         with pytest.raises(
-            RunError, match="model has changed since the server started; start the server anew"
+            RunError, match="model has changed since the server started; start the server again"
         ):
             await pool.ended
 
     asyncio.run(lives())
     went = "error: a worker can't be replaced, 1 go on: "
     assert capsys.readouterr().err.splitlines() == [
-        f"{went}model has changed since the server started; start the server anew",
+        f"{went}model has changed since the server started; start the server again",
         f"{went}no weights at model",
     ]
 
@@ -167,7 +169,7 @@ def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_
         os.kill(server.workers()[0], signal.SIGKILL)
         assert server.process.wait(30) == 1
         last = server.text("err").splitlines()[-1]
-    assert last == f"error: {file} has changed since the server started; start the server anew"
+    assert last == f"error: {file} has changed since the server started; start the server again"
 
 
 @pytest.mark.slow
@@ -247,7 +249,7 @@ def lost(item):
 
 ENDED = (
     500,
-    "the process that worked on an image was killed by SIGSEGV; the image isn't tried again",
+    "the process that worked on an image was killed by SIGSEGV; the image isn't processed again",
 )
 
 
@@ -270,7 +272,7 @@ def test_an_image_that_ended_its_worker_as_it_was_read_is_given_up_with_its_requ
         assert pool.metrics.restarts._value.get() == 1
 
     asyncio.run(lives())
-    how = "a worker was killed by SIGSEGV on an image from 1.2.3.4; another one starts, 4 images go to it"
+    how = "a worker was killed by SIGSEGV on an image from 1.2.3.4; a new one is started and gets its 4 images"
     assert capsys.readouterr().err.splitlines() == [how]
 
 
@@ -316,7 +318,7 @@ def test_ends_without_a_request_end_the_server_and_an_answer_forgives_them():
             pool._record_end(worker_with(reading=images(1)), -signal.SIGKILL)
         assert (pool._failures, pool.ended.done()) == (8, False)
         pool._record_end(worker_with(), 1)
-        line = "9 workers ended in a row, the last one ended with exit status 1; is memory short?"
+        line = "9 workers ended in a row, the last one ended with exit status 1; out of memory?"
         with pytest.raises(RunError, match=line):
             await pool.ended
 
@@ -403,13 +405,13 @@ def test_clients_that_end_workers_cost_others_time_alone(checkpoint, photographs
             for one in asking:
                 one.result(300)
             answers = [attack.result(300) for attack in attacks]
-        line = (
-            "the process that worked on an image was killed by SIGKILL; the image isn't tried again"
-        )
+        line = "the process that worked on an image was killed by SIGKILL; the image isn't processed again"
         assert answers[:3] == [(500, {"error": line})] * 3
         assert answers[3] == (504, {"error": "reading an image took more than 24 s"})
         assert server.metric("paddle_vit_worker_restarts_total") == 4  # one for each
-        assert server.text("err").count("\n") == server.text("err").count("another one starts") == 4
+        assert (
+            server.text("err").count("\n") == server.text("err").count("a new one is started") == 4
+        )
         assert server.process.poll() is None
 
 
@@ -428,5 +430,5 @@ def test_workers_that_end_again_and_again_end_the_server(checkpoint, tmp_path):
         last = server.text("err").splitlines()[-1]
     assert (
         last
-        == "error: 6 workers ended in a row, the last one was killed by SIGKILL; is memory short?"
+        == "error: 6 workers ended in a row, the last one was killed by SIGKILL; out of memory?"
     )

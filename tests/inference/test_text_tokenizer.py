@@ -109,7 +109,7 @@ def test_weights_without_a_tokenizer_are_refused(tmp_path, name, file, needed):
     for other in ("merges.txt", "vocab.json"):
         (folder / other).unlink(missing_ok=True)
     with pytest.raises(
-        InputError, match=f"has no tokenizer beside its weights; copy .*{needed}|{needed}"
+        InputError, match=f"has no tokenizer next to its weights; copy .*{needed}|{needed}"
     ):
         tokenizer_of(folder)
 
@@ -241,7 +241,9 @@ def test_a_link_out_of_the_folder_isnt_quoted(tmp_path):
     (folder / "merges.txt").unlink()
     (tmp_path / "secret").write_text("#version\nlogin hunter2\n")
     (folder / "merges.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(InputError, match="one of them is a link out of its folder") as caught:
+    with pytest.raises(
+        InputError, match="one of them is a link to a file outside its folder"
+    ) as caught:
         tokenizer_of(folder)(["a"])
     assert "login" not in str(caught.value)
     # The user's own file is quoted, as it says what to repair.
@@ -260,7 +262,9 @@ def test_without_the_packages_the_command_is_named(monkeypatch):
         return real([*command[:-1], "-c", run], **named)
 
     monkeypatch.setattr(module.subprocess, "run", without)
-    with pytest.raises(InputError, match=r"lacks sentencepiece, which texts need; pip install tok"):
+    with pytest.raises(
+        InputError, match=r"lacks sentencepiece, which text models need; pip install tok"
+    ):
         tokenizer_of(GOLDEN / "siglip")(["a"])
 
 

@@ -59,7 +59,7 @@ def test_one_crop_isnt_five(tmp_path):
     )
     with pytest.raises(
         InputError,
-        match="an image that is squashed to the crop's size has one crop; take -tta flip",
+        match="an image that is squashed to the size of the crop has only one crop; use -tta flip",
     ):
         list(predictor.stream([PHOTOGRAPH], tta="five"))
 
@@ -69,6 +69,6 @@ def test_a_padded_image_has_one_crop(tmp_path):
         photographs.write_weights(tmp_path / "model.safetensors"),
         options=["DATA.CROP_PCT", "1.15"],
     )
-    with pytest.raises(InputError, match="an image is smaller than the crop, which then has one"):
+    with pytest.raises(InputError, match="images are smaller than the crop, which can't be moved"):
         list(predictor.stream([PHOTOGRAPH], tta="ten"))
     assert len(list(predictor.stream([PHOTOGRAPH], tta="flip"))) == 1

@@ -225,7 +225,7 @@ def test_rollout_is_its_formula(kind):
         (
             "mixer",
             attention,
-            "MlpMixer has no attention that can be drawn; cam shows what it looks at, too",
+            "MlpMixer has no attention that can be drawn; use cam instead",
         ),
         (
             "vit",

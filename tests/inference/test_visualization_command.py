@@ -79,29 +79,29 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
     [
         (
             "attention M PHOTO -output there.png",
-            "-output is there.png, which is there already; choose a new name",
+            "-output is there.png, which already exists; choose a new name",
         ),
         (
             "attention M PHOTO -output x.jpg",
-            "-output is x.jpg, expected a name that ends in .png, or a folder's",
+            "-output is x.jpg, expected a file that ends in .png, or a folder",
         ),
         (
             "attention M PHOTO -output x.png -class 1",
-            "-class does nothing for attention; it is for cam",
+            "-class has no effect for attention; it is for cam",
         ),
         (
             "rollout M PHOTO -output x.png -block 1",
-            "-block does nothing for rollout; it is for attention, features",
+            "-block has no effect for rollout; it is for attention, features",
         ),
         (
             "rollout M PHOTO -output x.png -mass 0.6",
-            "-mass does nothing for rollout; it is for attention",
+            "-mass has no effect for rollout; it is for attention",
         ),
         ("attention M PHOTO -output x.png -mass 0", "-mass is 0, expected above 0 to 1"),
         ("attention M PHOTO -output x.png -mass nan", "-mass is nan, expected above 0 to 1"),
         (
             "features M PHOTO -output x.png -threshold 0.5",
-            "-threshold does nothing but for features -method foreground",
+            "-threshold only has an effect on features -method foreground",
         ),
         (
             "features M PHOTO -output x.png -method foreground -threshold 1.5",
@@ -115,15 +115,15 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
             "rollout M PHOTO -output x.png -method a",
             "-method is 'a', rollout has no methods; leave it out",
         ),
-        ("positions M PHOTO -output x.png", "positions takes no images; leave them out"),
+        ("positions M PHOTO -output x.png", "positions doesn't need images; leave them out"),
         ("cam M -output x.png", "cam needs images"),
         ("predictions M PHOTO -output x.png -most 0", "-most is 0, expected 1 or more"),
         ("cam M none.jpg -output x.png", "'none.jpg': there is no such file or folder"),
         (
             "cam M PHOTO -output there.png/a/x.png",
-            "there.png is no folder that can be written to; choose another",
+            "there.png isn't a writable folder; choose another",
         ),
-        ("cam M empty -output x.png", "empty: holds no image; images end in .jpg .jpeg .png"),
+        ("cam M empty -output x.png", "empty: no image files found; images end in .jpg .jpeg .png"),
     ],
 )
 def test_a_wrong_command_line_is_a_line(tmp_path, monkeypatch, arguments, message):
@@ -156,7 +156,7 @@ def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tm
     with pytest.raises(InputError, match="rollout isn't defined for SwinTransformer"):
         one_by_one("rollout", swin, [str(one)], MapOptions(), tmp_path / "c")
     with pytest.raises(
-        InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"
+        InputError, match="found 17 images, a picture shows 16 at most; set -output to a folder"
     ):
         one_by_one("cam", swin, [str(one)] * 17, MapOptions(), tmp_path / "c.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "broken.png"]
@@ -166,9 +166,9 @@ def test_an_exported_model_isnt_looked_into(files):
     predictor = Predictor(files["convnext_tiny"])
     predictor.model = None
     for look in (overlay, predict_image):
-        with pytest.raises(InputError, match="an exported model has no layers to look into"):
+        with pytest.raises(InputError, match="an exported model has no accessible layers"):
             look(predictor, load_sample_images().images[0])
-    with pytest.raises(InputError, match="an exported model has no layers to look into"):
+    with pytest.raises(InputError, match="an exported model has no accessible layers"):
         positions(predictor)
 
 
@@ -179,7 +179,7 @@ def test_a_picture_that_cant_be_written_is_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(
         RunError,
-        match=r"a.png isn't written \(No space left on device\); .*, or choose another -output",
+        match=r"a.png can't be written \(No space left on device\); .*, or choose another -output",
     ):
         _write(tmp_path / "a.png", b"x")
     assert not list(tmp_path.iterdir())
@@ -189,7 +189,7 @@ def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
     none = Predictor(saved(tmp_path, "convnext_tiny", (), ["MODEL.NUM_CLASSES", "0"]))
     photograph = load_sample_images().images[0]
     with pytest.raises(
-        InputError, match=r"the model has no classifier \(NUM_CLASSES 0\): no class has a map"
+        InputError, match=r"the model has no classifier \(NUM_CLASSES 0\): use attention"
     ):
         overlay(none, photograph)
     assert opened(

@@ -84,7 +84,7 @@ def test_the_tool_draws_them(merging, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "block", "message"),
     [
-        ("vit_small_patch16_224", [], None, "MODEL.MERGE_TOKENS is 0, so nothing is merged; give -o"),
+        ("vit_small_patch16_224", [], None, "MODEL.MERGE_TOKENS is 0, so no tokens are merged; pass -o"),
         ("convnext_tiny", [], None, "merging isn't defined for ConvNeXt: only MODEL.TYPE vit merges"),
         ("vit_small_patch16_224", MERGES, 99, "-block is 99, the model has "),
     ],

@@ -49,7 +49,7 @@ def test_an_overlay_is_the_attention_where_there_is_some(files, name):
     if name == "convnext_tiny":
         assert found == overlay(predictor, photograph, "cam")
         with pytest.raises(
-            InputError, match="ConvNeXt has no attention that can be drawn; cam shows"
+            InputError, match="ConvNeXt has no attention that can be drawn; use cam"
         ):
             overlay(predictor, photograph, "attention")
     else:
@@ -196,7 +196,7 @@ def test_positions_are_the_models(files):
         positions(predictor, 3)
     with pytest.raises(
         InputError,
-        match="ConvNeXt has no position embeddings and no table of relative positions; positions is for",
+        match="ConvNeXt has no position embeddings and no table of relative positions; positions supports",
     ):
         positions(Predictor(files["convnext_tiny"]))
 
@@ -210,10 +210,10 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
     near = np.linalg.norm(places[:, None] - places, axis=2)
     near[range(24), range(24)] = np.inf
     assert (near.argmin(1) // 12 == np.arange(24) // 12).all()
-    with pytest.raises(InputError, match="found 4 images, expected 5 or more"):
+    with pytest.raises(InputError, match="found 4 images, expected at least 5"):
         plane(features[:4])
     with pytest.raises(
-        InputError, match="umap-learn isn't installed; pip install umap-learn, or take -method tsne"
+        InputError, match="umap-learn isn't installed; pip install umap-learn, or use -method tsne"
     ):
         plane(features, "umap")
 
@@ -250,7 +250,7 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
     assert f"2 of {len(certain)} shown" in title
     assert {panel.frame for panel in panels} == {WRONG}
     assert all("\nit is " in panel.title for panel in panels)
-    with pytest.raises(InputError, match="there is no mistake to show: 8 of 8 right"):
+    with pytest.raises(InputError, match="there are no mistakes to show: 8 of 8 right"):
         predictions(predictor, images, said, mistakes=True)
     with pytest.raises(InputError, match="-mistakes needs the true classes"):
         predictions(predictor, images, [None] * 8, mistakes=True)

@@ -77,7 +77,9 @@ def test_words_have_room_of_their_own(shapes, columns, figures):
             ]
         )
     title = "vit_small_patch16_224: attention of the class and distillation tokens, block 11 (12 blocks, from 0)"
-    sheet(rows, title, "attention, from 0 to the most in its panel (at least twice the mean)")
+    sheet(
+        rows, title, "attention, from 0 to the highest value in its panel (at least twice the mean)"
+    )
     _, images = boxes(figures[0])
     assert len(images) == columns * len(shapes) + 1
     for (height, width), own in zip(shapes, images[::columns], strict=False):
@@ -149,7 +151,7 @@ def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figure
 
     monkeypatch.setattr(fonts, "_FAMILIES", ("DejaVu Sans", "Tiny CJK"))
     without = drawn()
-    said = "the fonts of this machine lack the letter 图 (U+56FE): a box is drawn; install Noto Sans CJK, say\n"
+    said = "the fonts of this machine lack the letter 图 (U+56FE): a box is drawn instead; install a font such as Noto Sans CJK\n"
     assert capsys.readouterr().err == said  # once
     font_manager.fontManager.addfont(tiny_font(tmp_path / "tiny.ttf"))
     found = drawn()

@@ -148,7 +148,7 @@ def test_many_classes_are_embedded_part_by_part(monkeypatch):
     np.testing.assert_allclose(parts, whole, atol=1e-5)
     # Pairs of classes are found across parts, too.
     alike = text_classifier(encoder, ["a", "b", "c", "d", "a"], ["{}"]).alike
-    assert alike == "the classes 'a' and 'a' have the same tokens: no image tells them apart"
+    assert alike == "the classes 'a' and 'a' have the same tokens, so they can't be distinguished"
 
 
 # CLIP's and SigLIP's rules say what a token is. A cut sentence may lack its class.
@@ -204,7 +204,7 @@ def test_a_text_tower_that_isnt_finite_is_refused(tmp_path):
     arrays = load_file(folder / "model.safetensors")
     arrays["text_projection.weight"][:] = 3e38
     save_file(arrays, folder / "model.safetensors")
-    with pytest.raises(InputError, match="its text tower's embeddings aren't finite"):
+    with pytest.raises(InputError, match="the embeddings of its text tower aren't finite"):
         text_classifier(TextEncoder(folder), CLASSES)
 
 
@@ -243,8 +243,8 @@ def test_a_name_takes_the_place_in_a_sentence():
         ("{} and {}\n", r"has 2 places"),
         ("\n \n", "it has 0 templates, expected 1 to 1000"),
         ("{}\n" * 1001, "it has 1001 templates"),
-        ("a {}\x0bb {}\n", "has a character that can't be printed"),
-        ("a {}\u2028b {}\n", "has a character that can't be printed"),
+        ("a {}\x0bb {}\n", "has an unprintable character"),
+        ("a {}\u2028b {}\n", "has an unprintable character"),
     ],
 )
 def test_templates_that_cant_be_read_are_refused(tmp_path, text, problem):
@@ -258,7 +258,7 @@ def test_templates_of_other_systems_are_the_same(tmp_path):
         (tmp_path / f"{number}.txt").write_bytes(data)
         assert read_templates(tmp_path / f"{number}.txt") == ["a {}.", "the {}"]
     (tmp_path / "utf16.txt").write_text("a {}", encoding="utf-16")
-    with pytest.raises(InputError, match="it is in UTF-16; save it in UTF-8"):
+    with pytest.raises(InputError, match="it is UTF-16; save it as UTF-8"):
         read_templates(tmp_path / "utf16.txt")
 
 
@@ -271,7 +271,7 @@ def test_a_multilabel_classifier_gives_a_sigmoid_to_each_class(answers):
 
 
 def test_weights_of_an_image_tower_take_no_other_classes():
-    with pytest.raises(InputError, match="found 3 names of classes, the model has 10 outputs"):
+    with pytest.raises(InputError, match="found 3 class names, but the model has 10 outputs"):
         Predictor("digits", classes=CLASSES)
 
 
@@ -317,7 +317,7 @@ def test_evaluation_training_and_wise_ft(place):
             *options,
         )
         assert (status, err) == (0, "")
-        assert "classifier left fresh" not in out
+        assert "classifier initialised randomly" not in out
     with open_weights(place / "made") as before, open_weights(place / "probe") as after:
         assert (np.asarray(before.arrays["blocks.0.mlp.fc1.weight"])
                 == np.asarray(after.arrays["blocks.0.mlp.fc1.weight"])).all()  # fmt: skip
@@ -353,10 +353,10 @@ def test_a_weighted_mean_is_computed_in_float64(tmp_path):
         (["-weights", "0.5"], "-weights has 1 number, expected one for each of the 2 checkpoints"),
         (
             ["-weights", "0.5", "0.6"],
-            "-weights are 0.5, 0.6, expected numbers from 0 on that add up",
+            "-weights are 0.5, 0.6, expected non-negative numbers that add up",
         ),
-        (["-weights", "1.5", "-0.5"], "-weights are 1.5, -0.5, expected numbers from 0 on"),
-        (["-weights", "0.5", "0.5", "--greedy"], "-weights and --greedy both say what is averaged"),
+        (["-weights", "1.5", "-0.5"], "-weights are 1.5, -0.5, expected non-negative numbers"),
+        (["-weights", "0.5", "0.5", "--greedy"], "-weights and --greedy can't be combined"),
     ],
 )
 def test_shares_that_dont_fit_are_refused(tmp_path, words, problem):
@@ -427,7 +427,7 @@ def test_classes_of_a_call_answer_as_a_classifier_of_them():
         (["a"] * 101, "found 101 classes"),
         (["a", " "], "a class's name has 1 character, expected 1 to 200"),
         (["b" * 201], "a class's name has 201 characters, expected 1 to 200"),
-        (["a", "a"], "a class is there twice"),
+        (["a", "a"], "a class occurs twice"),
     ],
 )
 def test_names_that_a_call_doesnt_take(names, problem):
@@ -457,7 +457,7 @@ def test_a_server_takes_the_classes_of_a_request(place, tmp_path):
         status, answer = post(server)
         assert status == 422
         assert answer["error"] == (
-            "the model has no classes of its own; name some: classes=red flower,bee"
+            "the model has no fixed classes; pass some: classes=red flower,bee"
         )
         assert post(server, named("a", "a"))[0] == 422
         assert post(server, "?classes=")[0] == 422
@@ -528,10 +528,10 @@ def test_a_text_that_is_cut_is_named_and_an_index_keeps_its_pool(place, tmp_path
     words = ["-index", "j.index", place / "data" / "val", "-pool", "embedding"]
     status, _, err = command("tools/search.py", tmp_path, *words)
     assert status == 2
-    assert "-pool is embedding, the features were made with avg; leave it out, or make" in err
+    assert "-pool is embedding, but the features were made with avg; leave it out, or make" in err
     status, _, err = command("tools/search.py", tmp_path, "a", "j.index", "-pool", "embedding")
     assert status == 2
-    assert "-pool is embedding, the features were made with avg" in err
+    assert "-pool is embedding, but the features were made with avg" in err
 
 
 def test_the_text_tower_is_read_once_for_all_texts(place, monkeypatch):
@@ -553,7 +553,8 @@ def test_an_index_without_embeddings_takes_no_texts(place, tmp_path):
     status, _, err = command("tools/search.py", tmp_path, "a cat", "i.index")
     assert status == 2
     assert (
-        "a cat is no file; a text is compared with the embeddings of CLIP and SigLIP alone" in err
+        "a cat isn't a file, and texts can only be compared with embeddings of CLIP and SigLIP"
+        in err
     )
 
 
@@ -575,12 +576,12 @@ def test_the_command_predicts_named_classes(place):
         (
             "zero_shot",
             ["clip", "-output", "x"],
-            "give the classes: either -classes FILE, or -data_p",
+            "the classes are missing: pass either -classes FILE, or -data_p",
         ),
         (
             "zero_shot",
             ["digits", "-classes", "classes.txt", "-output", "x"],
-            "found 3 names of class",
+            "found 3 class names",
         ),
         ("zero_shot", ["clip", "-classes", "none.txt", "-output", "x"], "none.txt"),
         (
@@ -591,18 +592,18 @@ def test_the_command_predicts_named_classes(place):
         (
             "predict",
             ["digits", "data", "-templates", "templates.txt"],
-            "holds no text tower; take w",
+            "has no text tower; use w",
         ),
-        ("export_model", ["-pretrained=digits", "-output=x", "-tower=text"], "holds no text tower"),
+        ("export_model", ["-pretrained=digits", "-output=x", "-tower=text"], "has no text tower"),
         (
             "export_model",
             ["-pretrained=clip", "-output=x", "-tower=text", "-format=paddlex"],
-            "-format paddlex isn't made of text towers; use paddle, onnx, openvino",
+            "-format paddlex isn't supported for text towers; use paddle, onnx, openvino",
         ),
         (
             "export_model",
             ["-pretrained=clip", "-output=x", "-tower=text", "-format=onnx", "-precision=int8"],
-            "-tower text has no -precision int8; leave it out",
+            "-tower text doesn't support -precision int8; leave it out",
         ),
     ],
 )

@@ -178,7 +178,7 @@ def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd
 def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, name, capfd):
     variables(**{name: 3})
     assert not is_launched()
-    line = f"note: {name} is 3, which this program doesn't read: it runs on this machine alone; for one run of all ranks"
+    line = f"note: {name} is 3, which isn't supported: it runs on this machine alone; for one run of all ranks"
     assert capfd.readouterr().err.startswith(line)
     # srun sets PMIX_RANK for a single task, too
     variables(SLURM_STEP_ID=0, SLURM_STEP_NUM_TASKS=1, SLURM_PROCID=0)
@@ -193,7 +193,7 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
     [
         (
             mpi(launchers.MPI[0], 2, 2, 0, 2, PMIX_NAMESPACE=1),
-            "OMPI_COMM_WORLD_RANK is 2, expected a number below 2",
+            "OMPI_COMM_WORLD_RANK is 2, expected a number from 0 to 1",
         ),
         (
             mpi(launchers.MPI[0], 1, 4, 1, 2, PMIX_NAMESPACE=1),
@@ -221,7 +221,7 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
         ),
         (
             SLURM | {"SLURM_PROCID": "7"},
-            "SLURM_PROCID is 7, expected a number below 7: the first is 0",
+            "SLURM_PROCID is 7, expected a number from 0 to 6",
         ),
         (
             SLURM | {"SLURM_NODELIST": "node[3-1]"},
@@ -241,11 +241,11 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
         ),
         (
             TORCHRUN_VARIABLES | {"RANK": "4", "LOCAL_RANK": 0},
-            "^RANK is 4, expected a number below 4: the first is 0",
+            "^RANK is 4, expected a number from 0 to 3",
         ),
         (
             TORCHRUN_VARIABLES | {"LOCAL_WORLD_SIZE": 1},
-            "LOCAL_RANK is 1, expected a number below 1: the first is 0",
+            "LOCAL_RANK is 1, expected a number from 0 to 0",
         ),
         (TORCHRUN_VARIABLES | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
         # one, in Arabic
@@ -277,7 +277,7 @@ PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.
         (
             TORCHRUN_VARIABLES | {"RANK": 4},
             ("10.0.0.1:29500", "4", "4"),
-            "RANK is 4, expected a number below 4: the first is 0",
+            "RANK is 4, expected a number from 0 to 3",
         ),
         (
             TORCHRUN_VARIABLES | {"RANK": "x"},
@@ -292,7 +292,7 @@ PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.
         (
             TORCHRUN_VARIABLES | {"LOCAL_WORLD_SIZE": 5, "TORCHELASTIC_USE_AGENT_STORE": "True"},
             ("10.0.0.1:29501", "3", "4"),
-            "LOCAL_WORLD_SIZE is 5, but WORLD_SIZE is 4: a machine has at most all of a run's ranks",
+            "LOCAL_WORLD_SIZE is 5, but WORLD_SIZE is 4: a machine can't have more ranks than the run",
         ),
         (
             TORCHRUN_VARIABLES | {"LOCAL_RANK": ""},
@@ -502,9 +502,7 @@ def test_the_scripts_flags_for_paddles_launcher(variables):
     flags = f"--nproc_per_node {devices.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
     assert nodes.launcher_flags() == flags.split()
     variables(NODE_RANK=1)
-    with pytest.raises(
-        InputError, match="NODE_RANK is 1, expected a number below 1: the first is 0"
-    ):
+    with pytest.raises(InputError, match="NODE_RANK is 1, expected a number from 0 to 0"):
         nodes.launcher_flags()
 
 

@@ -97,7 +97,7 @@ def test_a_lock_is_a_file_that_a_process_signed(tmp_path):
     for content in (b"mine", b"process", b"process 12\nmine", b"process 12 "):
         path.write_bytes(content)
         with pytest.raises(
-            FileExistsError, match="it is another program's file, no lock: '.*/.lock'"
+            FileExistsError, match="it belongs to another program, and isn't a lock: '.*/.lock'"
         ):
             open_lock(path, b"process [0-9]+")
         assert path.read_bytes() == content
@@ -185,9 +185,7 @@ def test_links_in_a_folder_are_named(tmp_path):
     (tmp_path / "run_2").symlink_to("nowhere")
     (tmp_path / "best").symlink_to("run_1")
     (tmp_path / "run_1").mkdir()
-    with pytest.raises(
-        OSError, match=r"it is a link, through which nothing is written: '.*/run_2'$"
-    ):
+    with pytest.raises(OSError, match=r"it is a link, and links aren't written to: '.*/run_2'$"):
         refuse_links(tmp_path, "run_[0-9]")
     refuse_links(tmp_path, "run_1|sweep.csv")
 

@@ -299,7 +299,7 @@ def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_
         return statuses(run), printed(run).splitlines()[-1]
 
     seen = "error: no weights at no"
-    line = "error: 2 GPUs are visible, but Paddle finds none; tools/doctor.py looks for the cause; CUDA_VIS"
+    line = "error: 2 GPUs are visible, but Paddle finds none; run tools/doctor.py to find the cause; CUDA_VIS"
     for program in ("main_single_gpu.py", "main_multi_gpu.py"):
         status, said = run(program)
         assert status == [2]

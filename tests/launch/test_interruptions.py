@@ -144,6 +144,6 @@ def test_a_command_that_goes_on_in_a_new_folder_may_be_given_again(tmp_path, tin
     state = tmp_path / "new" / "checkpoints" / "epoch_0001" / "SHA256SUMS"
     state.write_text(state.read_text().replace("model", "other"))
     shutil.rmtree(tmp_path / "new" / "checkpoints" / "epoch_0003")
-    with pytest.raises(InputError, match="holds another run than"):
+    with pytest.raises(InputError, match="contains another run than"):
         train(options, tmp_path / "new", 32)
     assert json.loads((tmp_path / "new" / "result.json").read_text())["best"]["epoch"] == 1

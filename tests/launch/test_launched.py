@@ -71,12 +71,12 @@ CAUSES = [
     (
         [WAIT, (dummy_ranks.kill, signal.SIGKILL), WAIT],
         1,
-        "error: rank 1 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7",
+        "error: rank 1 {} was killed by SIGKILL \\(out of memory\\?\\) at step 7",
     ),
     (
         [(dummy_ranks.kill, signal.SIGKILL), WAIT],
         1,
-        "error: rank 0 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7",
+        "error: rank 0 {} was killed by SIGKILL \\(out of memory\\?\\) at step 7",
     ),
     (
         [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSEGV)],
@@ -87,7 +87,7 @@ CAUSES = [
     (
         [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSTOP)],
         1,
-        r"error: rank 1 {} is suspended \(SIGSTOP, or a debugger\) at step 7, and the others waited for it in vain",
+        r"error: rank 1 {} is suspended \(SIGSTOP, or a debugger\) at step 7, and the other ranks waited for it",
     ),
 ]
 
@@ -119,7 +119,7 @@ def test_ranks_that_end_well_say_nothing_whoever_is_first(run):
 
 
 def test_ranks_that_have_not_begun_are_stopped_at_once(run):
-    said = "stopped by SIGTERM before the first step: nothing to save\n"
+    said = "stopped by SIGTERM before the first step; there is nothing to save\n"
     assert run((dummy_ranks.stop_early,), (dummy_ranks.stop_early,)) == ([143, 143], [said, said])
 
 

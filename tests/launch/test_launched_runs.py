@@ -202,7 +202,7 @@ def test_the_ranks_of_a_machine_read_the_data_once(tmp_path):
         for rank in (1, 0)
     ]
     assert statuses(*started) == [0, 0], printed(*started)
-    assert printed(*started).count("isn't there yet: decoding") == 2  # training and validation
+    assert printed(*started).count("doesn't exist yet: decoding") == 2  # training and validation
     flags = ("-cfg=vit_digits", "-dataset=folder", "-data_path=absent")
     wrong = [torchrun(tmp_path, rank, port, *flags) for rank in (1, 0)]
     assert statuses(*wrong) == [2, 2]
@@ -225,7 +225,7 @@ def test_under_torchrun_a_taken_port_is_named_and_other_machines_end(tmp_path):
     )
     assert statuses(second) == [1]
     silent = f"rank 0 didn't answer at 127.0.0.1:{port} within 0.2 s"
-    message = rf"rank 1: error: {silent} \(.*\); rank 1 on .* waited for it: .*\n"
+    message = rf"rank 1: error: {silent} \(.*\); rank 1 on .* waited for it; .*\n"
     assert re.fullmatch(message, printed(second))
 
 

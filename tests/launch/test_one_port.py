@@ -62,7 +62,7 @@ def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
         f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
     )
     assert found[stays, 0] == (2, taken)
-    meet = f"rank 0 at 127.0.0.1:{port} waits for 2 ranks of job {goes}, but this is one of 2 ranks of job {stays}: "
+    meet = f"rank 0 at 127.0.0.1:{port} waits for 2 ranks of job {goes}, but this one belongs to 2 ranks of job {stays}: "
     # it came when the others had met
     late = f"rank 0 didn't answer at 127.0.0.1:{port} within 12 s"
     assert found[stays, 1][0] in (1, 2)
@@ -124,7 +124,7 @@ def test_a_rank_whose_numbers_contradict_ends_all_soon(tmp_path, style):
         (
             1,
             {rank: 2},
-            f"rank 2 on HOST can't start: {whole[rank]} is 2, expected a number below 2: the first is 0",
+            f"rank 2 on HOST can't start: {whole[rank]} is 2, expected a number from 0 to 1",
         ),
         (
             1,
@@ -134,13 +134,13 @@ def test_a_rank_whose_numbers_contradict_ends_all_soon(tmp_path, style):
         (
             0,
             {"LOCAL_RANK": 5},
-            f"rank 0 on HOST can't start: {whole['LOCAL_RANK']} is 5, expected a number below 2",
+            f"rank 0 on HOST can't start: {whole['LOCAL_RANK']} is 5, expected a number from 0 to 1",
         ),
         (1, {size: 3}, f"rank 1 on HOST can't start: {whole[size]} is 3, but "),
         (
             1,
             {rank: 0},
-            "rank 0 on HOST has the number of one on HOST; number each rank differently",
+            "rank 0 on HOST has the same number as one on HOST; number each rank differently",
         ),
     ]
     began = time.monotonic()
@@ -170,7 +170,9 @@ def test_ranks_of_two_secrets_are_told_what_to_copy(tmp_path):
     flags = ["-cfg=vit_digits", "-o", "DIST.INIT_TIMEOUT", "6"]
     runs = [torchrun(folder, rank, port, *flags) for rank, folder in enumerate((a, b))]
     assert statuses(*runs) == [1, 2]
-    assert f"rank 1: error: rank 0 at 127.0.0.1:{port} has another secret than " in printed(runs[1])
+    assert f"rank 1: error: rank 0 at 127.0.0.1:{port} has a different secret than " in printed(
+        runs[1]
+    )
     assert (
         f"; copy {b}/.paddle_vit_secret from rank 0's machine to this one (mode 600), or set "
         in printed(runs[1])

@@ -160,7 +160,7 @@ def test_ranks_of_another_version_are_told_so(port):
             assert theirs == f"{channel.HELLO} 2"
             connection.sendall(b"differs 2 ranks\n")
         [error] = guest.result()
-    expected = f"rank 0 at {address} runs another version of this toolkit; install the same on all machines"
+    expected = f"rank 0 at {address} runs another version of this toolkit; install the same version on all machines"
     assert (str(error), error.exit_status) == (expected, 2)
 
 
@@ -210,12 +210,12 @@ def test_an_address_that_never_answers_is_named_with_who_waits(port):
         rendezvous.meet(f"127.0.0.1:{port}", 2, 4, limit=0.2, local_ranks=2)
     assert re.fullmatch(
         rf"rank 0 didn't answer at 127.0.0.1:{port} within 0.2 s \(Connection refused; DIST.INIT_TIMEOUT\); 2 ranks"
-        rf" on {machine} waited for it: start it there, correct MASTER_ADDR and MASTER_PORT, or open the .*",
+        rf" on {machine} waited for it; start it there, correct MASTER_ADDR and MASTER_PORT, or open the .*",
         str(caught.value),
     )
     assert (caught.value.exit_status, caught.value.shared) == (1, False)
     with pytest.raises(
-        RunError, match=rf"\(.*; INIT_TIMEOUT\); node 1 on {machine} waited for it: "
+        RunError, match=rf"\(.*; INIT_TIMEOUT\); node 1 on {machine} waited for it; "
     ) as caught:
         rendezvous.meet(
             f"no.such.host.invalid:{port}", 1, 2, limit=0.2, kind="node", prints_error=False
@@ -246,12 +246,12 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
         ):
             with pytest.raises(InputError) as caught:
                 stranger.result()
-            expected = f"rank 0 at {address} waits for 3 ranks of job 7, but this is one of {party}: another run has the"
+            expected = f"rank 0 at {address} waits for 3 ranks of job 7, but this one belongs to {party}: another run uses the"
             assert str(caught.value).startswith(expected)
         refused = next(as_completed(ranks))
         with pytest.raises(
             InputError,
-            match="another rank with this number came to .* first; number each differently",
+            match="another rank with this number connected to .* first; number each differently",
         ):
             refused.result()
         ranks.remove(refused)
@@ -264,15 +264,15 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
     [
         (
             {"place": 1, "count": 3},
-            "rank 1 on HOST is one of 3 ranks, rank 0 waits for 2 ranks; start all ranks with",
+            "rank 1 on HOST belongs to a run of 3 ranks, rank 0 waits for 2 ranks; start all ranks with",
         ),
         (
             {"place": 5, "count": 6},
-            "rank 5 on HOST is one of 6 ranks, rank 0 waits for 2 ranks; start all ranks with",
+            "rank 5 on HOST belongs to a run of 6 ranks, rank 0 waits for 2 ranks; start all ranks with",
         ),
         (
             {"place": 0, "count": 2},
-            "rank 0 on HOST has the number of one on HOST; number each rank differently",
+            "rank 0 on HOST has the same number as one on HOST; number each rank differently",
         ),
     ],
 )
@@ -354,8 +354,8 @@ def test_a_second_rank_0_is_told_from_a_taken_port(port, monkeypatch):
     said = sorted(map(str, together(*calls)))
     here = socket.gethostname()
     assert said == [
-        f"another rank with this number came to 127.0.0.1:{port} first; number each differently",
-        f"rank 0 on {here} has the number of one on {here}; number each rank differently",
+        f"another rank with this number connected to 127.0.0.1:{port} first; number each differently",
+        f"rank 0 on {here} has the same number as one on {here}; number each rank differently",
     ]
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(together, calls[0])
@@ -382,7 +382,7 @@ def test_rank_0_hears_at_once_of_another_secret_and_goes_on(port, capfd, monkeyp
             connection.close()
         second = pool.submit(rendezvous.meet, address, 1, 2, 20.0)
         list(pool.map(rendezvous.Meeting.ready, [first.result(), second.result()]))
-    note = "note: a process at 127.0.0.1 has another secret, and isn't admitted; rank 0 waits for its own\n"
+    note = "note: a process at 127.0.0.1 has another secret and is rejected; rank 0 waits for those of its run\n"
     assert capfd.readouterr().err.count(note) == 1
 
 
@@ -405,7 +405,7 @@ def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):
         first.close()
         with pytest.raises(
             RunError,
-            match=f"rank 0 at {address} ended before the run started; its own error message says why",
+            match=f"rank 0 at {address} ended before the run started; see its error message",
         ):
             waiting.result()
 

@@ -66,7 +66,7 @@ def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **ke
 
 
 KILLED = [(dummy_ranks.wait,), (dummy_ranks.kill, signal.SIGKILL)]
-LOST = "rank 1 was killed by SIGKILL (is memory short?) at step 7"
+LOST = "rank 1 was killed by SIGKILL (out of memory?) at step 7"
 AGAIN = "(DIST.MAX_RESTART) with 2 processes from the beginning"
 
 
@@ -88,7 +88,7 @@ def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp
         ),  # as often as was allowed
         (
             [(KILLED, 1), (KILLED, 1)],
-            f"error: {LOST}; no further restart: the last two starts completed no step",
+            f"error: {LOST}; not restarted again: the last two starts didn't complete a step",
         ),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_batch_that_fewer_devices_cannot_share_is_reported_after_the_cause(mon
     monkeypatch.setattr(main_multi_gpu, "devices_now", lambda: 3)
     config, ranks, how = main_multi_gpu.next_start(get_config(None, options), 4)
     assert (config.MODEL.RESUME, ranks) == ("auto", 3)
-    assert how.startswith("with 3 processes instead of 4, as many as there are devices now, from")
+    assert how.startswith("with 3 processes instead of 4, the number of devices now, from")
 
 
 def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():

@@ -71,7 +71,7 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
     file.chmod(0o640)
     assert (
         refusal()
-        == f"{file}: others may read the secret (mode 640); chmod 600 it, or remove it, and a new one is made"
+        == f"{file}: others may read the secret (mode 640); chmod 600 it, or remove it so that a new one is created"
     )
     file.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
@@ -87,7 +87,7 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
     file.unlink()
     os.mkfifo(file)
     assert (
-        "is no regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters"
+        "isn't a regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters"
         in refusal()
     )
 

@@ -87,7 +87,7 @@ def test_only_a_ranks_own_pickle_is_read(tmp_path):
     assert sizes[2] == [None, None]
     message = (
         "a message claiming to be from rank {} failed authentication:"
-        " another program sent it, or PADDLE_VIT_SECRET differs between the ranks"
+        " it came from another program, or PADDLE_VIT_SECRET differs between the ranks"
     )
     assert (first, second) == (message.format(1), message.format(0))
     assert not list(tmp_path.iterdir())

@@ -178,7 +178,7 @@ def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
             "ulimit -v 600000",
             "the limit on memory is 585 MB, expected 1200 MB at least, for Paddle alone; raise it (ulimit -v)",
         ),
-        ("umask 777", "umask 777 takes away your right to your own files; use umask 022"),
+        ("umask 777", "umask 777 denies you access to your own files; use umask 022"),
         (
             "mkdir gone; cd gone; rmdir ../gone",
             "the current folder no longer exists; change to another one",
@@ -211,7 +211,7 @@ def test_every_program_goes_by_lasting_streams():
 def test_shared_memory_without_room_is_named(monkeypatch):
     full = os.statvfs_result((4096, 4096, 8, 1, 1, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    message = r"^/dev/shm has 4 kB free, but 2 processes need 224 kB; free some, or mount a larger one \(docker run .*\)$"
+    message = r"^/dev/shm has 4 kB free, but 2 processes need 224 kB; free some space, or mount a larger one \(docker run .*\)$"
     with pytest.raises(InputError, match=message):
         spawned.shared_arrays(None, 2)
 

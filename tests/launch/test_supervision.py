@@ -22,7 +22,7 @@ from training import requests
 from training.requests import Requests, Stopped
 from utils import rank, world_size
 
-LOST = "rank 1 was killed by SIGKILL (is memory short?) at step 7"
+LOST = "rank 1 was killed by SIGKILL (out of memory?) at step 7"
 SPAWN = multiprocessing.get_context("spawn")
 
 # ----------------------------------------------------------------- requests
@@ -225,7 +225,7 @@ def test_a_suspended_rank_is_named_when_its_peers_give_up(ranks, capsys):
     who = f"rank 1 (process {processes[1].pid}) is suspended (SIGSTOP, or a debugger) at step 7"
     assert ended(parent, processes, capsys) == (
         1,
-        f"error: {who}, and the others waited for it in vain\n",
+        f"error: {who}, and the other ranks waited for it\n",
     )
 
 
@@ -286,7 +286,7 @@ def test_ranks_that_have_nothing_to_save_are_ended_at_once(ranks, capsys, number
     parent, processes = ranks((dummy_ranks.wait,), (dummy_ranks.wait,), beats=fresh)
     parent._send_on(signal.SIGUSR1, None)  # which would kill them: they don't listen yet
     parent._send_on(number, None)
-    said = f"stopped by {number.name} before the first step: nothing to save\n"
+    said = f"stopped by {number.name} before the first step; there is nothing to save\n"
     assert ended(parent, processes, capsys) == (status, said)
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
 

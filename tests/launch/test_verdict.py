@@ -38,16 +38,16 @@ WAITING = "rank 1 (process 41) is waiting for data at step 7"
         ),
         (
             [{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE + 1}],
-            f"error: {WAITING}, and the others",
+            f"error: {WAITING}, and the other ranks",
         ),
         ([{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE - 1}], "rank 0: Traceback"),
         (
             [ABORTED | {"gone_at": -GRACE}, {}],
-            "error: rank 0 gave up (SIGABRT) at step 7; the end of log_0.txt tells why",
+            "error: rank 0 aborted (SIGABRT) at step 7; see the end of log_0.txt",
         ),
         (
             [ABORTED | {"gone_at": -GRACE}, ABORTED | {"gone_at": -GRACE}],
-            "error: ranks 0 and 1 gave up (SIGABRT) at step 7; the end of log_0.txt and log_1.txt tells why",
+            "error: ranks 0 and 1 aborted (SIGABRT) at step 7; see the end of log_0.txt and log_1.txt",
         ),
         ([ABORTED | {"gone_at": 1e9}, {}], None),  # a cause may turn up
         (
@@ -73,7 +73,7 @@ def test_a_rank_that_was_stopped_is_why_its_peers_aborted(code):
     """One that ended itself with the status of a stop, or that the signal ended."""
     stopped = RankState(1, 41, gone=how_it_ended(code))
     fresh = [RankState(0, 40, gone="was killed by SIGABRT"), stopped]
-    said = "stopped by SIGTERM before the first step: nothing to save"
+    said = "stopped by SIGTERM before the first step; there is nothing to save"
     assert judge(fresh, 0.0, 60.0) == Verdict(143, said, lost=False)
     fresh[0].gone, fresh[0].failure = "", UNFORESEEN
     assert judge(fresh, 0.0, 60.0) == Verdict(143, said, lost=False)
@@ -83,7 +83,7 @@ def test_a_rank_that_was_stopped_is_why_its_peers_aborted(code):
 
 def test_other_ends_are_no_stops():
     assert how_it_ended(130) == how_it_ended(-signal.SIGINT) == "was stopped by SIGINT"
-    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL (is memory short?)"
+    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL (out of memory?)"
     assert (how_it_ended(1), how_it_ended(137)) == ("ended with status 1", "ended with status 137")
 
 

@@ -20,7 +20,7 @@ def test_an_archive_without_a_file_or_with_one_twice_is_refused(tmp_path):
         files = [(member, tar.extractfile(member).read()) for member in tar if member.isfile()]
     for kept, message in (
         (files[1:], f"it lacks {files[0][0].name}"),
-        ([*files, files[0]], "it holds data_batch_1 twice"),
+        ([*files, files[0]], "it contains data_batch_1 twice"),
     ):
         with tarfile.open(tmp_path / archive, "w:gz") as tar:
             for member, data in kept:
@@ -35,6 +35,6 @@ def test_a_set_without_images_or_a_model_without_classes_is_refused(tmp_path):
     with pytest.raises(InputError, match=f"the val set of 'mnist' at {tmp_path} is empty"):
         get_dataset(dataset_config("mnist", tmp_path), "val")
     with pytest.raises(
-        InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes'"
+        InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; set the number"
     ):
         get_dataset(dataset_config("digits", tmp_path, "MODEL.NUM_CLASSES", "0"), "val")

@@ -326,12 +326,12 @@ def test_colours_from_outside_and_resampling_follow_the_data():
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("rnd-m9", ""), ("rand-x9", "'x9' in it"), ("rand-m", "'m' in it"), ("rand-m9-m8", "'m8' in it"),
-        ("rand-n1.5", "'n1.5' in it"), ("rand-tno", "'tno' in it"), ("rand-n0", "'n0' in it"),
-        ("rand-p1.5", "'p1.5' in it"), ("rand-n16-tweights", "'n16' in it"), ("original-m9", "'m9' in it"),
-        ("trivial-m9", "'m9' in it"), ("augmix-n3", "'n3' in it"), ("augmix-w0", "'w0' in it"),
-        ("augmix-w999999999", "'w999999999' in it"), ("rand-n101", "'n101' in it"),
-        ("augmix-a0.009", "'a0.009' in it"), ("augmix-m3-w3-d-1-b1", "'d' in it"),
+        ("rnd-m9", ""), ("rand-x9", "in which 'x9'"), ("rand-m", "in which 'm'"), ("rand-m9-m8", "in which 'm8'"),
+        ("rand-n1.5", "in which 'n1.5'"), ("rand-tno", "in which 'tno'"), ("rand-n0", "in which 'n0'"),
+        ("rand-p1.5", "in which 'p1.5'"), ("rand-n16-tweights", "in which 'n16'"), ("original-m9", "in which 'm9'"),
+        ("trivial-m9", "in which 'm9'"), ("augmix-n3", "in which 'n3'"), ("augmix-w0", "in which 'w0'"),
+        ("augmix-w999999999", "in which 'w999999999'"), ("rand-n101", "in which 'n101'"),
+        ("augmix-a0.009", "in which 'a0.009'"), ("augmix-m3-w3-d-1-b1", "in which 'd'"),
     ],
 )  # fmt: skip
 def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):

@@ -304,7 +304,8 @@ def test_shards_hold_bands_as_they_are(folder, tmp_path):
     ):
         inspect(str(file), MOST, 4)
     with pytest.raises(
-        InputError, match=r"0.tif: its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them"
+        InputError,
+        match=r"0.tif: its 5 channels aren't colours; set DATA.IMAGE_CHANNELS 5 to read them",
     ):
         inspect(str(file), MOST)
 

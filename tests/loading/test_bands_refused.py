@@ -31,13 +31,13 @@ REFUSED = {
     "alpha": (lambda: saved(Image.new("RGBA", (4, 4)), "PNG"), 3, "it has 4 channels, DATA.IMAGE_CHANNELS is 3"),
     "grey": (lambda: saved(Image.new("L", (4, 4)), "JPEG"), 3, "it has 1 channel, DATA.IMAGE_CHANNELS is 3"),
     "inks": (lambda: saved(Image.new("CMYK", (4, 4)), "JPEG"), 4, "its pixels are Pillow's CMYK"),
-    "deep colours": (lambda: png(WIDE, 2), 3, "Pillow keeps 8 bits of its colours; save it as TIFF"),
+    "deep colours": (lambda: png(WIDE, 2), 3, "Pillow only keeps 8 bits per channel; save it as TIFF"),
     "doubles": (lambda: npy(bands().astype(float)), 5, "its values are float64, expected uint8, uint16 or float32"),
     "objects": (object_array, 1, "its values are object, expected"),
     "integers": (lambda: tiff(bands().astype(np.int32)), 5, "it has channels of 32 bits and the photometric interp"),
     "one axis": (lambda: npy(np.zeros(4, np.uint8)), 1, r"it is an array \[4\], expected \[H, W\] or \[H, W, C\]"),
     "nothing": (lambda: npy(np.zeros((0, 4), np.uint8)), 1, r"it is an array \[0, 4\], expected"),
-    "cut short": (lambda: npy(bands())[:-1], 5, r"it claims the shape \[60, 80, 5\], which isn't its size"),
+    "cut short": (lambda: npy(bands())[:-1], 5, r"it has the shape \[60, 80, 5\], which doesn't match its size"),
     "a header of spaces": (lambda: npy_of(b"1" + b" " * 9000 + b"$"), 5, "its header isn't one that NumPy writes"),
     "a header that Python warns of": (
         lambda: npy_of(b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x1for 2, 2), }"),
@@ -45,11 +45,11 @@ REFUSED = {
         "its header isn't one that NumPy writes",
     ),
     "a header without an end": (lambda: npy(bands())[:8] + b"\xff\xff{}", 5, "its header isn't one that NumPy writes"),
-    "not numbers": (lambda: npy(bands("float32") / 0), 5, "some of its values are infinite or no numbers"),
+    "not numbers": (lambda: npy(bands("float32") / 0), 5, "some of its values are infinite or NaN"),
     "pixels": (lambda: npy(np.zeros((1001, 1000), np.uint8)), 1, "it has 1000 x 1001 pixels, DATA.MAX_PIXELS is"),
     "bytes": (lambda: npy(np.zeros((500, 500, 64), np.uint8)), 64, "500 pixels of 64 bytes: more than 8 of DATA.MAX"),
     "a tile": (lambda: tiff(bands(), tile=(1024, 1024)), 5, "it has 1024 x 1024 pixels, DATA.MAX_PIXELS is 1000000"),
-    "a format": (lambda: b"GRIB" + bytes(99), 5, "it is of no known format"),
+    "a format": (lambda: b"GRIB" + bytes(99), 5, "its format is unknown"),
 }  # fmt: skip
 
 
@@ -64,19 +64,19 @@ def test_what_is_no_such_image_is_refused_by_its_name(name):
 NO_COLOURS = {
     "five bands": (
         tiff(bands("uint8")),
-        "its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them",
+        "its 5 channels aren't colours; set DATA.IMAGE_CHANNELS 5 to read them",
     ),
     "near infrared": (
         tiff(bands("uint8", 4), photometric="rgb", extrasamples=["unspecified"]),
-        "of its 4 channels 1 would be lost; DATA.IMAGE_CHANNELS 4 reads them, or convert it",
+        "1 of its 4 channels would be lost; set DATA.IMAGE_CHANNELS 4 to read them, or convert it",
     ),
     "two more": (
         tiff(bands("uint8"), photometric="rgb", extrasamples=["unassalpha", "unspecified"]),
-        "of its 5 channels 2 would be lost",
+        "2 of its 5 channels would be lost",
     ),
     "an array": (
         npy(bands("uint8", 3)),
-        "it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads",
+        "it is a NumPy array, which needs DATA.IMAGE_DTYPE float32",
     ),
 }
 
@@ -136,7 +136,7 @@ def test_a_narrow_image_is_refused_before_it_is_enlarged():
 
 def test_a_cache_that_holds_no_colours_is_refused():
     for values in (np.zeros((4, 4), np.uint16), np.zeros((4, 4, 2), np.uint8)):
-        with pytest.raises(Unreadable, match="which is no picture of 8 bits"):
+        with pytest.raises(Unreadable, match="which isn't an 8-bit image"):
             image_of(values, "RGB")
 
 
@@ -152,7 +152,7 @@ def test_a_cache_that_holds_no_colours_is_refused():
         (["DATA.IMAGENET_MEAN", "[0.5,0.5,0.5]"], "expected 1 or 5 values, as IMAGE_CHANNELS"),
         (
             ["TRAIN.AUTO_AUGMENT", "3a"],
-            "TRAIN.AUTO_AUGMENT is '3a', expected None with IMAGE_CHANNELS 5 of float32: it is for colours and grey of",
+            "TRAIN.AUTO_AUGMENT is '3a', expected None with IMAGE_CHANNELS 5 of float32: it supports 8-bit colour and grey",
         ),
         (
             ["TRAIN.COLOR_JITTER", "0.4"],
@@ -160,7 +160,7 @@ def test_a_cache_that_holds_no_colours_is_refused():
         ),
         (
             ["TRAIN.PHOTOMETRIC", "True"],
-            "TRAIN.PHOTOMETRIC is True, expected False with IMAGE_CHANNELS 5 of float32: it is for co",
+            "TRAIN.PHOTOMETRIC is True, expected False with IMAGE_CHANNELS 5 of float32: it supports 8-bit co",
         ),
         (
             ["DATA.LOADER", "dali"],
@@ -168,7 +168,7 @@ def test_a_cache_that_holds_no_colours_is_refused():
         ),
         (
             ["DATA.DATASET", "folder", "DATA.FAST_EVAL", "True"],
-            "DATA.FAST_EVAL .*with pixels of float32",
+            "DATA.FAST_EVAL .*with float32 pixels",
         ),
     ],
 )

@@ -84,7 +84,11 @@ def test_a_mask_has_at_least_one_patch_and_at_most_the_count(grid):
     [
         (0, 1, "MASK_RATIO masks 0 of 4 x 4 patches, expected 1 to 15"),
         (16, 1, "MASK_RATIO masks 16 of 4 x 4 patches, expected 1 to 15"),
-        (6, 16, "MIN_BLOCK is 16, but no such block fits into the 6 masked of 4 x 4 patches"),
+        (
+            6,
+            16,
+            "MIN_BLOCK is 16, but no block of this size fits into the 6 masked of 4 x 4 patches",
+        ),
     ],
 )
 def test_masks_of_nothing_or_everything_are_refused(count, least, message):
@@ -93,5 +97,5 @@ def test_masks_of_nothing_or_everything_are_refused(count, least, message):
 
 
 def test_an_image_of_one_patch_is_refused():
-    with pytest.raises(InputError, match="an image has 1 patch, but some of several are masked"):
+    with pytest.raises(InputError, match="an image has 1 patch, but masking needs several"):
         check_blocks((1, 1), 1, 1)

@@ -54,7 +54,7 @@ def test_cached_files_give_the_same_samples_and_are_decoded_once(
     options = ("DATA.NUM_WORKERS", workers, "TRAIN.AUTO_AUGMENT", "rand-m9", "DATA.BATCH_SIZE", "2")
     plain = get_dataset(dataset_config("folder", folder, *options), "train")
     config, train, val = get_datasets(with_cache("folder", folder, *options))
-    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+    assert capfd.readouterr().out.count("doesn't exist yet: decoding") == 2
     assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (
         ["a", "b"],
         [0] * 5 + [1] * 4,
@@ -74,7 +74,7 @@ def test_another_decoding_of_the_same_files_has_another_cache(folder, capfd, mon
     get_dataset(with_cache("folder", folder), "val")
     monkeypatch.setattr("datasets._DECODING", "1")  # under which 16-bit grey was white
     get_dataset(with_cache("folder", folder), "val")
-    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+    assert capfd.readouterr().out.count("doesn't exist yet: decoding") == 2
 
 
 @pytest.mark.parametrize("first", ["center", "squash"])
@@ -98,7 +98,7 @@ def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
         found["squash"]
         == np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))
     ).all()
-    assert capfd.readouterr().out.count("isn't there yet: decoding") == 1
+    assert capfd.readouterr().out.count("doesn't exist yet: decoding") == 1
 
 
 def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
@@ -274,7 +274,7 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
         images, found, _ = cache.cached_images(folder, "some", NOTHING, decoded)
         assert (images.pixels[:, 0, 0, 0].tolist(), found.tolist()) == ([7, 8], [1, 0])
         assert (
-            f"{folder / 'some.npy'} can't be used ({folder / 'some.npz'}: not what was written): decoding"
+            f"{folder / 'some.npy'} can't be used ({folder / 'some.npz'}: its content has changed): decoding"
             in capfd.readouterr().out
         )
         written = dict(np.load(folder / "some.npz"))
@@ -353,11 +353,9 @@ def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
     dataset = get_dataset(with_cache("folder", folder), "train")
     for index in range(9):
         if index == 5:
-            advice = (
-                r"check the disk\); remove the file, and the next start decodes the images again$"
-            )
+            advice = r"check the disk\); remove the file, so that the next start decodes the images again$"
             with pytest.raises(
-                RunError, match=rf"^{images.file}: its image 5 isn't what was written \({advice}"
+                RunError, match=rf"^{images.file}: its image 5 has changed \({advice}"
             ):
                 dataset[index]
         else:
@@ -375,7 +373,7 @@ def test_what_cannot_be_cached_is_an_error(folder):
     assert not (folder / "cache").exists()
     (folder / "train/a/2.png").write_bytes(b"broken")
     with pytest.raises(
-        InputError, match=r"train/a/2.png: it is of no known format; .* repair or remove it$"
+        InputError, match=r"train/a/2.png: its format is unknown; .* repair or remove it$"
     ):
         get_dataset(with_cache("folder", folder), "train")
     assert not (folder / "cache").exists()
@@ -388,6 +386,6 @@ def test_what_cannot_be_cached_is_an_error(folder):
     with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
         dataset_config("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
     with pytest.raises(
-        InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"
+        InputError, match="DATA.CACHE has no effect with DATA.DATASET synthetic; leave it out"
     ):
         dataset_config("synthetic", "", "DATA.CACHE", "x")

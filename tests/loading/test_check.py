@@ -203,7 +203,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
     found = told(result)
     broken = {name for one in result.findings if "read" in one.text for name in one.examples}
     assert not result.usable
-    assert result.verdict == "not usable: 3 of what was found stop a run"
+    assert result.verdict == "not usable: 3 of the findings stop a run"
     assert found.pop("training images that can't be read") == (2, True)
     assert found.pop("validation images that can't be read") == (1, True)
     assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {
@@ -212,9 +212,9 @@ def test_everything_that_was_put_in_is_found(spoilt):
         "large.png",
     }
     assert any("DATA.MAX_PIXELS is 100000000" in line for line in broken)
-    assert any("it is of no known format" in line for line in broken)
+    assert any("its format is unknown" in line for line in broken)
     assert found.pop("training images that are damaged, but decoded") == (1, False)
-    turned = "images whose EXIF turns them; with DATA.EXIF_ORIENTATION False they are read as they are stored"
+    turned = "images with an EXIF rotation; with DATA.EXIF_ORIENTATION False they are read as they are stored"
     assert found.pop(turned) == (1, False)
     assert found.pop("validation images too narrow to be resized") == (1, True)
     assert found.pop("images of one colour") == (2, False)
@@ -269,7 +269,7 @@ def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_
 
 def test_a_process_that_is_killed_is_told():
     source = Source(str, lambda _: os._exit(9), np.zeros(3, int), [])
-    with pytest.raises(RunError, match="a process that decodes was killed; is memory short"):
+    with pytest.raises(RunError, match="a process that decodes was killed; out of memory"):
         check_images(source, 10**8, False, 1)
 
 
@@ -282,7 +282,7 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     result = result_of(tmp_path, dataset="imagenet2012")
     texts = [(one.text, one.is_error) for one in result.findings]
     assert ("training images that can't be read: 1", True) in texts
-    assert ("classes that have validation images alone: 1", True) in texts
+    assert ("classes with validation images only: 1", True) in texts
     assert ("classes without a validation image: 1", False) in texts
     [problem] = [one for one in result.findings if "line 2" in one.text]
     assert (
@@ -306,7 +306,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     (tmp_path / "train/empty").mkdir()
     texts = [one.text for one in result_of(tmp_path).findings if one.is_error]
     assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
-    assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
+    assert any("train/empty: no image files found (1 such classes)" in text for text in texts)
     with pytest.raises(
         InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"
     ):
@@ -316,7 +316,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
 def test_a_folder_of_classes_alone_says_how_to_split_it(tmp_path):
     write_images(tmp_path, {"a": 3, "b": 3})
     [one] = [one for one in result_of(tmp_path).findings if one.is_error]
-    assert re.search("val: no class folders.*DATA.VAL_SPLIT splits what there is", one.text)
+    assert re.search("val: no class folders.*DATA.VAL_SPLIT splits the images", one.text)
     assert result_of(tmp_path, "DATA.VAL_SPLIT", "0.3").usable
 
 
@@ -324,7 +324,7 @@ def test_images_in_memory_are_checked():
     result = result_of("", dataset="digits")
     assert [len(part.records) for part in result.parts.values()] == [1433, 364]
     assert result.usable
-    with pytest.raises(InputError, match="synthetic: its images are drawn at random"):
+    with pytest.raises(InputError, match="synthetic: its images are random"):
         check_dataset.check_images(get_config(None, ["DATA.DATASET", "synthetic"]), 1)
 
 
@@ -371,9 +371,7 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
     (tmp_path / "out" / "classes.txt").write_text("a\n")
     with pytest.raises(InputError, match=r"train_list.txt, line \d+: label 1 is outside 0..0"):
         get_datasets(listed_config)
-    with pytest.raises(
-        InputError, match=r"train_list.txt is there already; choose another -output"
-    ):
+    with pytest.raises(InputError, match=r"train_list.txt already exists; choose another -output"):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
 
 
@@ -387,7 +385,7 @@ def test_a_split_whose_lists_can_be_used_ends_well(tmp_path, monkeypatch, capsys
     assert re.search(
         "remark: (training|validation) images that can't be read: 1, such as .*broken.png", screen
     )
-    assert "remark: " + f"{tmp_path}/in/empty: holds no image (1 such classes)" in screen
+    assert "remark: " + f"{tmp_path}/in/empty: no image files found (1 such classes)" in screen
     assert "remark: classes without an image: 1, such as empty" in screen
     assert "\nusable, " in screen
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
@@ -413,9 +411,7 @@ def test_a_split_whose_lists_stop_a_run_says_so(tmp_path, monkeypatch, capsys):
             (tmp_path / "whole" / path).write_bytes(b"no image")
     capsys.readouterr()
     assert run(monkeypatch, *where, f"-output={tmp_path / 'val'}") == 1
-    assert (
-        "error: classes that have validation images alone: 1, such as b" in capsys.readouterr().out
-    )
+    assert "error: classes with validation images only: 1, such as b" in capsys.readouterr().out
     for path in training:
         (tmp_path / "whole" / path).write_bytes(b"no image")
     assert run(monkeypatch, *where, f"-output={tmp_path / 'none'}") == 1
@@ -479,7 +475,7 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text
     assert text.count("data:image/png;base64,") == 5
-    verdict = "not usable: 3 of what was found stop a run"
+    verdict = "not usable: 3 of the findings stop a run"
     assert verdict in screen
     assert verdict in text
     assert re.search(r"<small>\S+/val/dog/photo\.jpg \| \S+/train/dog/photo\.jpg</small>", text)
@@ -507,15 +503,15 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
     [
         (
             ["--split=0.2"],
-            "--split SHARE or --apply FILE, and -output DIR, where their lists go, are given together",
+            "--split SHARE or --apply FILE need -output DIR",
         ),
         (["--report=x.pdf"], "expected a file that ends in .html"),
         (["--report=no/x.html"], "its folder isn't there"),
-        (["--groups=x"], "SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
+        (["--groups=x"], "SPLIT_GROUPS has no effect without DATA.VAL_SPLIT or DATA.FOLDS"),
         (["--split=2", "-output=x"], "DATA.VAL_SPLIT is 2.0, expected 0 < value < 1"),
         (
             ["-dataset=digits", "--split=0.2", "-output=x"],
-            "VAL_SPLIT does nothing with DATA.DATASET ",
+            "VAL_SPLIT has no effect with DATA.DATASET ",
         ),
     ],
 )

@@ -109,20 +109,20 @@ def test_what_is_wrong_with_masks_is_a_line_each(folder, check):
     expected = [
         "error: training masks of the column 'mask' that can't be read: 2, such as"
         " data/masks/train/0.png: can't be read",
-        "error: training masks of the column 'mask' that haven't the size of their images: 2, such"
+        "error: training masks of the column 'mask' whose size isn't that of their images: 2, such"
         " as data/masks/train/2.png: the mask has 32 x 31 pixels, its image data/train/2.png 32 x 32",
-        "remark: training masks of the column 'mask' that hold a single index: 1, such as"
+        "remark: training masks of the column 'mask' with a single index: 1, such as"
         " data/masks/train/2.png",
         "error: validation masks of the column 'mask' that can't be read: 3, such as"
         " data/masks/val/1.png: it has 3 channels, expected a PNG of one channel",
-        "remark: validation masks of the column 'mask' that hold a single index: 1, such as"
+        "remark: validation masks of the column 'mask' with a single index: 1, such as"
         " data/masks/val/0.png",
-        "remark: indices that only validation masks of the column 'mask' hold: 1, such as 7",
+        "remark: indices that occur only in validation masks of the column 'mask': 1, such as 7",
     ]
     assert len(errors) == len(expected)
     for line, start in zip(errors, expected, strict=True):
         assert line.startswith(start)
-    assert lines[-2] == "not usable: 3 of what was found stop a run"
+    assert lines[-2] == "not usable: 3 of the findings stop a run"
     # A training may leave out what is broken, and lists name images alone.
     status, lines = check("-dataset=images", "-data_path=data", "-o", "DATA.SKIP_BROKEN", "True")
     assert [line for line in lines if line.startswith("error")] == [
@@ -144,7 +144,10 @@ def test_a_turned_image_has_a_mask_of_the_shown_size(folder, check):
     status, lines = check(*shown, "True")
     assert status == 1
     (error,) = [line for line in lines if line.startswith("error")]
-    assert "haven't the size of their images: 2, such as data/masks/train/0.jpg: the mask" in error
+    assert (
+        "whose size isn't that of their images: 2, such as data/masks/train/0.jpg: the mask"
+        in error
+    )
     assert "40 x 30 pixels, its image data/train/0.jpg 30 x 40; make them of one size, or" in error
 
 
@@ -255,10 +258,10 @@ def test_what_is_wrong_with_masks_of_classes_is_a_line_each(pairs, check):
     expected = [
         "error: 1 of 4 images have no mask of their name in pairs/masks/val, the first is"
         " images/val/3.png; add or remove files (and 1 more)",
-        "error: training masks of the column 'mask' that hold values of no class: 1, such as"
-        " pairs/masks/train/1.png: it holds the index 9 at x 5, y 7, and 4 pixels of unknown values in"
-        " all; expected 0..3 or 255; add its class to",
-        "remark: training masks of the column 'mask' of which all is ignored: 1, such as"
+        "error: training masks of the column 'mask' with values that aren't classes: 1, such as"
+        " pairs/masks/train/1.png: it contains the index 9 at x 5, y 7, and 4 pixels of unknown values in"
+        " total; expected 0..3 or 255; add its class to",
+        "remark: training masks of the column 'mask' in which all pixels are ignored: 1, such as"
         " pairs/masks/train/2.png",
         "error: validation masks of the column 'mask' that can't be read: 1, such as"
         " pairs/masks/val/0.png: it has 3 channels",
@@ -275,7 +278,7 @@ def test_masks_of_which_all_is_ignored_stop_a_run(pairs, check):
     status, lines = check(*DATA)
     assert status == 1
     assert found(lines)[0].startswith(
-        "error: training masks of the column 'mask' of which all is ignored: 4, such as"
+        "error: training masks of the column 'mask' in which all pixels are ignored: 4, such as"
     )
 
 
@@ -283,9 +286,7 @@ def test_without_names_of_classes_the_indices_are_shown(pairs, check):
     (pairs / "classes.txt").unlink()
     status, lines = check(*DATA)
     assert status == 1
-    assert found(lines)[0].startswith(
-        "error: pairs: nothing says which classes the masks have; wri"
-    )
+    assert found(lines)[0].startswith("error: pairs: the classes of the masks are unknown; wri")
     assert held(lines) == {"0", "1", "2", "3"}
     status, lines = check(*DATA, "-o", "MODEL.NUM_CLASSES", "4")
     assert status == 0
@@ -333,7 +334,7 @@ def test_a_split_lists_pairs(pairs, check, tmp_path, of_colours):
 
 def test_lists_of_other_indices_are_refused(pairs, check):
     with pytest.raises(
-        InputError, match="and DATASET ade20k stores other indices than those of its"
+        InputError, match="but the indices that DATASET ade20k stores aren't those of its"
     ):
         check("-dataset=ade20k", "-data_path=pairs", "--split=0.2", "-output=lists")
 

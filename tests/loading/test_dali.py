@@ -178,7 +178,7 @@ def test_what_it_cannot_do_is_refused_by_name(key, value):
 def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypatch):
     config = with_values(configured("", "dali"), DATA__DATASET="digits")
     with pytest.raises(
-        InputError, match=r"DATA\.LOADER is 'dali', which decodes files; digits gives images"
+        InputError, match=r"DATA\.LOADER is 'dali', which decodes files, but digits yields"
     ):
         get_dataloader(config, get_dataset(config, "train"), "train")
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)

@@ -305,7 +305,7 @@ def test_what_pillow_refuses_is_refused_in_the_same_words(tmp_path, what, capfd)
     train.transform._crop_box = lambda *_: (0, 0, 100, 50)  # above the damage
     with pytest.raises(
         RunError,
-        match=r"train/a/0.jpg: (can't be read as an image \(\w+: .*\)|it ends before .*|it is of no known .*); repair",
+        match=r"train/a/0.jpg: (can't be read as an image \(\w+: .*\)|it is truncated.*|its format is unknown.*); repair",
     ) as found:
         train[0]
     with pytest.raises(RunError) as expected:

@@ -46,7 +46,7 @@ def test_it_replaces_the_images_size_in_an_evaluation(mode, size, shape):
 
 
 def test_wrong_values_are_one_line():
-    needs = "DATA.EVAL_SIZE does nothing without DATA.CROP_MODE short or squash"
+    needs = "DATA.EVAL_SIZE has no effect without DATA.CROP_MODE short or squash"
     for words, line in (
         (["DATA.CROP_MODE", "own", "DATA.EVAL_SIZE", "48"], needs),
         (["DATA.EVAL_SIZE", "[48,32,16]"], "DATA.EVAL_SIZE is .*, expected a number of pixels, or"),
@@ -54,5 +54,5 @@ def test_wrong_values_are_one_line():
     ):
         with pytest.raises(InputError, match=line):
             get_config(None, [*SEGMENTATION, "DATA.CROP_MODE", "short", *words])
-    with pytest.raises(InputError, match="DATA.EVAL_SIZE does nothing without TASK segmentation"):
+    with pytest.raises(InputError, match="DATA.EVAL_SIZE has no effect without TASK segmentation"):
         get_config(None, ["DATA.CROP_MODE", "squash", "DATA.EVAL_SIZE", "48"])

@@ -58,7 +58,7 @@ def test_folders_of_numbers_are_the_numbers_not_their_order():
     check_evaluation(asked("DATA.CLASSES", "present"), val, None)
     assert val.labels.tolist() == [int(name) for name in names] != list(range(1000))
     with pytest.raises(
-        InputError, match="^DATA.CLASSES goes by the names of the outputs' classes, which"
+        InputError, match="^DATA.CLASSES needs the class names of the outputs, which"
     ):
         check_evaluation(
             asked("DATA.CLASSES", "present"), labelled(names[:200], np.arange(200)), None
@@ -100,16 +100,16 @@ def test_a_file_maps_the_datas_classes_to_outputs(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fish\t1\n", "map.txt: classes of the data aren't in it: cat, dog"),
+        ("fish\t1\n", "map.txt: it lacks classes of the data: cat, dog"),
         (
             "cat\t1000\ndog\t2\n",
-            "map.txt: '1000' is no output's name or number; the model has 1000: n01440764, ",
+            "map.txt: '1000' is neither the name nor the number of an output; the model has 1000: n01440764, ",
         ),
         (
             "cat\tcrane\ndog\t2\n",
             "map.txt: 'crane' is the name of several outputs; the model has 1000",
         ),
-        ("cat\t-1\ndog\t2\n", "map.txt: '-1' is no output's name or number"),
+        ("cat\t-1\ndog\t2\n", "map.txt: '-1' is neither the name nor the number of an output"),
         ("cat\t\ndog\t2\n", "map.txt: its line 1 is '', expected a class's name"),
         ("cat\t1\ncat\t2\ndog\t2\n", "map.txt: it has the class 'cat' twice"),
         ("\x00", "map.txt: its line 1 is "),
@@ -139,7 +139,7 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
     ):
         with pytest.raises(
             InputError,
-            match=r"aren't known of this model: MODEL.NUM_CLASSES is (21841|auto), .*; give DATA.CLASSES a",
+            match=r"aren't known for this model: MODEL.NUM_CLASSES is (21841|auto), .*; set DATA.CLASSES to a",
         ):
             check_evaluation(asked("DATA.CLASSES", "present", *options), data, None)
     with pytest.raises(InputError, match="the weights were trained on the classes a, b, c"):
@@ -167,7 +167,7 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
         ),
         (
             ["DATA.DATASET", "digits", "DATA.LABELS", "a"],
-            "DATA.LABELS does nothing without DATA.DATASET ",
+            "DATA.LABELS has no effect without DATA.DATASET ",
         ),
         (
             ["DATA.CORRUPTION", "fog", "DATA.IMAGE_SIZE", "31"],
@@ -178,10 +178,10 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
             ["DATA.CORRUPTION", "fog", "DATA.SEVERITY", "6"],
             "DATA.SEVERITY is 6, expected one of 1, 2, 3, 4, 5",
         ),
-        (["DATA.SEVERITY", "1"], "DATA.SEVERITY does nothing without DATA.CORRUPTION"),
+        (["DATA.SEVERITY", "1"], "DATA.SEVERITY has no effect without DATA.CORRUPTION"),
         (
             ["EVAL", "False", "DATA.CORRUPTION", "fog"],
-            "DATA.CORRUPTION does nothing without EVAL True",
+            "DATA.CORRUPTION has no effect without EVAL True",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_real_labels_go_by_the_images_numbers(tmp_path):
     assert sorted(sorted(val.labels.of(index)) for index in range(3)) == [[0], [992, 998], [994]]
     with pytest.raises(
         InputError,
-        match="the data has 1000 classes, the model 200 outputs|aren't known of this model",
+        match="the data has 1000 classes, the model 200 outputs|aren't known for this model",
     ):
         get_datasets(asked(*labels, "MODEL.NUM_CLASSES", "200", path=tmp_path))
 
@@ -254,7 +254,8 @@ def test_an_image_of_another_name_has_no_real_label(tmp_path):
     write_images(tmp_path / "val", {"a": 1})
     (tmp_path / "real.json").write_text("[[0]]")
     with pytest.raises(
-        InputError, match=r"val/a/0.png: .* for it: it isn't called ILSVRC2012_val_00000001.JPEG$"
+        InputError,
+        match=r"val/a/0.png: .* for it: its name isn't like ILSVRC2012_val_00000001.JPEG$",
     ):
         get_datasets(asked("DATA.LABELS", str(tmp_path / "real.json"), path=tmp_path))
 
@@ -361,7 +362,7 @@ def test_a_package_that_isnt_there_is_told_in_a_line(monkeypatch):
 def test_colours_in_full_depth_arent_corrupted():
     with pytest.raises(
         InputError,
-        match=r"^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION, of 8-b",
+        match=r"^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION, which needs 8-b",
     ):
         asked("DATA.CORRUPTION", "fog", "DATA.IMAGE_DTYPE", "float32")
 

@@ -89,7 +89,7 @@ def test_a_class_has_to_be_in_two_folds():
     ):
         folds(labels[:22], 2, 0, [*map(str, range(20)), "a", "a"])
     with pytest.raises(
-        InputError, match="DATA.FOLDS is 6: 2 folds of 4 images would be empty; take fewer"
+        InputError, match="DATA.FOLDS is 6: 2 folds of 4 images would be empty; use fewer"
     ):
         folds(np.zeros(4, int), 6, 0)
 
@@ -166,20 +166,20 @@ def test_folds_of_arrays_are_cached_apart(tmp_path):
         (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, of FOLDS"),
         (
             ["DATA.SPLIT_GROUPS", "x"],
-            "DATA.SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS",
+            "DATA.SPLIT_GROUPS has no effect without DATA.VAL_SPLIT or DATA.FOLDS",
         ),
-        (["DATA.FOLD", "0"], "DATA.FOLD does nothing without DATA.FOLDS"),
+        (["DATA.FOLD", "0"], "DATA.FOLD has no effect without DATA.FOLDS"),
         (
             ["DATA.SPLIT_SEED", "0"],
-            "DATA.SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS",
+            "DATA.SPLIT_SEED has no effect without DATA.VAL_SPLIT or DATA.FOLDS",
         ),
         (
             ["DATA.FOLDS", "3", "DATA.DATASET", "synthetic"],
-            "DATA.FOLDS does nothing with DATA.DATASET synthetic",
+            "DATA.FOLDS has no effect with DATA.DATASET synthetic",
         ),
         (
             ["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.SPLIT_GROUPS", "x"],
-            "DATA.SPLIT_GROUPS does nothing wi",
+            "DATA.SPLIT_GROUPS has no effect wi",
         ),
     ],
 )

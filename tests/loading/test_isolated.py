@@ -107,7 +107,7 @@ def killing(monkeypatch, number, times):
             signal.SIGKILL,
             2,
             RunError,
-            "the process that decodes images was killed by SIGKILL; is memory short?",
+            "the process that decodes images was killed by SIGKILL; out of memory?",
         ),
     ],
 )

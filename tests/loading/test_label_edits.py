@@ -81,14 +81,14 @@ def test_a_table_without_rows_changes_nothing_and_columns_may_be_moved(data):
     [
         (["train/cat/9.png,cat,dog,0,keep"], "its line 2 names the image 'train/cat/9.png', which the dataset lacks"),
         (["", "train/cat/1.png,cat,bird,0,relabel"], "its line 3 names the class 'bird', which the dataset lacks"),
-        (["train/cat/1.png,cat,Dog,0,relabel"], "'Dog' and 'dog' differ in upper and lower case alone"),
+        (["train/cat/1.png,cat,Dog,0,relabel"], "'Dog' and 'dog' differ only in upper and lower case"),
         (["train/cat/1.png,cat,,0,relabel"], "its line 2 names the class ''"),
-        (["train/cat/1.png,dog,cat,0,keep"], "isn't about the image's present label 'cat'"),
+        (["train/cat/1.png,dog,cat,0,keep"], "isn't about the image's current label 'cat'"),
         (["train/cat/1.png,cat,dog,0,delete"], "has the action 'delete', expected one of keep, relabel, remove"),
         (["train/cat/1.png,cat,dog,0,"], "has the action ''"),
         (["train/cat/1.png,cat,dog,0,keep", "train/cat/1.png,cat,dog,0,remove"], "its lines 2 and 3 name the same image"),
         (["train/cat/1.png,cat,dog,0"], "its line 2 has 4 cells, the header has 5"),
-        (['train/cat/1.png,"cat,dog,0,keep'], "is no row of CSV"),
+        (['train/cat/1.png,"cat,dog,0,keep'], "isn't a valid row of CSV"),
         (["train/cat/" + "x" * 30_000], "its line 2 has more than 20000 bytes"),
         (["train/cat/\udcff\udce9.png,cat,dog,0,keep"], "its line 2 isn't UTF-8"),
         (["val/dog/6.png,dog,dog,0,remove"], "it removes all 1 val images"),
@@ -108,9 +108,9 @@ def test_a_wrong_row_is_one_line(data, lines, message):
     [
         ("image,label,score", "its header lacks suggested_label, action"),
         ("", "its header lacks image, label"),
-        (HEAD.replace(",", ";"), "it has semicolons in place of commas"),
+        (HEAD.replace(",", ";"), "it has semicolons instead of commas"),
         (HEAD + ",action", "it has the column action twice"),
-        (SEVERAL_HEAD, "it is a table of images of several labels each"),
+        (SEVERAL_HEAD, "it is a table of images with several labels each"),
     ],
 )
 def test_a_wrong_header_is_one_line(data, head, message):
@@ -120,12 +120,12 @@ def test_a_wrong_header_is_one_line(data, head, message):
 
 
 def test_a_missing_table_a_folder_and_utf16_are_one_line(data):
-    for path, message in ((data / "none.csv", "No such file"), (data, "it is no regular file")):
+    for path, message in ((data / "none.csv", "No such file"), (data, "it isn't a regular file")):
         with pytest.raises(InputError, match=message):
             apply_table(path, parts_of(data), str(data))
     wide = data.parent / "wide.csv"
     wide.write_text(HEAD, encoding="utf-16")
-    with pytest.raises(InputError, match="it is in UTF-16; save it in UTF-8"):
+    with pytest.raises(InputError, match="it is UTF-16; save it as UTF-8"):
         apply_table(wide, parts_of(data), str(data))
 
 
@@ -185,8 +185,8 @@ def test_several_labels_get_and_lose_classes(data):
     assert [labels.of(place).tolist() for place in range(2)] == [[1], [1, 2]]
     assert len(labels) == 2
     for row, message in {
-        "train/cat/1.png,fur,missing,0,relabel": "present labels: it has the class 'fur'",
-        "train/cat/1.png,tail,superfluous,0,keep": "present labels: it hasn't the class 'tail'",
+        "train/cat/1.png,fur,missing,0,relabel": "current labels: it has the class 'fur'",
+        "train/cat/1.png,tail,superfluous,0,keep": "current labels: it hasn't the class 'tail'",
         "train/cat/1.png,tail,wrong,0,keep": "the problem 'wrong', expected missing or superfluous",
         "train/cat/1.png,ears,missing,0,keep": "names the class 'ears'",
     }.items():
@@ -195,5 +195,5 @@ def test_several_labels_get_and_lose_classes(data):
     twice = ["train/cat/1.png,tail,missing,0,keep"] * 2
     with pytest.raises(InputError, match="name the same image .* with the class 'tail'"):
         edited(data, *twice, head=SEVERAL_HEAD, parts={"train": part})
-    with pytest.raises(InputError, match="a table of images of one label each"):
+    with pytest.raises(InputError, match="a table of images with one label each"):
         edited(data, parts={"train": part})

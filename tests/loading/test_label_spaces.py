@@ -47,7 +47,7 @@ def labelled(classes, labels):
 def test_more_outputs_than_classes_are_an_error_unless_the_user_set_them(tmp_path):
     write_images(tmp_path / "train", {"a": 1, "b": 1})
     write_images(tmp_path / "val", {"a": 1, "b": 1})
-    told = f"the data has 2 classes, the model 1000 outputs (MODEL.NUM_CLASSES); {AUTO}, or to 1000 if that is meant"
+    told = f"the data has 2 classes, the model 1000 outputs (MODEL.NUM_CLASSES); {AUTO}, or to 1000 if you want that"
     own = tmp_path / "own.yaml"
     own.write_text(
         f"BASE: {CONFIG_DIR}/vit/vit_digits.yaml\nDATA:\n  IMAGE_CHANNELS: 3\nMODEL:\n  NUM_CLASSES: 7\n"
@@ -181,7 +181,7 @@ WEIGHTS = ["MODEL.PRETRAINED", "weights.pdparams", "MODEL.PRETRAINED_CLASSES", "
 @pytest.mark.parametrize("mode", [[], ["EVAL", "True"]])
 def test_imagenet1ks_rows_are_kept_for_imagenet1k_alone(tmp_path, mode):
     kept = "MODEL.PRETRAINED_CLASSES is imagenet22k, which keeps ImageNet-1k's 1000 classes, but the data has "
-    instead = "; set it with -o MODEL.PRETRAINED_CLASSES null for a fresh classifier"
+    instead = "; set it with -o MODEL.PRETRAINED_CLASSES null for a new classifier"
     for part in ("train", "val"):
         write_images(tmp_path / part, {"n01440764": 1, "pear": 1})
     for outputs, found in (("auto", "2 classes"), ("1000", "others: n01440764, pear (2)")):
@@ -316,8 +316,8 @@ def test_a_runs_names_are_those_of_its_outputs():
             ["a", "b"],
         )
     assert str(error.value) == (
-        "the weights were trained on the classes a, b (2), the data has others: c, d (2); name its folders as the"
-        " weights' classes are, or leave the others out"
+        "the weights were trained on the classes a, b (2), the data has others: c, d (2); name the folders like"
+        " the weights' classes, or remove the others"
     )
     with pytest.raises(
         InputError, match=f"the weights have 2 classes, the model 1000 outputs .*; {AUTO}"

@@ -59,7 +59,7 @@ def test_a_set_without_a_labelled_pixel_is_refused(root, mode, count):
     ignore(root, mode)
     message = (
         f"^the {mode} set of 'masks' at {root} has no pixel with a class: all pixels of its {count}"
-        " masks are ignored; correct the masks, or what says which of their values are ignored$"
+        " masks are ignored; correct the masks, or the setting of the ignored values$"
     )
     with pytest.raises(InputError, match=message):
         get_datasets(configured(root))
@@ -144,9 +144,7 @@ def test_one_class_is_refused(root):
     for mode in ("train", "val"):
         ignore(root, mode, value=0)
     (root / "classes.txt").write_text("background\n")
-    message = (
-        r"^the masks have one class \(background\), so each answer is that class; give the other"
-    )
+    message = r"^the masks have one class \(background\), so each answer is that class; assign"
     with pytest.raises(InputError, match=message):
         get_datasets(configured(root))
     (root / "classes.txt").unlink()

@@ -83,7 +83,7 @@ def littered(tmp_path):
     return tmp_path
 
 
-KINDS = "(hidden, the system's, a run's, links)"
+KINDS = "(hidden or system files, files of runs, links)"
 SKIPPED = 4 * len(LEFTOVERS) + 1
 
 
@@ -121,7 +121,7 @@ def test_a_check_names_what_was_skipped(littered):
     result = check_dataset.check_images(folder_config(littered), workers=1)
     [said] = [one for one in result.findings if "entries that aren't data" in one.text]
     assert (said.text, said.is_error) == (
-        f"entries that aren't data {KINDS}, skipped: {SKIPPED}",
+        f"skipped entries that aren't data {KINDS}: {SKIPPED}",
         False,
     )
     assert said.examples[0] == "train/#recycle"
@@ -196,7 +196,7 @@ def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_name
     with pytest.raises(
         InputError,
         match=re.escape(
-            f"no file has such a name; skipped 1 entry that isn't data {KINDS}, such as train/@eaD"
+            f"no matching files; skipped 1 entry that isn't data {KINDS}, such as train/@eaD"
         ),
     ):
         paths_of(["train/@e*"])
@@ -218,7 +218,7 @@ DEEP = [
     (
         ["photos/cat", "photos/dog"],
         SPLIT,
-        r"one class, photos; .* the folders cat, dog: give -data_path=.*/photos$",
+        r"one class, photos; .* the folders cat, dog: pass -data_path=.*/photos$",
     ),
     (
         ["train/photos/cat", "train/photos/dog", "val/photos/cat", "val/photos/dog"],
@@ -228,7 +228,7 @@ DEEP = [
     (
         ["flowers/train/cat", "flowers/val/cat"],
         SPLIT,
-        r"flowers holds train/ and val/; give -data_path=.*/flowers$",
+        r"flowers holds train/ and val/; pass -data_path=.*/flowers$",
     ),
     (["cat"], SPLIT, r"one class, cat; expected two or more; .*/cat holds 4 images$"),
     (
@@ -236,13 +236,13 @@ DEEP = [
         [],
         r"one class, cat; expected two or more; .*train/cat holds 4 images$",
     ),
-    (["Train/cat", "TEST/cat"], SPLIT, "TEST, Train have names of a dataset's parts"),
+    (["Train/cat", "TEST/cat"], SPLIT, "TEST, Train look like the parts of a dataset"),
     (
         ["train/cat", "train/dog", "valid/cat"],
         [],
         "val: no class folders; .* holds the folders train, valid",
     ),
-    (["."], SPLIT, "needs <class>/<image> .* holds 4 images; give the folder above it"),
+    (["."], SPLIT, "needs <class>/<image> .* holds 4 images; pass the folder above it"),
     (
         ["cat", "dog"],
         [],
@@ -274,7 +274,7 @@ def test_one_class_is_enough_where_no_class_is_learnt(tmp_path):
     assert len(get_datasets(folder_config(tmp_path, *distilled))[1]) == 4
 
 
-NESTED = "the class animals has no image itself, but folders of images, such as cat and cup{}; if these are classes, "
+NESTED = "the class animals has no images itself, but folders of images, such as cat and cup{}; if these are classes, "
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_class_that_looks_like_a_known_one_is_told(tmp_path, name, known, told
     assert str(caught.value).endswith(told)
     (tmp_path / "train").rename(tmp_path / "elsewhere")
     how = told.partition("differ in ")[2]
-    with pytest.raises(InputError, match=re.escape(f"{how}; name its folders")):
+    with pytest.raises(InputError, match=re.escape(f"{how}; name the folders")):
         get_datasets(folder_config(tmp_path, "EVAL", "True"), [known, "dog"])
 
 
@@ -367,7 +367,7 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
             get_dataset(listed_config(path, dataset=dataset), "train")
         return str(caught.value)
 
-    with pytest.raises(InputError, match="-data_path is missing: give the dataset's folder"):
+    with pytest.raises(InputError, match="-data_path is missing: pass the dataset's folder"):
         get_dataset(get_config(None, []), "train")
     for dataset in (
         "folder",
@@ -385,20 +385,20 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
     assert f"{tmp_path}/data, an empty folder" in refused(tmp_path / "data")
     (tmp_path / "data/train.zip").touch()
     (tmp_path / "data/val.tar.gz").touch()
-    assert "holds the archives train.zip, val.tar.gz alone; unpack" in refused(tmp_path / "data")
+    assert "only contains the archives train.zip, val.tar.gz; unpack" in refused(tmp_path / "data")
     assert "no train-*.tar" in refused(tmp_path / "data", "shards")
     assert "val.tar.gz, an archive; unpack it, and give the folder" in refused(
         tmp_path / "data/val.tar.gz"
     )
     assert ".DS_Store, which is a file; give the folder" in refused(tmp_path / "data/.DS_Store")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    assert f"link, a link to {tmp_path}/gone, which isn't there" in refused(tmp_path / "link")
-    assert "the shell leaves ~ as it is there: write $HOME" in refused("~/data")
+    assert f"link, a link to {tmp_path}/gone, which doesn't exist" in refused(tmp_path / "link")
+    assert "the shell doesn't expand ~ there: write $HOME" in refused("~/data")
     monkeypatch.setattr(
         "loading.layout.os.listdir",
         lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     )
-    assert "which can't be listed (Permission denied); give this user the right to it" in refused(
+    assert "which can't be listed (Permission denied); give this user access to it" in refused(
         tmp_path / "data"
     )
 
@@ -480,7 +480,7 @@ def test_several_labels_in_a_list_of_one_name_the_dataset_for_them(tmp_path):
     (tmp_path / "train_list.txt").write_text("a/0.png 1,0,0\n")
     with pytest.raises(
         InputError,
-        match=r"found 'a/0.png 1,0,0'; several labels an image are -dataset=multilabel_list",
+        match=r"found 'a/0.png 1,0,0'; for several labels per image pass -dataset=multilabel_list",
     ):
         get_dataset(listed_config(tmp_path), "train")
 
@@ -499,28 +499,32 @@ LISTS = {
         (
             r"猫\0.png",
             "utf-8",
-            r"its backslashes are Windows': write / in the list \(sed -i 's.\\\\.\/.g'\)",
+            r"it has the backslashes of Windows: write / in the list \(sed -i 's.\\\\.\/.g'\)",
         ),
         ("猫/0.png", "gb18030", "the list is in GBK: iconv -f GB18030 -t UTF-8 OLD > NEW"),
         (r"猫\0.png", "gb18030", "the list is in GBK"),
-        ("café/0.png", "latin-1", "the list is in another encoding than UTF-8"),
-        ("cafe\u0301/0.png", "utf-8", r"Unicode's other form \(NFC\)"),
-        ("狗/0.png", "utf-8", r"the file's name on the disk is in GBK: rename the files \(convmv"),
-        ("猫/0.png", "utf-16", "it is in UTF-16; save it in UTF-8"),
-        ("cat/0.png", "utf-16-le", "it is in UTF-16; save it in UTF-8"),
-        ("cat/0.png", "utf-16-be", "it is in UTF-16; save it in UTF-8"),
+        ("café/0.png", "latin-1", "the list isn't UTF-8"),
+        ("cafe\u0301/0.png", "utf-8", r"another Unicode form \(NFC\)"),
+        (
+            "狗/0.png",
+            "utf-8",
+            r"the name of the file on the disk is GBK: rename the files \(convmv",
+        ),
+        ("猫/0.png", "utf-16", "it is UTF-16; save it as UTF-8"),
+        ("cat/0.png", "utf-16-le", "it is UTF-16; save it as UTF-8"),
+        ("cat/0.png", "utf-16-be", "it is UTF-16; save it as UTF-8"),
         ("猫/1.png", "utf-8", "0.png$|1.png$"),
         (
             "C:/data/猫/0.png",
             "utf-8",
-            "it is a path of Windows: write paths relative to -data_path, with / between",
+            "it is a Windows path: write paths relative to -data_path, with / between",
         ),
         (
             "C:\\data\\猫\\0.png",
             "utf-8",
-            "it is a path of Windows: write paths relative to -data_path, with / b",
+            "it is a Windows path: write paths relative to -data_path, with / b",
         ),
-        ("'猫/0.png'", "utf-8", "its paths stand in quotes: leave these out"),
+        ("'猫/0.png'", "utf-8", "its paths are quoted: remove the quotes"),
     ],
 )
 def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, message):
@@ -539,9 +543,9 @@ def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, mes
         (
             "imagenet2012",
             "a/0.png, 0\n",
-            "the list has ',' behind the path: write a space or a TAB alone",
+            "the list has ',' after the path: write only a space or a TAB",
         ),
-        ("imagenet2012", '"a/0.png" 0\n', "its paths stand in quotes: leave these out"),
+        ("imagenet2012", '"a/0.png" 0\n', "its paths are quoted: remove the quotes"),
         (
             "imagenet2012",
             "a/0.png 3.0\n",
@@ -557,26 +561,26 @@ def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, mes
             "path label\na/0.png 0\n",
             "line 1: expected a path, then a label, which is a whole number",
         ),
-        ("multilabel_list", '"a/0.png"\t0\n', "its paths stand in quotes: leave these out"),
+        ("multilabel_list", '"a/0.png"\t0\n', "its paths are quoted: remove the quotes"),
         (
             "multilabel_csv",
             "a/0.png,1,0\na/1.png,0,1\n",
-            "its first line is an image's, not a header; expected image",
+            "its first line is an image, not a header; expected image",
         ),
         (
             "multilabel_csv",
             "a/0.png,1,0,0\na/1.png,0,1,0\n",
-            "its first line is an image's, not a header",
+            "its first line is an image, not a header",
         ),
         (
             "multilabel_csv",
             "image;cat;dog\na/0.png;1;0\n",
-            "names no class; .*; it has semicolons in place of commas",
+            "names no classes; .*; it has semicolons instead of commas",
         ),
         (
             "multilabel_csv",
             "image\tcat\na/0.png\t1\n",
-            "names no class; .*; it has TABs in place of commas",
+            "names no classes; .*; it has TABs instead of commas",
         ),
     ],
 )
@@ -600,7 +604,7 @@ def test_names_of_classes_in_gbk_name_the_way(tmp_path):
     (tmp_path / "train_list.txt").write_text("a/0.png 0\n")
     (tmp_path / "classes.txt").write_bytes("狗\n猫\n".encode("gbk"))
     with pytest.raises(
-        InputError, match=r"classes.txt: its line 1 isn't UTF-8; save it in UTF-8 \(of GBK by iconv"
+        InputError, match=r"classes.txt: its line 1 isn't UTF-8; save it as UTF-8 \(from GBK: iconv"
     ):
         get_dataset(listed_config(tmp_path), "train")
     (tmp_path / "train.csv").write_bytes("图,狗\na/0.png,1\n".encode("gbk"))

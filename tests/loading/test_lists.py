@@ -45,7 +45,7 @@ def test_lines_have_their_numbers_and_no_ends(tmp_path):
         (b"\n1.png 3\n", ", line 2: expected a path, a TAB and a label; found '1.png 3'"),
         (b"1.png\t3\x1b\n", r", line 1: expected a path, a TAB and a label; found '1.png\t3\x1b'"),
         (b"1.png\t12\n", ", line 1: label 12 is outside 0..9"),
-        (b"1\0.png\t1\n", ", line 1: its path holds a NUL character"),
+        (b"1\0.png\t1\n", ", line 1: its path contains a NUL character"),
         (b"1.png\t1\na/2.png\t1\n", ": 1 of 2 files are missing, the first is {root}/a/2.png"),
         (b"1.png\t1\n" + b"x" * (1 << 19), ": its line 2 has more than 524288 bytes; {needs}"),
         (None, ": there is no such file; {needs}, which holds 1 image"),

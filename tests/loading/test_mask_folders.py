@@ -92,9 +92,7 @@ def test_each_layout_gives_the_same_pairs(tmp_path, images, its_masks, parts):
         assert (found.labels, found.classes) == (None, ["sky", "tree", "road"])
         assert (column.ignored, column.dtype, column.classes) == (255, "uint8", 3)
     # It has a validation set of its own.
-    with pytest.raises(
-        InputError, match=r"is there, and DATA.VAL_SPLIT 0.5 would make another val"
-    ):
+    with pytest.raises(InputError, match=r"exists, but DATA.VAL_SPLIT 0.5 makes another val"):
         get_dataset(configured(tmp_path, "DATA.VAL_SPLIT", 0.5), "train")
 
 
@@ -136,7 +134,7 @@ def test_one_part_is_split(tmp_path):
 
 def test_what_says_how_many_classes_there_are(root, tmp_path):
     os.remove(root / "classes.txt")
-    message = r": nothing says which classes the masks have; write their names into .*classes.txt"
+    message = r": the classes of the masks are unknown; write their names to .*classes.txt"
     with pytest.raises(InputError, match=message):
         read(root)
     found = read(root, num_classes=4)
@@ -159,7 +157,7 @@ def test_the_ignored_index_is_a_key(root):
             values = drawn(number)
             save(root / f"masks/{mode}/deep/{number}.png", np.where(values == 255, 100, values))
     with pytest.raises(
-        InputError, match=r"0.png: it holds the index 100 at x 0, y 15, and 24 pixel"
+        InputError, match=r"0.png: it contains the index 100 at x 0, y 15, and 24 pixel"
     ):
         get_dataset(configured(root), "val")
     dataset = get_dataset(configured(root, "DATA.IGNORE_INDEX", 100), "val")
@@ -180,7 +178,7 @@ def test_partners_that_are_missing_are_named(root):
     write_image(root / "images/train/deep/x.jpg", 0)
     message = (
         rf"^2 of 5 images have no mask of their name in {root}/masks/train, the first is"
-        r" images/train/deep/1.jpg; masks/train/deep/1_mask.png may be its partner: give both the"
+        r" images/train/deep/1.jpg; masks/train/deep/1_mask.png may belong to it: give both the"
     )
     with pytest.raises(InputError, match=message):
         read(root)
@@ -194,9 +192,7 @@ def test_partners_that_are_missing_are_named(root):
     with pytest.raises(InputError, match=r"^1 of 5 masks have no image of their name in"):
         read(root, "val")
     write_image(root / "images/val/deep/0.png", 0)
-    with pytest.raises(
-        InputError, match=r"0.jpg and .*0.png have the same name but for their suff"
-    ):
+    with pytest.raises(InputError, match=r"0.jpg and .*0.png only differ in their suff"):
         read(root, "val")
 
 
@@ -237,7 +233,7 @@ def write_colours(root):
 
 
 def test_masks_of_colours(root):
-    with pytest.raises(InputError, match="nothing says") as _:
+    with pytest.raises(InputError, match="are unknown") as _:
         os.rename(root / "classes.txt", root / "other.txt")
         read(root)
     os.rename(root / "other.txt", root / "classes.txt")
@@ -246,17 +242,15 @@ def test_masks_of_colours(root):
     assert val.classes == ["sky", "tree", "an old  road"]
     assert config.MODEL.NUM_CLASSES == 3
     np.testing.assert_array_equal(decoded(val), EXPECTED)
-    with pytest.raises(
-        InputError, match=r"DATA.IGNORE_INDEX is 0, and masks are of the colours in"
-    ):
+    with pytest.raises(InputError, match=r"DATA.IGNORE_INDEX is 0, but masks have the colours in"):
         read(root, ignore_index=0)
     (root / "classes.txt").write_text("sky\n")
     with pytest.raises(
-        InputError, match=r"classes.txt and colors.txt are both there; colors.txt is"
+        InputError, match=r"both classes.txt and colors.txt exist, but colors.txt, for"
     ):
         read(root)
     os.remove(root / "colors.txt")
-    message = r"0.png: it has 3 channels, expected .* \(a colors.txt says which class a colour is"
+    message = r"0.png: it has 3 channels, expected .* \(a colors.txt maps colours to classes"
     with pytest.raises(InputError, match=message):
         get_dataset(configured(root), "train")
 
@@ -275,7 +269,7 @@ def test_colours_of_one_name_are_one_class(tmp_path):
     [
         (b"1 2 300 a\n", "line 1: expected three numbers up to 255 and a name; found '1 2 300 a'"),
         (b"1 2 3 a\nsky 1 2 3\n", "line 2: expected three numbers up to 255"),
-        (b"1 2 3 a\n1 2 3 b\n", "line 2: the colour is there already, with another name"),
+        (b"1 2 3 a\n1 2 3 b\n", "line 2: the colour already has another name"),
         (b"1 2 3\n", "it has 0 classes in 1 colours, expected at least 1"),
         (b"", "it has 0 classes in 0 colours"),
         (b"1 2 3 \xff\n", "its line 1 isn't UTF-8"),
@@ -317,7 +311,7 @@ def test_a_list_of_pairs(root):
         ),
         ("a b c", "line 2: expected the path of an image, a TAB"),
         ("a\t", "line 2: expected the path of an image, a TAB"),
-        ("a\0 b", "line 2: its path holds a NUL"),
+        ("a\0 b", "line 2: its path contains a NUL"),
         ("images/none.jpg b", "1 of 2 files are missing, the first is .*images/none.jpg"),
     ],
 )
@@ -360,7 +354,7 @@ def test_a_cache_holds_class_indices(root, of_colours, capfd):
     if of_colours:
         text = (root / "colors.txt").read_text()
         (root / "colors.txt").write_text(text.replace("9 9 9", "0 0 7"))
-        with pytest.raises(InputError, match="0.png: it holds the colour 9 9 9"):
+        with pytest.raises(InputError, match="0.png: it contains the colour 9 9 9"):
             get_dataset(configured(root, *options), "val")
     else:
         dataset = get_dataset(configured(root, *options, "DATA.IGNORE_INDEX", 255), "val")

@@ -97,13 +97,15 @@ def test_an_unknown_index_is_named_with_its_place():
     stored[3, 17] = 9
     stored[5, :4] = 200
     message = (
-        r"^m.png: it holds the index 9 at x 17, y 3, and 5 pixels of unknown values in all;"
+        r"^m.png: it contains the index 9 at x 17, y 3, and 5 pixels of unknown values in total;"
         r" expected 0..4 or 255; add it$"
     )
     with pytest.raises(UnknownValues, match=message):
         read(png(stored), plain_table(5, advice="add it"))
     stored[5] = 0
-    with pytest.raises(UnknownValues, match="and 1 pixel of unknown values in all; .*; correct th"):
+    with pytest.raises(
+        UnknownValues, match="and 1 pixel of unknown values in total; .*; correct th"
+    ):
         read(png(stored), plain_table(5))
     # The table of many ranges names some of them.
     table = index_table(dict.fromkeys((0, 1, 2, 4, 6, 10, 11, 20), 0))
@@ -121,7 +123,7 @@ def test_an_unknown_colour_is_named_with_its_place():
 
 def test_colours_without_a_table_of_them_are_refused():
     values = np.zeros((8, 8, 3), np.uint8)
-    message = r"^m.png: it has 3 channels, expected .* \(a colors.txt says which class a colour is"
+    message = r"^m.png: it has 3 channels, expected .* \(a colors.txt maps colours to classes"
     with pytest.raises(RunError, match=message):
         read(png(values), plain_table(5))
     table = MaskTable(COLOURS, [0, 1, 1, 255])

@@ -230,7 +230,9 @@ def test_a_policy_moves_a_mask_as_its_image(tmp_path, policy, interpolation):
 def test_augmix_has_no_mask(tmp_path):
     files = write_pairs(tmp_path, [(96, 64)] * 4)
     config = configured("TRAIN.AUTO_AUGMENT", "augmix-m3")
-    message = "^TRAIN.AUTO_AUGMENT 'augmix-m3' blends copies .* column 'mask' can't follow; the"
+    message = (
+        "^TRAIN.AUTO_AUGMENT 'augmix-m3' blends shifted copies .* column 'mask'; use another policy"
+    )
     with pytest.raises(InputError, match=message):
         get_dataloader(config, with_masks(config, "train", files), "train")
     get_dataloader(config, FileDataset(config, "train", *files[:4]), "train")
@@ -429,7 +431,7 @@ def test_an_evaluation_may_have_whole_images_and_stored_masks(tmp_path, workers,
         ),
         (
             ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "squash"],
-            "DATA.CROP_PCT is 0.875, expected 1.0 with TASK segmentation, which crops nothing",
+            "DATA.CROP_PCT is 0.875, expected 1.0 with TASK segmentation, which doesn't crop",
         ),
         (
             [
@@ -442,7 +444,7 @@ def test_an_evaluation_may_have_whole_images_and_stored_masks(tmp_path, workers,
                 "DATA.CROP_PCT",
                 "1.0",
             ],
-            "command line: DATA.CROP_PCT does nothing with DATA.CROP_MODE short or own; leave it out",
+            "command line: DATA.CROP_PCT has no effect with DATA.CROP_MODE short or own; leave it out",
         ),
     ],
 )
@@ -513,7 +515,7 @@ def test_indices_of_16_bits_need_a_column_that_holds_them(tmp_path):
     values = np.array([[0, 300], [40000, 65535]])
     np.testing.assert_array_equal(read_mask(grey_png(values, 16), np.int32), values)
     with pytest.raises(
-        RunError, match=r"^m.png: it holds the index 65535, its column holds 0..255"
+        RunError, match=r"^m.png: it contains the index 65535, its column has values of 0..255"
     ):
         read_mask(grey_png(values, 16))
     files = write_pairs(tmp_path, [(96, 64)])
@@ -536,7 +538,7 @@ def test_indices_of_16_bits_need_a_column_that_holds_them(tmp_path):
         (png(np.zeros((8, 8, 3), np.uint8)), "it has 3 channels, expected a PNG of one channel"),
         (png(np.zeros((8, 8, 2), np.uint8)), "it has 2 channels, expected a PNG of one channel"),
         (png(np.zeros((8, 8), np.uint8), format="JPEG"), "its format is JPEG, expected a PNG"),
-        (b"", "it is of no known format"),
+        (b"", "its format is unknown"),
         (png(np.zeros((8, 8), np.uint8))[:45], r"can't be read as an image \("),
         (png(np.zeros((2000, 2000), np.uint8)), "it has 2000 x 2000 pixels, DATA.MAX_PIXELS is"),
     ],
@@ -893,8 +895,8 @@ def test_an_index_with_wrong_numbers_is_named(with_numbers, pack):
         ({"numbers": np.array(["../a"])}, "its column '../a' has no such name"),
         ({"numbers": np.array(["boxes", "boxes"])}, "two of its columns have the same name"),
         ({"numbers": np.array(["classes"])}, "two of its columns have the same name"),
-        ({"format": np.array(34)}, "it is of another format"),
-        ({"format": np.array(20)}, "it is of another format"),
+        ({"format": np.array(34)}, "it has another format"),
+        ({"format": np.array(20)}, "it has another format"),
     ):
         np.savez(path, **index | changes)
         with pytest.raises(InputError, match=rf"val.index.npz: {message}"):
@@ -919,7 +921,9 @@ def test_the_files_of_shards_say_which_columns_there_are(folder, pack, monkeypat
         else:
             with pytest.raises(InputError, match=f"^{missing}"):
                 from_folder("shards", "out", "val")
-        with pytest.raises(InputError, match=f"^DATA.DATASET 'folder' has no {needed[1]}, TASK cl"):
+        with pytest.raises(
+            InputError, match=f"^DATA.DATASET 'folder' has no {needed[1]}, which TASK cl"
+        ):
             from_folder("folder", folder, "val")
 
 
@@ -956,9 +960,9 @@ def test_damaged_masks_in_shards_are_named(folder, pack):
             {name: np.repeat(index[name], 2) for name in ("columns", "ignored", "dtypes")},
             "two of its columns have the same name",
         ),
-        ({"dtypes": np.array(["object"])}, "it holds masks of object"),
-        ({"ignored": np.array([-1])}, "it holds masks of uint8, in which -1 is ignored"),
-        ({"format": np.array(5)}, "it is of another format"),
+        ({"dtypes": np.array(["object"])}, "it contains masks of object"),
+        ({"ignored": np.array([-1])}, "it contains masks of uint8, in which -1 is ignored"),
+        ({"format": np.array(5)}, "it has another format"),
     ):
         np.savez(folder.parent / "out/val.index.npz", **index | changes)
         with pytest.raises(InputError, match=rf"val.index.npz: {message}"):
@@ -1029,7 +1033,7 @@ def test_loaders_that_read_no_further_columns_say_so(tmp_path):
 def test_paddlevits_loader_says_that_it_has_no_masks(tmp_path):
     files = write_pairs(tmp_path, [(96, 64)] * 4)
     message = (
-        "^PaddleViT's loader yields images and labels, and no column 'mask'; call get_dataload"
+        "^PaddleViT's loader yields images and labels, but no column 'mask'; call get_dataload"
     )
     with pytest.raises(InputError, match=message):
         get_dataloader(configured(), with_masks(configured(), "train", files), True)

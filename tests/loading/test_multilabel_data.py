@@ -62,14 +62,14 @@ def test_a_list_says_labels_and_a_file_beside_it_names(root):
             r"line 1: label 99999999999999999999999 is outside 0..19",
         ),
         ("a.png\t1,2,1\n", "line 1: it has a label twice"),
-        ("a\0.png\t1\n", "line 1: its path holds a NUL character"),
+        ("a\0.png\t1\n", "line 1: its path contains a NUL character"),
         ("a.png\t\n", "none of its 1 images has a class"),
-        ("", "it names no image"),
+        ("", "it lists no images"),
         ("a.png\t1\nb.png\t\n", "1 of 2 files are missing, the first is .*b.png"),
         ("a" * (1 << 19), "its line 1 has more than 524288 bytes"),
         (
             "a.png\t1\n".encode("utf-16"),
-            "it is in UTF-16; save it in UTF-8; DATASET multilabel_list needs it under",
+            "it is UTF-16; save it as UTF-8; DATASET multilabel_list needs it under",
         ),
     ],
     ids=lambda text: repr(text[:20]),
@@ -126,9 +126,9 @@ def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
         (CSV.replace("dog", "cat"), "it has the class 'cat' twice"),
         (CSV.replace("dog", ""), "its header's field 3 is '', expected a class's name"),
         (CSV.replace("dog", "d\x07"), r"its header's field 3 is 'd\\x07', expected a class's name"),
-        ("image\na.png\n", "its header names no class; expected image,cat,dog and so on"),
-        ("", "its header names no class"),
-        ("image,cat\n", "it names no image"),
+        ("image\na.png\n", "its header names no classes; expected image,cat,dog and so on"),
+        ("", "its header names no classes"),
+        ("image,cat\n", "it lists no images"),
         (CSV.replace("a.png", '"a.png'), "can't be read as a table"),
         ("image," + "x" * (1 << 19), "its line 1 has more than 524288 bytes"),
         (
@@ -197,11 +197,11 @@ def test_shards_hold_label_sets_by_their_index_and_without(packed):
 def test_damaged_label_sets_in_shards_are_one_line(packed):
     index = dict(np.load(packed / "train.index.npz"))
     for change, message in (
-        ({"counts": index["counts"] + 1}, "its labels aren't as many as its counts"),
-        ({"counts": index["counts"] * -1}, "its labels aren't as many as its counts"),
+        ({"counts": index["counts"] + 1}, "the number of its labels doesn't match its counts"),
+        ({"counts": index["counts"] * -1}, "the number of its labels doesn't match its counts"),
         ({"counts": index["counts"][:-1]}, "its arrays differ in length"),
-        ({"labels": index["labels"] - 5}, "it holds a label below 0"),
-        ({"format": np.array(4)}, "it is of another format"),
+        ({"labels": index["labels"] - 5}, "it contains a label below 0"),
+        ({"format": np.array(4)}, "it has another format"),
     ):
         np.savez(packed / "train.index.npz", **{**index, **change})
         with pytest.raises(InputError, match=message):
@@ -219,7 +219,7 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
             written(np.array(labels))
     parts = [written(label) for label in (1, 2)]
     parts.append(scan_shard(packed / "train-000000.tar"))
-    with pytest.raises(InputError, match=r"some shards hold .cls, others .labels; pack them anew"):
+    with pytest.raises(InputError, match=r"some shards hold .cls, others .labels; pack them again"):
         make_index([own] * 3, parts, [])
 
 

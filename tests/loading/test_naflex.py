@@ -229,14 +229,17 @@ def test_an_evaluation_has_each_image_once_whole_and_packed_alike(tmp_path):
         (["TRAIN.RANDOM_ERASE_PROB", "0.2"], "RANDOM_ERASE_PROB is 0.2, expected 0.0 with"),
         (
             ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "soft_target"],
-            "MIXUP_ALPHA is 0.8, expected 0.0 .* images of two shapes aren't mixed",
+            "MIXUP_ALPHA is 0.8, expected 0.0 .* images of different shapes can't be mixed",
         ),
-        (["DATA.MULTI_SCALE", "[8, 16]"], "MULTI_SCALE is .*; TOKEN_LENGTHS takes its place"),
+        (["DATA.MULTI_SCALE", "[8, 16]"], "MULTI_SCALE is .*; set TOKEN_LENGTHS instead"),
         (["DATA.LOADER", "dali"], "LOADER is 'dali', expected paddle with DATA.NUM_TOKENS"),
-        (["DATA.TOKEN_LENGTHS", "[8, 8]"], "TOKEN_LENGTHS is .*, expected None, or numbers, each"),
+        (
+            ["DATA.TOKEN_LENGTHS", "[8, 8]"],
+            "TOKEN_LENGTHS is .*, expected None, or different numbers",
+        ),
         (["DATA.TOKEN_LENGTHS", "[0]"], r"TOKEN_LENGTHS is \[0\], expected 1 to"),
         (["DATA.NUM_TOKENS", "0"], "NUM_TOKENS is 0, expected 1 to"),
-        (["EVAL", "True", "DATA.TOKEN_LENGTHS", "[8]"], "TOKEN_LENGTHS does nothing under EVAL"),
+        (["EVAL", "True", "DATA.TOKEN_LENGTHS", "[8]"], "TOKEN_LENGTHS has no effect under EVAL"),
         (["EVAL", "True", "DATA.CORRUPTION", "fog"], "CORRUPTION is 'fog', expected None with"),
         (
             ["EVAL", "True", "EVAL_ENGINE", "inference"],
@@ -251,5 +254,5 @@ def test_what_cannot_be_is_one_line(options, message):
 
 
 def test_token_lengths_need_num_tokens():
-    with pytest.raises(InputError, match="TOKEN_LENGTHS does nothing without DATA.NUM_TOKENS"):
+    with pytest.raises(InputError, match="TOKEN_LENGTHS has no effect without DATA.NUM_TOKENS"):
         get_config(None, [*MODEL, "DATA.TOKEN_LENGTHS", "[8]"])

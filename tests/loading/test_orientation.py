@@ -186,7 +186,7 @@ def test_shards_keep_the_orientation_of_what_they_resize(tmp_path, monkeypatch):
 
 def test_the_key_travels_with_the_model_and_is_refused_where_it_does_nothing(tmp_path):
     assert describe(configured(tmp_path, *TURNED), []).values["DATA.EXIF_ORIENTATION"] is True
-    with pytest.raises(InputError, match="EXIF_ORIENTATION does nothing with.* DATA.DATASET"):
+    with pytest.raises(InputError, match="EXIF_ORIENTATION has no effect with.* DATA.DATASET"):
         get_config(None, ["DATA.DATASET", "digits", *TURNED])
     with pytest.raises(
         InputError, match="DATA.EXIF_ORIENTATION is True, expected False with DATA.LOADER dali"

@@ -131,7 +131,7 @@ def test_what_has_no_white_is_refused_by_name(tmp_path, monkeypatch, name, way):
     with pytest.raises(RunError) as caught:
         get_dataset(configured("in", 3, *options), mode)[0]
     assert str(caught.value) == (
-        f"in/{mode}/a/0{suffix}: its pixels are {kind}, and nothing tells which value is white; convert it to 8 or 16"
+        f"in/{mode}/a/0{suffix}: its pixels are {kind}, and their white value is unknown; convert it to 8 or 16"
         " bits, or remove it" + ", or train with DATA.SKIP_BROKEN True" * advised
     )
     skipping = get_dataset(configured("in", 3, *SAME, "DATA.SKIP_BROKEN", "True"), "train")
@@ -165,7 +165,8 @@ def test_what_has_no_white_is_not_packed(tmp_path, name):
     path = tmp_path / f"0{suffix}"
     path.write_bytes(data)
     with pytest.raises(
-        InputError, match=rf"0{suffix}: its pixels are {kind}, and nothing tells .*, or remove it$"
+        InputError,
+        match=rf"0{suffix}: its pixels are {kind}, and their white value is unknown.*, or remove it$",
     ):
         inspect(str(path), 10**8)
 
@@ -197,7 +198,7 @@ def test_dali_refuses_what_has_no_white(tmp_path):
         tmp_path, 3, "DATA.LOADER", "dali", "DATA.BATCH_SIZE", "2", "DATA.NUM_WORKERS", "1"
     )
     with pytest.raises(
-        RunError, match=r"train/a/.*: its pixels are .*, and nothing tells which value is white"
+        RunError, match=r"train/a/.*: its pixels are .*, and their white value is unknown"
     ):
         list(get_dataloader(config, get_dataset(config, "train"), "train"))
 

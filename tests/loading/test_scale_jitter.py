@@ -349,7 +349,7 @@ def test_workers_and_ranks_give_the_same_samples(tmp_path):
 def test_wrong_values_are_one_line():
     base = ["TASK", "segmentation", "HEAD.NAME", "linear", "DATA.CROP_MODE", "short"]
     jitter = ["TRAIN.CROP", "scale_jitter"]
-    needs = "does nothing without TRAIN.CROP scale_jitter; leave it out, or set that"
+    needs = "has no effect without TRAIN.CROP scale_jitter; leave it out, or set what it needs"
     for words, message in (
         (
             [*base, *jitter, "TRAIN.CROP_SCALE", "[0.5,200]"],
@@ -367,7 +367,7 @@ def test_wrong_values_are_one_line():
         ([*base, "TRAIN.CROP_BASE", "own"], f"command line: TRAIN.CROP_BASE {needs}"),
         (
             [*jitter, "TRAIN.CROP_MAX_CLASS", "0.75"],
-            "command line: TRAIN.CROP_MAX_CLASS does nothing without TASK segmentation; leave it out, or set that",
+            "command line: TRAIN.CROP_MAX_CLASS has no effect without TASK segmentation; leave it out, or set what it needs",
         ),
         ([*base, *jitter, "TRAIN.CROP_MAX_CLASS", "0"], "TRAIN.CROP_MAX_CLASS is 0.0, expected"),
     ):

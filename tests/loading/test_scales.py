@@ -248,7 +248,7 @@ def test_sizes_are_the_same_after_a_resume():
         (["DATA.MULTI_SCALE", "[]"], r"MULTI_SCALE is \[\], expected 1 to 10000"),
         (
             ["DATA.MULTI_SCALE", "[4, 4]"],
-            r"MULTI_SCALE is \[4, 4\], expected None, or sizes, each once",
+            r"MULTI_SCALE is \[4, 4\], expected None, or different sizes",
         ),
         (["DATA.MULTI_SCALE", "[0]"], r"MULTI_SCALE is \[0\], expected 1 to 10000"),
         (["DATA.MULTI_SCALE", "[4]", "TRAIN.REPEATED_AUGMENT", "2"], "with REPEATED_AUGMENT 1"),
@@ -256,14 +256,14 @@ def test_sizes_are_the_same_after_a_resume():
             ["DATA.MULTI_SCALE", "[4]", "DATA.LOADER", "dali"],
             "MULTI_SCALE is .*, expected None with DATA.LOADER dali",
         ),
-        (["DATA.MULTI_SCALE", "[4]", "EVAL", "True"], "MULTI_SCALE does nothing"),
+        (["DATA.MULTI_SCALE", "[4]", "EVAL", "True"], "MULTI_SCALE has no effect"),
         (
             ["DATA.SCALE_SCHEDULE", "progressive"],
-            "SCALE_SCHEDULE does nothing without DATA.MULTI_SCALE",
+            "SCALE_SCHEDULE has no effect without DATA.MULTI_SCALE",
         ),
         (
             ["DATA.MULTI_SCALE", "[4, 8]", "DATA.SCALE_SPREAD", "1"],
-            "SCALE_SPREAD does nothing without DATA.SCALE_",
+            "SCALE_SPREAD has no effect without DATA.SCALE_",
         ),
         (
             ["DATA.MULTI_SCALE", "[4]", *RISING],

@@ -196,7 +196,7 @@ def test_pascal_context_has_59_classes_where_the_model_has(tmp_path):
 def test_an_index_that_is_no_class_is_refused(tmp_path):
     coco_stuff(tmp_path, "train", 0, values=[0, 11])
     with pytest.raises(
-        InputError, match=r"it holds the index 11 at x 1, y 0, .*; expected 0..10 or"
+        InputError, match=r"it contains the index 11 at x 1, y 0, .*; expected 0..10 or"
     ):
         get_dataset(configured(tmp_path, "coco_stuff"), "train")
 

@@ -200,7 +200,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(tmp_path, packer, 
     for flags, message in [
         (
             ("-output=full",),
-            "-output full is there already and isn't an empty folder; choose another",
+            "-output full already exists and isn't an empty folder; choose another",
         ),
         (("-output=out", "-modes=val"), "in/val: no class folders"),
         (
@@ -209,7 +209,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(tmp_path, packer, 
         ),
         (("-output=out", "-shard_size=5XB"), "'5XB' is neither"),
         (("-output=out", "-quality=101"), "command line: --quality is 101"),
-        (("-output=out", "-resize=-3"), "'-3' is no number of 1 or more"),
+        (("-output=out", "-resize=-3"), "'-3' isn't a number of at least 1"),
         (("-output=out", "-dataset=cifar10"), "invalid choice: 'cifar10'"),
     ]:
         with pytest.raises(InputError) as caught:
@@ -219,7 +219,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(tmp_path, packer, 
     (tmp_path / "in/train/a/1.png").write_bytes(b"\x89PNG broken")
     status, printed, errors = make_shards(tmp_path, *base, "-output=out")
     assert (status, printed, errors.count("\n")) == (2, "", 1), errors
-    assert errors.startswith("error: in/train/a/1.png: it is of no known format; BMP")
+    assert errors.startswith("error: in/train/a/1.png: its format is unknown; BMP")
     # One that has a header, but can't be decoded, is found when it is resized.
     file = tmp_path / "in/train/a/1.png"
     file.write_bytes((tmp_path / "in/train/a/0.png").read_bytes()[:100])
@@ -262,7 +262,7 @@ def test_an_index_that_cannot_be_kept_serves_this_start(out, capfd, monkeypatch)
 
     monkeypatch.setattr("loading.shards.write_index", full)
     assert len(get_dataset(configured("shards", out), "train")) == 24
-    assert "train.index.npz: not kept (No space left on device)" in capfd.readouterr().out
+    assert "train.index.npz: can't be written (No space left on device)" in capfd.readouterr().out
 
 
 def test_shards_of_the_webdataset_library_are_read(tmp_path):
@@ -292,9 +292,9 @@ def tar_of(file, *members):
     [
         (
             [("a.jpg", b"x"), ("b.jpg", b"x"), ("b.cls", b"1")],
-            r"train-0.tar: a has an image but no .cls, its label; 1 samples",
+            r"train-0.tar: a has an image but no .cls, its label \(samples like this: 1\)",
         ),
-        ([("a.cls", b"1")], r"train-0.tar: a has a label but no image; 1 samples"),
+        ([("a.cls", b"1")], r"train-0.tar: a has a label but no image \(samples like this: 1\)"),
         (
             [("a.jpg", b"x"), ("a.cls", b"cat")],
             r"train-0.tar: its a.cls is 'cat', expected a number from 0 to 9999999",
@@ -346,12 +346,12 @@ def test_shards_that_are_missing_or_changed_are_named_at_the_start(out, tmp_path
     ):
         file.write_bytes(damaged)
         found(
-            r"train-000002.tar: (damaged or cut short at byte|can't be read as an .* tar shard \(.*unexpected)"
+            r"train-000002.tar: (damaged or truncated at byte|can't be read as an .* tar shard \(.*unexpected)"
         )
     changed = bytearray(whole)
     changed[member.offset + 3] ^= 1
     file.write_bytes(changed)
-    found(rf"train-000002.tar: damaged or cut short at byte {member.offset}")
+    found(rf"train-000002.tar: damaged or truncated at byte {member.offset}")
 
 
 def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
@@ -366,7 +366,7 @@ def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
     name = rf"train-00000{shard}.tar: 000000007.png"
     with pytest.raises(
         RunError,
-        match=rf"{name}: not where .* \(another header is there\); restore .*, or train with",
+        match=rf"{name}: not where .* \(found another header\); restore .*, or train with",
     ):
         data[7]
     assert tolerant[7][-1] == 7
@@ -439,22 +439,22 @@ def test_keys_that_would_do_nothing_are_refused():
         (
             "folder",
             ("DATA.SHARD_SHUFFLE", "3"),
-            r"DATA.SHARD_SHUFFLE does nothing without DATA.DATASET shards; leave",
+            r"DATA.SHARD_SHUFFLE has no effect without DATA.DATASET shards; leave",
         ),
         (
             "shards",
             ("DATA.SHARD_SHUFFLE", "3", "DATA.SAMPLER", "balanced"),
-            r"nothing without DATA.SAMPLER shuffle",
+            r"no effect without DATA.SAMPLER shuffle",
         ),
         (
             "shards",
             ("DATA.SHARD_SHUFFLE", "3", "DATA.CACHE", "x"),
-            r"SHARD_SHUFFLE does nothing with DATA.CACHE; leave",
+            r"SHARD_SHUFFLE has no effect with DATA.CACHE; leave",
         ),
         (
             "folder",
             ("DATA.FAST_EVAL", "True", "DATA.CACHE", "x"),
-            r"FAST_EVAL does nothing with DATA.CACHE; leave",
+            r"FAST_EVAL has no effect with DATA.CACHE; leave",
         ),
         (
             "shards",

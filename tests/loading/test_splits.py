@@ -75,7 +75,7 @@ def test_groups_may_be_listed_in_a_file(tmp_path):
     file.write_text("\ufeffa/1.jpg\tx\r\n")
     assert groups_of(["a/1.jpg"], str(file)) == ["x"]
     file.write_bytes("a/1.jpg\tx\r\n".encode("utf-16"))
-    with pytest.raises(InputError, match="groups.tsv: it is in UTF-16; save it in UTF-8"):
+    with pytest.raises(InputError, match="groups.tsv: it is UTF-16; save it as UTF-8"):
         groups_of(["a/1.jpg"], str(file))
     file.write_text("a/1.jpg\tx\r\nb/2 2.jpg\ty z\n")
     with pytest.raises(
@@ -90,21 +90,23 @@ def test_groups_may_be_listed_in_a_file(tmp_path):
     ):
         groups_of(["a/1.jpg"], str(file))
     with pytest.raises(
-        InputError, match=r"1 of 1 images have no group that no_groups.tsv finds \(it is no file"
+        InputError,
+        match=r"1 of 1 images have no group that no_groups.tsv matches \(it isn't a file",
     ):
         groups_of(["a/1.jpg"], "no_groups.tsv")
     with pytest.raises(
-        InputError, match=r"DATA.SPLIT_GROUPS is '\(': no file, and no pattern \(missing \)"
+        InputError,
+        match=r"DATA.SPLIT_GROUPS is '\(', which is neither a file nor a pattern \(missing \)",
     ):
         groups_of(["a/1.jpg"], "(")
 
 
 def test_one_group_alone_cannot_be_split():
     with pytest.raises(
-        InputError, match=r"VAL_SPLIT 0.2: 1 groups of images leave no image for validation"
+        InputError, match=r"VAL_SPLIT 0.2: 1 groups of images leave no images for validation"
     ):
         validation(["a/1", "a/2"], [0, 0], 0.2, 0, ["a", "a"])
-    with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: 1 images leave no image for validation"):
+    with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: 1 images leave no images for validation"):
         validation(["a/1"], [0], 0.2, 0)
 
 
@@ -160,7 +162,7 @@ def test_a_folder_without_validation_is_split(tmp_path, where):
     (tmp_path / "val").mkdir()
     with pytest.raises(
         InputError,
-        match=r"/val is there, and DATA.VAL_SPLIT 0.25 would make another validation set",
+        match=r"/val exists, but DATA.VAL_SPLIT 0.25 makes another validation set",
     ):
         get_datasets(configured("folder", tmp_path, *SPLIT))
 
@@ -180,7 +182,7 @@ def test_a_list_without_validation_is_split(tmp_path):
     (tmp_path / "val_list.txt").write_text(rows[0])
     with pytest.raises(
         InputError,
-        match=r"val_list.txt is there, and DATA.VAL_SPLIT 0.25 would make another validation set",
+        match=r"val_list.txt exists, but DATA.VAL_SPLIT 0.25 makes another validation set",
     ):
         get_datasets(configured("imagenet2012", tmp_path, *SPLIT))
 
@@ -226,7 +228,7 @@ def test_label_sets_are_split_by_their_rarest_label(tmp_path):
     (tmp_path / "val.csv").write_text("image,two,three,ten\n")
     with pytest.raises(
         InputError,
-        match=r"val.csv is there, and DATA.VAL_SPLIT 0.3 would make another validation set",
+        match=r"val.csv exists, but DATA.VAL_SPLIT 0.3 makes another validation set",
     ):
         get_datasets(configured("multilabel_csv", tmp_path, *own))
 
@@ -250,7 +252,7 @@ def test_shards_are_split_and_a_folder_of_classes_alone_has_folds(tmp_path):
     (tmp_path / "val-0.tar").write_bytes(b"")
     with pytest.raises(
         InputError,
-        match=r"val-0.tar is there, and DATA.VAL_SPLIT 0.25 would make another validation set",
+        match=r"val-0.tar exists, but DATA.VAL_SPLIT 0.25 makes another validation set",
     ):
         get_datasets(configured("shards", tmp_path, *SPLIT))
     folded = ("DATA.FOLDS", "4", "DATA.FOLD")
@@ -269,14 +271,12 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
         (
             [*SPLIT],
             [
-                "only a part of the data is evaluated, 5 images (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"
+                "only 5 images of the data are evaluated (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"
             ],
         ),
         (
             ["DATA.FOLDS", "4"],
-            [
-                "only a part of the data is evaluated, 5 images (DATA.FOLDS 4); set DATA.FOLDS null for all"
-            ],
+            ["only 5 images of the data are evaluated (DATA.FOLDS 4); set DATA.FOLDS null for all"],
         ),
         ([], []),
     ):
@@ -285,11 +285,11 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
 
 
 def test_what_does_nothing_is_refused(tmp_path):
-    with pytest.raises(InputError, match="VAL_SPLIT does nothing with DATA.DATASET .*digits or"):
+    with pytest.raises(InputError, match="VAL_SPLIT has no effect with DATA.DATASET .*digits or"):
         get_config(None, ["DATA.DATASET", "digits", *SPLIT])
     with pytest.raises(
         InputError,
-        match="SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS; leave it out",
+        match="SPLIT_SEED has no effect without DATA.VAL_SPLIT or DATA.FOLDS; leave it out",
     ):
         configured("folder", tmp_path, "DATA.SPLIT_SEED", "3")
     with pytest.raises(InputError, match="DATA.VAL_SPLIT is 1.0, expected 0 < value < 1"):
@@ -297,6 +297,6 @@ def test_what_does_nothing_is_refused(tmp_path):
     write_images(tmp_path, {"a": 2})
     with pytest.raises(
         InputError,
-        match=r"/train: no class folders; .*; without a val/, DATA.VAL_SPLIT splits what",
+        match=r"/train: no class folders; .*; without a val/, DATA.VAL_SPLIT splits the",
     ):
         get_datasets(configured("folder", tmp_path))

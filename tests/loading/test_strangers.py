@@ -73,34 +73,34 @@ def tiff(more, content):
             lambda: forged_images.with_scans(8, 8, 1) + b"\xff\xda\0\x08" * 5000,
             "it has 8 x 8 pixels in more than 1000 scans",
         ),
-        (lambda: b"GIF89a" + bytes(7) + b"!\xfe\0" * 20_000, "it is in too many parts"),
-        (lambda: b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01x" * 20_000, "it is in too many parts"),
+        (lambda: b"GIF89a" + bytes(7) + b"!\xfe\0" * 20_000, "it has too many parts"),
+        (lambda: b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01x" * 20_000, "it has too many parts"),
         (lambda: b"P6\n#" + b"x" * 400_000 + b"\n1 1\n255\nabc", "reading it takes too long"),
         (
             lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n",
-            r"no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read",
+            r"its format is unknown; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are supported",
         ),
-        (lambda: b"DDS " + bytes(200), r"it is of no known format"),
+        (lambda: b"DDS " + bytes(200), r"its format is unknown"),
         (
             lambda: forged_images.png(1, 49_000_000, pixels=forged_images.black(1, 100)),
-            "it has 1 x 49000000 pixels, a side may have 1000000",
+            "it has 1 x 49000000 pixels, at most 1000000",
         ),
         (
             lambda: forged_images.png(
                 8, 8, forged_images.chunk(b"PLTE", bytes(1000)), pixels=forged_images.black(8, 8)
             ),
-            "its chunk PLTE has 1000 bytes, up to 768 are read",
+            "its chunk PLTE has 1000 bytes, at most 768 are allowed",
         ),
-        (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it is in too many parts"),
+        (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it has too many parts"),
         (
             lambda: tiff([(282, 5, 30_000, 8)], bytes(240_000)),
-            "its tags hold more than 500000 values",
+            "its tags have more than 500000 values",
         ),
         (
             lambda: b"\xff\xd8"
             + forged_images.segment(0xE1) * 20_000
             + forged_images.saved("JPEG")[2:],
-            "it is in too many parts",
+            "it has too many parts",
         ),
     ],
 )
@@ -262,8 +262,8 @@ def test_a_list_may_have_tabs_a_bom_and_windows_line_ends(tmp_path, start):
     [
         (b"a.jpg " + b"9" * 30, r"line 1: label 9{30} is outside 0\.\.9999999"),
         (b"a.jpg 10000000", r"line 1: label 10000000 is outside 0\.\.9999999"),
-        (b"a\0b.jpg 1", "line 1: its path holds a NUL character"),
-        (b"\xff\xfea\0 \0001\0", "it is in UTF-16; save it in UTF-8"),
+        (b"a\0b.jpg 1", "line 1: its path contains a NUL character"),
+        (b"\xff\xfea\0 \0001\0", "it is UTF-16; save it as UTF-8"),
         (
             b"a.jpg,1",
             "line 1: expected a path, then a label, which is a whole number; found 'a.jpg,1'",

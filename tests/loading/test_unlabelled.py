@@ -101,11 +101,14 @@ def test_without_a_val_folder_a_training_is_told_what_to_set(nested):
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (["x/"], r"in: no image in it or below it; images end in .*; it holds the folder x \("),
+        (["x/"], r"in: no image in it or below it; images end in .*; it contains the folder x \("),
         (["val/1.png"], r"no train/ beside val/; move the training images into it"),
-        (["test/1.png", "train/1.png"], r"its folders test, train have names of a dataset's part"),
-        (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; give -data_path="),
-        (["val/", "train/1.png"], r"in/val: no image in it .* it holds nothing"),
+        (
+            ["test/1.png", "train/1.png"],
+            r"its folders test, train look like the parts of a dataset",
+        ),
+        (["a/val/1.png", "a/train/1.png"], r"its folder a holds train/ and val/; pass -data_path="),
+        (["val/", "train/1.png"], r"in/val: no image in it .* it contains nothing"),
     ],
 )
 def test_a_folder_that_cant_be_taken_is_one_line(tmp_path, folders, message):
@@ -147,7 +150,7 @@ def test_the_pictures_of_a_run_are_no_images(nested):
     assert read(nested, skipped=skipped) == PATHS
     assert skipped == ["b/run"]
     make_run(nested)
-    message = r"a run has written its pictures there .* move the run or the images to another"
+    message = r"it contains the pictures of a run .* move the run or the images to another"
     with pytest.raises(InputError, match=message):
         read(nested)
 
@@ -162,7 +165,7 @@ def test_a_run_beside_classes_is_no_class(tmp_path):
     assert (len(files.paths), files.classes) == (3, ["rose", "tulip"])
     assert sorted(skipped) == ["train/rose/run", "train/run"]
     make_run(tmp_path / "train")
-    with pytest.raises(InputError, match="a run has written its pictures there"):
+    with pytest.raises(InputError, match="it contains the pictures of a run"):
         class_folders(Split("train"), data_path=str(tmp_path))
 
 
@@ -194,7 +197,7 @@ def test_a_list_has_a_path_on_each_line(nested):
     ("lines", "message"),
     [
         (b"\n \n", r"in/train_list.txt: the list is empty"),
-        (b"0.png\n1\0.png\n", r"train_list.txt, line 2: its path holds a NUL character"),
+        (b"0.png\n1\0.png\n", r"train_list.txt, line 2: its path contains a NUL character"),
         (
             b"0.png\n.\n",
             r"train_list.txt: 1 of 2 files are missing, .*/in; it is a folder, expected ",
@@ -206,14 +209,17 @@ def test_a_list_has_a_path_on_each_line(nested):
         (b"0.png\n9.png\n", r"train_list.txt: 1 of 2 files are missing, the first is .*/9.png$"),
         (
             b"0.png 3\n",
-            r"; 0.png is there: lists of a path and one label are -dataset=imagenet2012",
+            r"; 0.png exists: for lists of paths and one label pass -dataset=imagenet2012",
         ),
-        (b"0.png\t3\n", r"; 0.png is there: lists of a path and one label are -dataset=imagenet2"),
+        (
+            b"0.png\t3\n",
+            r"; 0.png exists: for lists of paths and one label pass -dataset=imagenet2",
+        ),
         (b"x", r"its line 1 has more than 524288 bytes; DATASET images_list needs it"),
-        ("中.png".encode("gb18030"), r"the list is in another encoding than UTF-8"),
+        ("中.png".encode("gb18030"), r"the list isn't UTF-8"),
         (
             None,
-            r"train_list.txt: there is no such file; .*images; for folders of images give -dataset=images$",
+            r"train_list.txt: there is no such file; .*images; for folders of images pass -dataset=images$",
         ),
     ],
 )
@@ -230,7 +236,7 @@ def test_a_check_goes_on_behind_a_line_that_is_no_path(nested):
     problems = []
     source = images_list(Split("train", problems=problems), data_path=str(nested))
     assert list(source.paths) == ["0.png", "2.png"]
-    assert problems == [f"{nested}/train_list.txt, line 2: its path holds a NUL character"]
+    assert problems == [f"{nested}/train_list.txt, line 2: its path contains a NUL character"]
 
 
 # -------------------------------------------------------------------- shards
@@ -299,7 +305,7 @@ def test_shards_with_and_without_labels_are_refused(tmp_path, other):
     tar_of(tmp_path / "train-0.tar", ("a.jpg", b"x"), (f"a.{other}", b"1"))
     tar_of(tmp_path / "train-1.tar", ("b.jpg", b"y"))
     tar_of(tmp_path / "train-2.tar")
-    message = f"some shards hold .{other}, others images without labels; pack them anew"
+    message = f"some shards hold .{other}, others images without labels; pack them again"
     with pytest.raises(InputError, match=re.escape(message)):
         shards(Split("train"), data_path=str(tmp_path))
 
@@ -323,13 +329,15 @@ def test_a_task_that_needs_labels_refuses_data_without(nested, task):
         data = f"DATA.DATASET '{dataset}'"
         if dataset == "shards":
             data = f"the train set of 'shards' at {root}"
-        message = f"{data} has no labels, TASK {task} needs them; change one of the two"
+        message = f"{data} has no labels, which TASK {task} needs; change one of the two"
         assert str(caught.value).startswith(message)
 
 
 def test_readers_of_labels_name_the_dataset_that_has_none(nested, tmp_path):
     (nested / "train_list.txt").write_text("0.png\n")
-    with pytest.raises(InputError, match="lists of paths alone are -dataset=images_list$"):
+    with pytest.raises(
+        InputError, match="for lists of paths without labels pass -dataset=images_list$"
+    ):
         get_dataset(configured("imagenet2012", nested), "train")
     write_images(tmp_path / "flat", {"": 2})
     with pytest.raises(InputError, match="or -dataset=images for images without labels"):
@@ -389,9 +397,9 @@ def test_folds_hold_each_image_once(nested):
     [
         (
             ["DATA.VAL_SPLIT", "0.5"],
-            "DATA.VAL_SPLIT 0.5: 1 images leave no image for validation",
+            "DATA.VAL_SPLIT 0.5: 1 images leave no images for validation",
         ),
-        (["DATA.FOLDS", "3"], "DATA.FOLDS is 3: 2 folds of 1 images would be empty; take fewer"),
+        (["DATA.FOLDS", "3"], "DATA.FOLDS is 3: 2 folds of 1 images would be empty; use fewer"),
     ],
 )
 @pytest.mark.usefixtures("without_labels")
@@ -411,7 +419,7 @@ def test_one_group_is_too_few_for_folds():
 def test_paddlevits_loader_needs_labels(nested):
     config, _, val = get_datasets(configured("images", nested, "EVAL", "True"))
     with pytest.raises(
-        InputError, match="yields images and labels, and TASK classification has no"
+        InputError, match="yields images and labels, but TASK classification has no"
     ):
         get_dataloader(config, val, is_train=False)
 

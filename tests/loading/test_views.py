@@ -247,14 +247,14 @@ BANDS = ["DATA.IMAGE_CHANNELS", "4", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET
         (
             {},
             BANDS,
-            "METHOD.COLOR is 1.0, expected 0.0 with IMAGE_CHANNELS 4 of float32: it is for colours"
-            " and grey of 8 bits",
+            "METHOD.COLOR is 1.0, expected 0.0 with IMAGE_CHANNELS 4 of float32: it supports"
+            " 8-bit colour and grey images only",
         ),
         (
             {"color": 0.0, "grey": 0.0},
             BANDS,
             "METHOD.BLUR is [1.0, 0.1, 0.5], expected [0.0, 0.0, 0.0] with IMAGE_CHANNELS 4 of"
-            " float32: it is for colours and grey of 8 bits",
+            " float32: it supports 8-bit colour and grey images only",
         ),
     ],
 )
@@ -478,7 +478,7 @@ def test_what_a_task_draws_beside_the_views_is_the_samples(folder, views_task):
     expected = dataset.generator(2, 5, 0).integers(1000, size=2)
     np.testing.assert_array_equal(sample["turn"], expected)
     dataset.draws["local"] = lambda rng: rng.random()
-    with pytest.raises(Exception, match="column local: a name that the data's columns have"):
+    with pytest.raises(Exception, match="column local has a name of a column of the data"):
         dataset.sample((2, 5, 0))
 
 
@@ -543,8 +543,8 @@ def test_masks_are_refused(folder, views_task):
     dataset.add_columns({"mask": Masks([f"{number}.png" for number in range(10)])})
     with pytest.raises(
         InputError,
-        match=r"^TASK views draws several views of an image, which the column 'mask' can't follow;"
-        r" leave one of the two out$",
+        match=r"^TASK views draws several views of an image, which can't be applied to the column 'mask';"
+        r" remove one of the two$",
     ):
         get_dataloader(config, dataset)
 

@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_is_named():
     worker = loader._workers.processes[1].pid
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(
-        RunError, match=rf"^loader worker {worker} was killed by SIGKILL; is memory short\?$"
+        RunError, match=rf"^loader worker {worker} was killed by SIGKILL; out of memory\?$"
     ):
         for epoch in (2, 3):  # what it had sent already counts
             read(loader, epoch)

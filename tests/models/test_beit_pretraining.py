@@ -135,7 +135,7 @@ def test_masked_places_come_first_in_order():
 def test_transformers_with_a_token_for_each_patch_are_trained_whole_and_others_refused(kind):
     encoder = SMALL_MODELS[kind](num_classes=0)
     if kind not in ("beit", "eva", "vit"):
-        with pytest.raises(InputError, match="take a BEiT, a ViT or an EVA"):
+        with pytest.raises(InputError, match="use a BEiT, a ViT or an EVA"):
             BeitPretraining(encoder, VOCABULARY, 3)
         return
     model = BeitPretraining(encoder, VOCABULARY, 3, early_layers=1, head_layers=1)

@@ -101,7 +101,7 @@ def test_the_class_token_alone_asks_in_its_blocks():
         (["DATA.IMAGE_SIZE", "225"], "IMAGE_SIZE 225 is not a multiple of PATCH_SIZE 16"),
         (
             ["MODEL.MLP_RATIO", "0.001"],
-            "MODEL.MLP_RATIO is 0.001, which leaves nothing of 192 channels",
+            "MODEL.MLP_RATIO is 0.001, too low for 192 channels",
         ),
         (["MODEL.DISTILLED", "True"], "MODEL.DISTILLED is True, but CaiT takes no DISTILLED"),
     ],

@@ -193,16 +193,16 @@ def test_the_parallel_blocks_have_intermediates_and_maps_of_a_class():
         ),
         (
             ["MODEL.NUM_HEADS", "4"],
-            r"CRPE_WINDOW is .*, expected an odd side for each of 4 heads, equal ones together",
+            r"CRPE_WINDOW is .*, expected an odd side for each of 4 heads, with equal ones next to each other",
         ),
         (
             ["MODEL.CRPE_WINDOW", "[3, 3, 5, 5, 5, 7, 7, 3]"],
-            "CRPE_WINDOW is .* equal ones together",
+            "CRPE_WINDOW is .* with equal ones next to each other",
         ),
         (["MODEL.CRPE_WINDOW", "[3, 3, 5, 5, 5, 6, 6, 6]"], "CRPE_WINDOW is .* an odd side"),
         (
             ["MODEL.EMBED_DIMS", "[152, 216, 216, 232]"],
-            "with PARALLEL_DEPTH the last three scales have one number",
+            "with PARALLEL_DEPTH the last three scales need equal values",
         ),
         (
             ["MODEL.ATTENTION_DROPOUT", "0.1"],

@@ -150,15 +150,15 @@ def test_what_it_looks_at_has_each_branchs_grid():
         ),
         (
             ["MODEL.NUM_HEADS", "[4, 5]"],
-            "EMBED_DIMS has 256, no multiple of its NUM_HEADS 5; choose one that is",
+            "EMBED_DIMS has 256, not a multiple of its NUM_HEADS 5",
         ),
         (
             ["MODEL.PATCH_SIZE", "[8, 16]"],
-            "PATCH_SIZE has 8 where EMBED_DIMS has 128, MULTI_CONV takes 12 and 16, and multiples of 4",
+            "PATCH_SIZE has 8 where EMBED_DIMS has 128, MULTI_CONV supports 12 and 16, and EMBED_DIMS that are multiples of 4",
         ),
         (
             ["MODEL.IMAGE_SCALES", "[1, 0.001]"],
-            "IMAGE_SCALES leaves 0 x 0 pixels of an image; raise it",
+            "IMAGE_SCALES reduces images to 0 x 0 pixels; raise it",
         ),
         (
             ["DATA.IMAGE_SIZE", "256"],

@@ -91,7 +91,7 @@ def test_a_folder_of_21k_then_imagenet_1k(tmp_path, program):
     for flags in (first, [*second, "-pretrained=first/checkpoints/best"]):
         status, printed, errors = program("main_single_gpu.py", *flags, *common)
         assert status == 0, errors
-    assert "classifier left fresh: 4 classes in the file, 1000 in the model" in printed
+    assert "classifier initialised randomly: 4 classes in the file, 1000 in the model" in printed
     assert json.loads((tmp_path / "first" / "classes.json").read_text()) == REGIONS
     results = [
         json.loads((tmp_path / run / "result.json").read_text()) for run in ("first", "second")

@@ -321,16 +321,19 @@ def test_images_of_other_sizes(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["HEAD.NUM_BLOCKS", "5"], "HEAD.NUM_BLOCKS is 5, but the encoder has 4 blocks"),
+        (
+            ["HEAD.NUM_BLOCKS", "5"],
+            "HEAD.NUM_BLOCKS is 5, but the encoder has only 4 blocks",
+        ),
         (
             ["HEAD.INDICES", "[1]"],
             "HEAD.INDICES is [1], but HEAD.NAME eomt runs the encoder's blocks",
         ),
-        (["MODEL.BLOCK", "parallel"], "needs an encoder whose attention takes masks"),
+        (["MODEL.BLOCK", "parallel"], "needs an encoder whose attention supports masks"),
         (["MODEL.GLOBAL_POOL", "avg"], "reads normalised tokens"),
         (["MODEL.PATCH_DROP", "0.1"], "MODEL.PATCH_DROP is above 0"),
-        (["METHOD.LOSS", "ohem"], "METHOD.LOSS does nothing with HEAD.NAME eomt"),
-        (["METHOD.DICE", "1.0"], "METHOD.DICE does nothing with HEAD.NAME eomt"),
+        (["METHOD.LOSS", "ohem"], "METHOD.LOSS has no effect with HEAD.NAME eomt"),
+        (["METHOD.DICE", "1.0"], "METHOD.DICE has no effect with HEAD.NAME eomt"),
     ],
 )
 def test_what_does_not_fit(options, message):
@@ -384,5 +387,5 @@ def test_weights_of_transformers_describe_themselves(model, tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps(DESCRIPTION["config"] | {"num_upscale_blocks": 3})
     )
-    with pytest.raises(InputError, match="num_upscale_blocks is 3, models here have 1 alone"):
+    with pytest.raises(InputError, match="num_upscale_blocks is 3, only 1 is supported"):
         description_of(tmp_path)

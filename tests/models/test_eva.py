@@ -196,7 +196,7 @@ def test_images_that_do_not_fit_are_named():
         (
             "vit_small_patch16_dinov3",
             ["MODEL.MLP_RATIO", "0.001"],
-            "MLP_RATIO is 0.001, which leaves nothing of 384",
+            "MLP_RATIO is 0.001, too low for 384",
         ),
     ],
 )

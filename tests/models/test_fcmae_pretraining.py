@@ -181,12 +181,12 @@ def test_every_parameter_but_the_heads_is_trained():
 
 @pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - {"convnext"}))
 def test_other_architectures_are_refused(kind):
-    with pytest.raises(InputError, match="FCMAE can't train this .*: it takes a ConvNeXt with"):
+    with pytest.raises(InputError, match="FCMAE can't train this .*: it needs a ConvNeXt with"):
         ConvolutionalMaskedAutoencoder(SMALL_MODELS[kind](num_classes=0))
 
 
 def test_other_stems_and_sizes_are_refused():
-    with pytest.raises(InputError, match="can't train this ConvNeXt: it takes a ConvNeXt with"):
+    with pytest.raises(InputError, match="can't train this ConvNeXt: it needs a ConvNeXt with"):
         network_of(stem_type="overlap")
     with pytest.raises(
         InputError, match="squares of 32 x 32 pixels, which don't divide images of 64 x 72"

@@ -140,7 +140,10 @@ def test_layer_groups_are_in_order_and_tables_do_not_decay():
         (["MODEL.NUM_HEADS", "[3, 6, 12, 25]"], "NUM_HEADS has 25 where there are 768 channels"),
         (["MODEL.EXPAND_SIZES", "[4, 3, 3, 3]"], "EXPAND_SIZES has 4, expected at most half of"),
         (["MODEL.FOCAL_WINDOWS", "[7, 4, 3, 1]"], "FOCAL_WINDOWS has 4, expected odd numbers"),
-        (["DATA.IMAGE_SIZE", "200"], "IMAGE_SIZE 200 is not a multiple of 32, a place of the last"),
+        (
+            ["DATA.IMAGE_SIZE", "200"],
+            "IMAGE_SIZE 200 is not a multiple of 32, a position of the last",
+        ),
         (["MODEL.CONV_EMBED", "True", "MODEL.PATCH_SIZE", "2"], "PATCH_SIZE is 2, expected 4"),
     ],
 )

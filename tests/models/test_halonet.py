@@ -164,15 +164,21 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
         (["MODEL.ATTENTION_EVERY", "[2]"], r"ATTENTION_EVERY is \[2\], expected 4 numbers"),
         (
             ["MODEL.NUM_HEADS", "[0, 0, 6, 8]"],
-            "NUM_HEADS has 6 where 256 channels attend, a quarter of stage 2's",
+            r"NUM_HEADS has 6 where the attention has 256 channels \(a quarter of stage 2",
         ),
-        (["MODEL.NUM_HEADS", "[0, 0, 8, 0]"], "NUM_HEADS has 0 where 512 channels attend"),
+        (
+            ["MODEL.NUM_HEADS", "[0, 0, 8, 0]"],
+            "NUM_HEADS has 0 where the attention has 512 channels",
+        ),
         (["MODEL.STEM_DIM", "20"], "STEM_DIM is 20, expected a multiple of 8"),
         (
             ["MODEL.EMBED_DIMS", "[32, 30, 64, 64]"],
             r"EMBED_DIMS is \[32, 30, 64, 64\], expected multiples of 4",
         ),
-        (["MODEL.BLOCK_SIZE", "7"], "BLOCK_SIZE is 7, expected an even number: stride 2 halves it"),
+        (
+            ["MODEL.BLOCK_SIZE", "7"],
+            "BLOCK_SIZE is 7, expected an even number, because stride 2 halves it",
+        ),
         (["MODEL.HALO_SIZE", "9"], "HALO_SIZE is 9, expected at most BLOCK_SIZE 8"),
         (
             ["DATA.IMAGE_SIZE", "224"],

@@ -57,7 +57,7 @@ def test_small_images_are_padded_with_the_mean_colour(kind, size):
 def test_maps_of_several_sizes_are_not_added_up():
     for kind in ("PVTv2", "Swin"):
         with pytest.raises(
-            InputError, match=r"setr_mla adds up maps of one size, .* \[4, 8, 16, 32\]"
+            InputError, match=r"setr_mla adds maps of one size, .* \[4, 8, 16, 32\]"
         ):
             build_model(configured(kind, "setr_mla"))
 
@@ -81,9 +81,7 @@ def test_images_of_one_size_need_windows_or_squash(kind, head, name):
     if head == "trans2seg":
         options = ["HEAD.TRANSFORMER_CHANNELS", "8", "HEAD.TRANSFORMER_DEPTH", "2"]
     squash = ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]
-    message = (
-        f"^{name} takes images of 64 x 64 alone; set HEAD.STRIDE, for maps that are computed in"
-    )
+    message = f"^{name} only takes images of 64 x 64; set HEAD.STRIDE to compute maps in"
     for others in ([], [*squash, "DATA.EVAL_SIZE", "96"], [*squash, "METHOD.SCALES", "[1.0,1.5]"]):
         with pytest.raises(InputError, match=message):
             build_model(configured(kind, head, *options, *others))

@@ -205,10 +205,15 @@ def test_quarters_of_encoders_are_their_stages_or_blocks():
             DPT,
             STAGES,
             {},
-            r"reads four maps of one size, found 4 .* \[4, 8, 16, 32\] pixels; take a",
+            r"reads four maps of one size, found 4 .* \[4, 8, 16, 32\] pixels; use a",
         ),
         (DPT, Maps([8] * 3, [16] * 3, (64, 64), 1), {}, "reads four maps of one size, found 3"),
-        (DPT, PLAIN._replace(prefix_tokens=0), {}, "READOUT is project, but the encoder has no cl"),
+        (
+            DPT,
+            PLAIN._replace(prefix_tokens=0),
+            {},
+            "READOUT is project, but the encoder has no cl",
+        ),
         (DPT, PLAIN._replace(prefix_tokens=0), {"readout": "add"}, "READOUT is add, but the enc"),
     ],
 )

@@ -87,7 +87,7 @@ def test_images_of_another_size_are_refused():
     ("maps", "options", "message"),
     [
         (Maps([12], [4], (72, 72)), {}, "got 1 maps, expected two"),
-        (Maps([12, 24], [4, 16], (72, 72)), {"transformer_heads": 3}, "256, no multiple of"),
+        (Maps([12, 24], [4, 16], (72, 72)), {"transformer_heads": 3}, "256, not a multiple of"),
     ],
 )
 def test_what_does_not_fit_is_named(maps, options, message):

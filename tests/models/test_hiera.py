@@ -116,12 +116,10 @@ def test_training_leaves_out_a_share_of_the_units():
         np.sort(features.numpy(), 1), np.sort(expected.numpy(), 1), atol=1e-5
     )
     with pytest.raises(
-        InputError, match="12 tokens make no map: PATCH_DROP leaves some out in training"
+        InputError, match="12 tokens don't form a map: PATCH_DROP drops some in training"
     ):
         model.forward_intermediates(images, [2])
-    with pytest.raises(
-        InputError, match="a mask was given, and PATCH_DROP leaves out units by itself"
-    ):
+    with pytest.raises(InputError, match="a mask was passed, but PATCH_DROP drops units as well"):
         model.forward_features(images, paddle.to_tensor(mask))
     model.eval()
     whole.eval()

@@ -92,7 +92,7 @@ def test_initialisation_is_the_authors():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.NUM_HEADS", "5"], "EMBED_DIM is 384, no multiple of NUM_HEADS 5"),
+        (["MODEL.NUM_HEADS", "5"], "EMBED_DIM is 384, not a multiple of NUM_HEADS 5"),
         (["DATA.IMAGE_SIZE", "200"], "IMAGE_SIZE 200 is not a multiple of PATCH_SIZE 16"),
         (
             ["DATA.IMAGE_SIZE", "16"],

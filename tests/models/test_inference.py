@@ -89,7 +89,7 @@ def test_one_process_and_two_give_the_result_of_the_eager_engine(
 
 def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
     with pytest.raises(
-        InputError, match="EVAL_ENGINE does nothing without EVAL True; leave it out"
+        InputError, match="EVAL_ENGINE has no effect without EVAL True; leave it out"
     ):
         get_config(None, ["EVAL_ENGINE", "inference"])
     config = get_config(None, ["EVAL", "True", "EVAL_ENGINE", "inference", "AMP", "True"])
@@ -99,7 +99,7 @@ def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
     ):
         inference_engine(config, None, print)
     monkeypatch.setattr("models.paddle_inference.num_gpus", lambda: 2)
-    with pytest.raises(InputError, match="EVAL_ENGINE inference runs on the CPU, found 2 GPUs"):
+    with pytest.raises(InputError, match="EVAL_ENGINE inference runs on CPUs only, found 2 GPUs"):
         inference_engine(config, None, print)
 
 

@@ -229,7 +229,7 @@ def test_patches_that_training_leaves_out_make_no_map():
     model, images = built("vit")
     model = small_vit(patch_drop=0.5)
     with pytest.raises(
-        InputError, match="8 tokens make no map of 4 x 4: PATCH_DROP leaves some out in training"
+        InputError, match="8 tokens don't form a map of 4 x 4: PATCH_DROP drops some in training"
     ):
         model.forward_intermediates(images)
     assert model.forward_intermediates(images, [-1], output_format="NLC", intermediates_only=True)[
@@ -244,6 +244,6 @@ def test_patches_that_training_leaves_out_make_no_map():
 def test_a_model_that_names_no_features_says_so():
     model = ImageModel(8, 3, 2)
     with pytest.raises(
-        InputError, match="ImageModel has no intermediates; it defines no feature_info"
+        InputError, match="ImageModel has no intermediates, because it doesn't define feature_info"
     ):
         model.forward_intermediates(paddle.zeros([1, 3, 8, 8]))

@@ -178,7 +178,7 @@ def test_dropout_is_of_what_the_first_matrix_reads():
     plain = x.numpy() @ layer._parameters["weight"].numpy() + layer.bias.numpy()
     np.testing.assert_allclose(layer(x).numpy(), plain + 1.5 * kept @ a @ b, rtol=1e-4, atol=1e-5)
     with pytest.raises(
-        InputError, match="DROPOUT: this model reads a target's weights themselves; set it to 0"
+        InputError, match="DROPOUT: this model reads the weights of a target directly; set it to 0"
     ):
         assert layer.weight is None
 

@@ -297,7 +297,9 @@ def test_intermediates_have_all_places():
 def test_pictures_of_places_refuse_merged_tokens():
     model, images = make("token", 3)
     for draw in (attention, rollout, cam):
-        with pytest.raises(InputError, match="MODEL.MERGE_TOKENS is 3, whose tokens aren't places"):
+        with pytest.raises(
+            InputError, match="MODEL.MERGE_TOKENS is 3, whose tokens aren't positions"
+        ):
             draw(model, images[:1])
     # A classifier of the mean reads all places.
     model, images = make("avg", 3)
@@ -383,7 +385,9 @@ def test_exports_merge_alike(tmp_path, kind):
 
 @pytest.mark.parametrize("options", [{"block": "parallel"}, {"attention": "differential"}])
 def test_blocks_of_another_kind_refuse_it(options):
-    with pytest.raises(InputError, match="MERGE_TOKENS is 2, expected 0: only BLOCK serial with"):
+    with pytest.raises(
+        InputError, match="MERGE_TOKENS is 2, expected 0, because only BLOCK serial with"
+    ):
         VisionTransformer(merge_tokens=2, embed_dim=32, num_heads=2, **options)
 
 

@@ -177,11 +177,11 @@ def test_variants_differ_in_what_mixes_tokens():
         (["MODEL.EMBED_DIMS", "[64]"], r"EMBED_DIMS is \[64\], expected four numbers"),
         (
             ["MODEL.ATTENTION_STAGES", "5"],
-            "ATTENTION_STAGES is 5, expected how many of the four stages: 0 to 4",
+            "ATTENTION_STAGES is 5, expected a number of stages: 0 to 4",
         ),
         (
             ["MODEL.RES_SCALE_STAGES", "5"],
-            "RES_SCALE_STAGES is 5, expected how many of the four stages: 0 to 4",
+            "RES_SCALE_STAGES is 5, expected a number of stages: 0 to 4",
         ),
         (["DATA.IMAGE_SIZE", "2"], "IMAGE_SIZE is 2, MetaFormer takes images of at least 3 x 3"),
     ],

@@ -76,7 +76,9 @@ def test_names_alone_tell_the_epsilon_of_transformers(tmp_path):
     sizes += ["MODEL.NUM_CLASSES", "5"]
     config = with_switches(get_config("mit_b0", sizes), file_of(tmp_path))
     assert config.MODEL.NORM_EPS == 1e-5
-    assert any(note.startswith("MODEL.NORM_EPS 1e-05, as the names in") for note in config.notes)
+    assert any(
+        note.startswith("MODEL.NORM_EPS 1e-05, according to the names in") for note in config.notes
+    )
 
 
 @pytest.mark.parametrize(

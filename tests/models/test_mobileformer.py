@@ -17,8 +17,8 @@ from errors import InputError
         ({"lite_dims": (16,)}, r"LITE_DIMS is \[16\], expected two numbers"),
         ({"num_heads": 3}, "NUM_HEADS is 3, expected a divisor of 16 channels"),
         ({"conv_groups": 3}, "CONV_GROUPS is 3, expected a divisor of 8 channels"),
-        ({"relu_reduction": 17.0}, "RELU_REDUCTION is 17, which leaves nothing of 16 channels"),
-        ({"mlp_ratio": 0.01}, "MLP_RATIO is 0.01, which leaves nothing of 16 channels"),
+        ({"relu_reduction": 17.0}, "RELU_REDUCTION is 17, too high for 16 channels"),
+        ({"mlp_ratio": 0.01}, "MLP_RATIO is 0.01, too low for 16 channels"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(options, message):

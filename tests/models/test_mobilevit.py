@@ -146,7 +146,7 @@ def test_a_norm_before_the_attention_is_paddlevits():
         (["MODEL.EMBED_DIMS", "[16, 32]"], r"EMBED_DIMS is \[16, 32\], expected 9 numbers"),
         (["MODEL.HIDDEN_DIMS", "[64, 64]"], r"HIDDEN_DIMS is \[64, 64\], expected 3 numbers"),
         (["MODEL.STAGE_DEPTHS", "[2, 4]"], r"STAGE_DEPTHS is \[2, 4\], expected 3 numbers"),
-        (["MODEL.NUM_HEADS", "7"], "HIDDEN_DIMS has 144, no multiple of NUM_HEADS 7"),
+        (["MODEL.NUM_HEADS", "7"], "HIDDEN_DIMS has 144, not a multiple of NUM_HEADS 7"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_one_line():
         model(paddle.zeros([1, 3, 18, 16]))
     with pytest.raises(InputError, match="patches need patch_coord and patch_valid"):
         model(paddle.zeros([1, 4, 48]))
-    with pytest.raises(InputError, match="without CLASS_TOKEN there is none to read"):
+    with pytest.raises(InputError, match="the model has no CLASS_TOKEN"):
         small_naflexvit(global_pool="token")
     with pytest.raises(InputError, match="EMBED_DIM 24 is not a multiple of NUM_HEADS 5"):
         small_naflexvit(num_heads=5)

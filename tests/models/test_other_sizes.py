@@ -169,7 +169,7 @@ def test_an_architecture_takes_other_sizes_or_is_named(kind):
         assert model.input_sizes == sizes
     else:
         sizes = model.input_sizes
-        with pytest.raises(InputError, match=f"{type(model).__name__} takes images of one size"):
+        with pytest.raises(InputError, match=f"{type(model).__name__} needs images of one size"):
             model.take_other_sizes()
         assert model.input_sizes == sizes
 

@@ -163,7 +163,7 @@ def test_what_it_looks_at_has_each_stages_grid():
         ),
         (
             ["DATA.IMAGE_SIZE", "15"],
-            "IMAGE_SIZE 15 x 15 holds no patch of PATCH_SIZE 16; choose a larger one",
+            "IMAGE_SIZE 15 x 15 is smaller than PATCH_SIZE 16; choose a larger one",
         ),
         (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but PiT takes no EMBED_DIM"),
     ],

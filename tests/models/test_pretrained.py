@@ -111,7 +111,7 @@ def test_a_task_of_masks_takes_no_crop_of_its_weights(configured):
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
         (
             {"crop_mode": "border"},
-            "DATA.CROP_MODE is 'border', expected one of center, squash, short, own; with -o KEY VALUE yours is taken",
+            "DATA.CROP_MODE is 'border', expected one of center, squash, short, own; set the key by -o KEY VALUE",
         ),
         ({"mean": [1, 2]}, "DATA.IMAGENET_MEAN is"),
     ],

@@ -115,16 +115,16 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     assert architecture("tiny").arguments["MODEL.HUE"].text == "what it sees, on two lines."
     # What Tiny's DROPPATH doesn't need, ViT's does.
     get_config(None, ["EVAL", "True", "MODEL.TYPE", "tiny", "MODEL.DROPPATH", "0.1"])
-    with pytest.raises(InputError, match=r"MODEL.DROPPATH does nothing under EVAL; leave it out$"):
+    with pytest.raises(InputError, match=r"MODEL.DROPPATH has no effect under EVAL; leave it out$"):
         get_config(None, ["EVAL", "True", "MODEL.TYPE", "ViT", "MODEL.DROPPATH", "0.1"])
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("hue: str", "hue has no default; as a key it needs one"),
-        ("hue='red'", "hue has no type; as a key it needs one"),
-        ("hue: dict = None", "hue is dict; a key takes bool, int, float, str"),
+        ("hue: str", "hue has no default, which a key needs"),
+        ("hue='red'", "hue has no type, which a key needs"),
+        ("hue: dict = None", "hue is dict; the type of a key is one of bool, int, float, str"),
     ],
 )
 def test_an_argument_that_can_be_no_key_is_named_with_its_line(own_file, argument, message):

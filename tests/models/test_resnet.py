@@ -49,13 +49,16 @@ def test_variants_are_timms(tmp_path, name, options):
     [
         (
             {"depth": 18, "cardinality": 2},
-            "CARDINALITY and BASE_WIDTH are for blocks of three convolutions",
+            "CARDINALITY and BASE_WIDTH need blocks of three convolutions",
         ),
         ({"small_stem": True, "stem_type": "deep"}, "SMALL_STEM True has no pooling"),
         ({"small_stem": True, "anti_alias": "avg"}, "SMALL_STEM True has no pooling"),
         ({"output_stride": 4}, "OUTPUT_STRIDE is 4, expected 8, 16 or 32"),
-        ({"output_stride": 16, "avg_down": True}, "OUTPUT_STRIDE 16 is for maps that strided"),
-        ({"se_ratio": 0.25, "eca": True}, "SE_RATIO is 0.25 and ECA True, expected one of them"),
+        ({"output_stride": 16, "avg_down": True}, "OUTPUT_STRIDE 16 needs strided"),
+        (
+            {"se_ratio": 0.25, "eca": True},
+            "SE_RATIO is 0.25 and ECA True, expected only one of them",
+        ),
     ],
 )
 def test_options_that_do_not_fit_together_are_named(options, message):
@@ -137,7 +140,7 @@ def test_batch_norm_is_synchronised_with_its_parameters_and_statistics(monkeypat
     model = create_model("resnet18", num_classes=5)
     with pytest.raises(
         InputError,
-        match="TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs",
+        match="TRAIN.SYNC_BN is True, but no GPU is visible, and Paddle's SyncBatchNorm needs",
     ):
         synchronise(model)
     with pytest.raises(

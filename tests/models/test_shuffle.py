@@ -95,10 +95,16 @@ def test_layer_groups_are_in_order_and_drop_path_rises_by_stages():
     ("options", "message"),
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2, 3, 2]"], r"\[2, 2, 3, 2\], expected four even numbers"),
-        (["MODEL.NUM_HEADS", "[3, 6, 6, 12]"], r"NUM_HEADS is \[3, 6, 6, 12\], expected another"),
+        (
+            ["MODEL.NUM_HEADS", "[3, 6, 6, 12]"],
+            r"NUM_HEADS is \[3, 6, 6, 12\], expected numbers that",
+        ),
         (["MODEL.EMBED_DIM", "64"], "EMBED_DIM is 64, expected 96, 32 for each head"),
         (["MODEL.WINDOW_SIZE", "4"], "WINDOW_SIZE is 4, expected an odd number"),
-        (["DATA.IMAGE_SIZE", "256"], "IMAGE_SIZE 256 is not a multiple of 224: WINDOW_SIZE places"),
+        (
+            ["DATA.IMAGE_SIZE", "256"],
+            "IMAGE_SIZE 256 is not a multiple of 224: WINDOW_SIZE positions",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

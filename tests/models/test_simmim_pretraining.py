@@ -150,14 +150,14 @@ def test_every_parameter_is_trained(kind, options):
 @pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - set(TYPES)))
 def test_architectures_without_patches_are_refused_with_the_others_names(kind):
     with pytest.raises(
-        InputError, match="patches that don't overlap, and .* has none; MODEL.TYPE may be BEiT"
+        InputError, match="patches that don't overlap, unlike those of .*; MODEL.TYPE can be BEiT"
     ):
         network_of_small(kind)
 
 
 def test_sizes_that_do_not_fit_are_one_line():
     for encoder, mask_patch, message in (
-        (small_vit(), 6, "METHOD.MASK_PATCH is 6, no multiple of MODEL.PATCH_SIZE 4"),
+        (small_vit(), 6, "METHOD.MASK_PATCH is 6, not a multiple of MODEL.PATCH_SIZE 4"),
         (
             small_vit(image_size=(12, 16)),
             8,
@@ -166,7 +166,7 @@ def test_sizes_that_do_not_fit_are_one_line():
         (
             small_swin(image_size=(24, 40)),
             8,
-            "the encoder's last map has 16 x 16 pixels, which don't divide images of 24 x 40",
+            "the encoder's last map covers 16 x 16 pixels, which don't divide images of 24 x 40",
         ),
         (small_vit(patch_drop=0.5), 4, "MODEL.PATCH_DROP is 0.5, expected 0"),
         (small_vit("vit_map"), 4, "GLOBAL_POOL is map, expected token or avg"),

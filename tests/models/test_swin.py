@@ -172,7 +172,7 @@ def test_reset_classifier_replaces_the_head():
         (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),
         (
             ["MODEL.NUM_HEADS", "[3, 6, 12, 25]"],
-            "NUM_HEADS has 25 where there are 768 channels, no multiple of it",
+            "NUM_HEADS has 25 where there are 768 channels, which it doesn't divide",
         ),
         (["DATA.IMAGE_SIZE", "222"], "IMAGE_SIZE 222 is not a multiple of PATCH_SIZE 4"),
         (["MODEL.DEPTH", "3"], "MODEL.DEPTH is 3, but Swin takes no DEPTH"),
@@ -242,5 +242,7 @@ def test_fine_tuning_from_22k_keeps_1ks_classes_and_others_classifiers_start_at_
     assert not (tmp_path / "own").exists()
     own = build_model(get_config(name, [*sizes, "MODEL.NUM_CLASSES", "7"]))
     report = load_weights(own, tmp_path / "22k.safetensors", strict=False)
-    assert report.changes == ["classifier left fresh: 21841 classes in the file, 7 in the model"]
+    assert report.changes == [
+        "classifier initialised randomly: 21841 classes in the file, 7 in the model"
+    ]
     assert not own.head.fc.weight.numpy().any()

@@ -127,7 +127,7 @@ def test_what_it_looks_at_has_the_grid_of_its_tokens():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.NUM_HEADS", "5"], "EMBED_DIM is 256, no multiple of NUM_HEADS 5"),
+        (["MODEL.NUM_HEADS", "5"], "EMBED_DIM is 256, not a multiple of NUM_HEADS 5"),
         (["MODEL.TOKEN_DIM", "7"], "TOKEN_DIM is 7, expected an even number"),
         (["DATA.IMAGE_SIZE", "200"], "IMAGE_SIZE 200 is not a multiple of 16, the side of a token"),
     ],

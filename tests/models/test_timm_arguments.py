@@ -108,72 +108,72 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "vit_tiny_patch16_224",
             {"pos_embed": "none"},
-            "pos_embed is 'none', which ViT here can't be",
+            "pos_embed is 'none', which ViT doesn't support",
         ),
         (
             "eva02_tiny_patch14_224",
             {"use_rot_pos_emb": False},
-            "use_rot_pos_emb is False, but Eva here has True alone",
+            "use_rot_pos_emb is False, but Eva only supports True",
         ),
         (
             "vit_tiny_patch16_224",
             {"scale_attn_norm": True},
-            "scale_attn_norm is True, but ViT here has no such argument",
+            "scale_attn_norm is True, but ViT has no such argument",
         ),
         (
             "vit_tiny_patch16_224",
             {"a\nb": {"c": 1}},
-            r"a\\nb is a dictionary of 1, but ViT here has no such argument",
+            r"a\\nb is a dictionary of 1, but ViT has no such argument",
         ),
         (
             "swin_tiny_patch4_window7_224",
             {"global_pool": "max"},
-            "global_pool is 'max', but Swin here has 'avg' alone",
+            "global_pool is 'max', but Swin only supports 'avg'",
         ),
         (
             "convnext_tiny",
             {"output_stride": 8},
-            "output_stride is 8, but ConvNeXt here has 32 alone",
+            "output_stride is 8, but ConvNeXt only supports 32",
         ),
         (
             "vit_small_patch16_dinov3",
             {"rope_type": "cat"},
-            "rope_type is 'cat', but .*_dinov3 here has 'dinov3' alone",
+            "rope_type is 'cat', but .*_dinov3 only supports 'dinov3'",
         ),
         (
             "eva02_tiny_patch14_224",
             {"rope_type": "dinov3"},
-            "rope_type is 'dinov3', but .*_224 here has 'cat' alone",
+            "rope_type is 'dinov3', but .*_224 only supports 'cat'",
         ),
         (
             "vit_small_patch16_dinov3",
             {"rope_rotate_half": False},
-            "rope_rotate_half is False, but .* has True alone",
+            "rope_rotate_half is False, but .* only supports True",
         ),
         (
             "eva02_tiny_patch14_224",
             {"rope_rotate_half": True},
-            "rope_rotate_half is True, but .* here has False alone",
+            "rope_rotate_half is True, but .* only supports False",
         ),
         (
             "convnext_atto",
             {"conv_bias": False},
-            "conv_bias is False, but ConvNeXt here has True alone",
+            "conv_bias is False, but ConvNeXt only supports True",
         ),
         (
             "xcit_nano_12_p16_224",
             {"use_pos_embed": False},
-            "use_pos_embed is False, but XCiT here has True alone",
+            "use_pos_embed is False, but XCiT only supports True",
         ),
         (
             "resnet18",
             {"act_layer": "gelu"},
-            "act_layer is 'gelu', but ResNet here has 'relu' alone",
+            "act_layer is 'gelu', but ResNet only supports 'relu'",
         ),
         (
             "resnet18",
             {"aa_layer": "blurpc"},
-            "aa_layer is 'blurpc', but ResNet here takes 'avg' or 'blur' alone",
+            "aa_layer is 'blurpc', but ResNet only supports 'avg' or 'blur'",
         ),
         (
             "resnet18",
@@ -194,12 +194,12 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         (
             "resnet18",
             {"layers": [1, 1, 1, 1]},
-            "layers is .*, but ResNet here has no such argument",
+            "layers is .*, but ResNet has no such argument",
         ),
         (
             "convnext_atto",
             {"block_args": {"attn_layer": "se"}},
-            "block_args is .*, but ConvNeXt here has no such arg",
+            "block_args is .*, but ConvNeXt has no such arg",
         ),
     ],
 )
@@ -215,7 +215,7 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     taken = with_timm_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
     assert (taken.MODEL.NUM_HEADS, taken.notes) == (
         6,
-        [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"],
+        [f"MODEL.NUM_HEADS 6, according to the config.json of {tmp_path}"],
     )
     mine = with_timm_arguments(
         get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path
@@ -224,7 +224,7 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     assert mine.notes == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
     with pytest.raises(
         InputError,
-        match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o",
+        match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; choose one by -o",
     ):
         with_timm_arguments(get_config("vit_base_patch16_224"), tmp_path)
     other = get_config("vit_base_patch16_224", ["MODEL.NUM_HEADS", "12"])
@@ -353,7 +353,7 @@ def test_another_preparation_is_refused_and_options_come_first(tmp_path):
     ):
         with pytest.raises(
             InputError,
-            match=rf"^the config.json of .*: {message}.*; with -o KEY VALUE yours is taken$",
+            match=rf"^the config.json of .*: {message}.*; set the key by -o KEY VALUE$",
         ):
             description_of(tmp_path, options)
         options += [key, value]
@@ -405,7 +405,7 @@ def test_outputs_are_imagenets_where_the_tag_says_so(tmp_path, tag, arguments, n
         json.dumps(content | {"pretrained_cfg": {}, "label_names": ["a\nb"]})
     )
     with pytest.raises(
-        InputError, match=r"the name of its class 'a\\nb' can't be printed; rename it there$"
+        InputError, match=r"the class name 'a\\nb' has unprintable characters; rename it there$"
     ):
         description_of(tmp_path)
 
@@ -427,7 +427,7 @@ def test_a_description_of_more_than_the_file_holds_is_refused_before_it_is_built
     )
     with pytest.raises(
         InputError,
-        match=r"lie.safetensors: it describes a model of more than .* parameters, more than",
+        match=r"lie.safetensors: it describes a model of more than .* parameters, but doesn't",
     ):
         Predictor(file)
     assert sum(made) < 26e6
@@ -487,7 +487,7 @@ def test_what_timm_saves_of_each_family_is_taken(tmp_path, name):
         stored(tmp_path, name=name, arguments={"global_pool": other})
         with pytest.raises(
             InputError,
-            match=f"model_args.global_pool is '{other}', but .* has '{POOLED[name]}' alone",
+            match=f"model_args.global_pool is '{other}', but .* only supports '{POOLED[name]}'",
         ):
             description_of(tmp_path)
 
@@ -540,45 +540,45 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "vit_digits",
             {"features_only": True},
-            "create_model takes no features_only; model.forward_intermediates(i",
+            "create_model doesn't take features_only; model.forward_intermediates(i",
         ),
         (
             "vit_digits",
             {"out_indices": [1]},
-            "create_model takes no out_indices; model.forward_intermediates(images",
+            "create_model doesn't take out_indices; model.forward_intermediates(images",
         ),
         (
             "vit_digits",
             {"scriptable": True},
-            "create_model takes no scriptable; leave it out: paddle.jit.to_static",
+            "create_model doesn't take scriptable; leave it out: paddle.jit.to_static",
         ),
         (
             "vit_digits",
             {"exportable": True},
-            "create_model takes no exportable; leave it out: tools/export_model.py",
+            "create_model doesn't take exportable; leave it out: tools/export_model.py",
         ),
         (
             "vit_digits",
             {"drop_rate": 0.1},
-            "create_model takes no drop_rate; timm's is before the classifier, where",
+            "create_model doesn't take drop_rate; timm's dropout before the classifier",
         ),
         (
             "vit_digits",
             {"proj_drop_rate": 0.1},
-            "create_model takes no proj_drop_rate; dropout=RATE is after",
+            "create_model doesn't take proj_drop_rate; dropout=RATE applies after",
         ),
         (
             "vit_digits",
             {"pretrained_cfg": {"a": 1}},
-            "create_model takes no pretrained_cfg; give pretrained='hf-hub",
+            "create_model doesn't take pretrained_cfg; pass pretrained='hf-hub",
         ),
         (
             "vit_digits",
             {"cache_dir": "x"},
-            "create_model takes no cache_dir; set HF_HOME before the program starts",
+            "create_model doesn't take cache_dir; set HF_HOME before the program starts",
         ),
-        ("vit_digits", {"in_chans": 0}, "image_channels is 0, expected a number from 1 on"),
-        ("vit_digits", {"in_chans": "3"}, "image_channels is '3', expected a number from 1 on"),
+        ("vit_digits", {"in_chans": 0}, "image_channels is 0, expected a number of at least 1"),
+        ("vit_digits", {"in_chans": "3"}, "image_channels is '3', expected a number of at least 1"),
         ("vit_digits", {"img_size": -8}, "DATA.IMAGE_SIZE is -8, expected 1 to 10000"),
         (
             "vit_digits",
@@ -593,18 +593,18 @@ def test_timms_keywords_build_the_same_model_as_ours():
         (
             "resnet18",
             {"global_pool": "max"},
-            "global_pool is 'max', but ResNet here has 'avg' alone; leave it out",
+            "global_pool is 'max', but ResNet only supports 'avg'; leave it out",
         ),
         (
             "vit_digits",
             {"depths": 3},
-            "depths is 3, but ViT here has no such argument; leave it out",
+            "depths is 3, but ViT has no such argument; leave it out",
         ),
         ("vit_digits", {"pretrained": 1}, "pretrained is 1, expected True, False or weights"),
         (
             "vit_digits",
             {"pretrained": True},
-            "timm has no weights of vit_digits; give pretrained=FILE, or leave it",
+            "timm has no weights of vit_digits; pass pretrained=FILE, or leave it",
         ),
         ("vit_digits", {"checkpoint_path": "/none"}, "no weights at /none"),
         (
@@ -689,12 +689,12 @@ def test_attention_pooling_reads_patches_alone(tmp_path):
         (
             "vit_tiny_patch16_224",
             {"pos_embed": "none"},
-            "pos_embed is 'none', which ViT here can't be; leave it out",
+            "pos_embed is 'none', which ViT doesn't support; leave it out",
         ),
         (
             "vit_tiny_patch16_224",
             {"drop_block_rate": 0.1},
-            "takes no drop_block_rate; droppath=RATE",
+            "take drop_block_rate; use droppath=RATE",
         ),
     ],
 )

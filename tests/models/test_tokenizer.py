@@ -36,7 +36,7 @@ def test_every_architecture_with_a_map_makes_tokens_and_trains_all_its_weights(k
     size = {"image_size": 64} if kind in ODD_SIZES else {}
     encoder = SMALL_MODELS[kind](num_classes=0, **size)
     if kind in WITHOUT_MAP:
-        with pytest.raises(InputError, match="has no map of its last features"):
+        with pytest.raises(InputError, match="has no map of last features"):
             small(quantizer, encoder)
         return
     model = small(quantizer, encoder)

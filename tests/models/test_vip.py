@@ -11,7 +11,7 @@ from errors import InputError
     ("options", "message"),
     [
         ({"transitions": (True,)}, r"TRANSITIONS is \[True\], expected 3: one per stage"),
-        ({"embed_dims": (16, 32, 32, 30)}, "EMBED_DIMS has 30 where maps have 4 places along"),
+        ({"embed_dims": (16, 32, 32, 30)}, "EMBED_DIMS has 30 where maps have 4 positions along"),
         ({"mlp_ratio": (2, 3)}, r"MLP_RATIO is \[2, 3\], expected 4"),
         ({"image_size": 60}, "IMAGE_SIZE 60 is not a multiple of 14, .*: 56 or 70"),
     ],

@@ -261,7 +261,7 @@ def test_reset_classifier_replaces_every_head():
         ),
         (
             ["MODEL.BLOCK", "parallel", "MODEL.ACT", "swiglu"],
-            "ACT is 'swiglu', which BLOCK parallel doesn't take",
+            "ACT is 'swiglu', which BLOCK parallel doesn't support",
         ),
         (
             ["MODEL.WINDOW_SIZE", "7"],

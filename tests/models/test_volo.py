@@ -215,11 +215,11 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
         ),
         (
             ["MODEL.NUM_HEADS", "[5, 12, 12, 12]"],
-            "NUM_HEADS has 5 where EMBED_DIMS has 192, no multiple of it",
+            "NUM_HEADS has 5 where EMBED_DIMS has 192, which it doesn't divide",
         ),
         (
             ["MODEL.EMBED_DIMS", "[6, 12, 24, 24]"],
-            r"EMBED_DIMS is \[6, 12, 24, 24\], expected the last three alike",
+            r"EMBED_DIMS is \[6, 12, 24, 24\], expected three equal values at the end",
         ),
         (["MODEL.PATCH_SIZE", "7"], "PATCH_SIZE is 7, expected 4, 8 or 16"),
         (
@@ -249,7 +249,8 @@ def test_token_labels_train_the_classifier_of_patches_and_no_other_model_takes_t
     task = Classification(config)
     train = SimpleNamespace(labels=np.zeros(1, np.int64))
     with pytest.raises(
-        InputError, match="TRAIN.LOSS is token_label, but VisionTransformer classifies no patches"
+        InputError,
+        match="TRAIN.LOSS is token_label, but VisionTransformer doesn't classify patches",
     ):
         task.prepare(build_model(get_config(None, tiny)), train, None)
     task.prepare(model, train, None)

@@ -167,12 +167,12 @@ def test_one_classifier_serves_a_teacher_too():
         (["MODEL.NUM_HEADS", "5"], "EMBED_DIM 128 is not a multiple of NUM_HEADS 5"),
         (
             ["MODEL.EMBED_DIM", "4"],
-            "EMBED_DIM is 4, which leaves nothing for the first convolution; raise it",
+            "EMBED_DIM is 4, too low for the first convolution; raise it",
         ),
         (["DATA.IMAGE_SIZE", "15"], "IMAGE_SIZE is 15, XCiT takes images of at least 16 x 16"),
         (
             ["MODEL.MLP_RATIO", "0.001"],
-            "MODEL.MLP_RATIO is 0.001, which leaves nothing of 128 channels",
+            "MODEL.MLP_RATIO is 0.001, too low for 128 channels",
         ),
         (["MODEL.DISTILLED", "True"], "MODEL.DISTILLED is True, but XCiT takes no DISTILLED"),
     ],

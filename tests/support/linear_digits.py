@@ -42,7 +42,7 @@ def linear_digits():
     deviation = features.std(0)
     regression = LogisticRegression(C=0.03, max_iter=200)
     regression.fit((features - mean) / deviation, np.concatenate(labels))
-    # Several times as sure as it should be.
+    # Several times as sure perfect calibration.
     weight = _TOO_SURE * (regression.coef_ / deviation).T
     model.head.weight.set_value(weight.astype(np.float32))
     model.head.bias.set_value(

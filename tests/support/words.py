@@ -1,10 +1,11 @@
-"""Counts the words of the documents, and finds phrases that nobody says.
+"""Counts the words of the documents, and finds phrases that nobody says, in the code as well.
 
     python tests/support/words.py                             # every document
     python tests/support/words.py docs/guides/export.md       # or some
+    python tests/support/words.py weights/hub.py              # texts of a module
 
-It prints a line for each file (words, sentences, words per sentence), their sum, and each phrase of
-PHRASES with its place.
+It prints a line for each document (words, sentences, words per sentence), their sum, and each phrase
+of PHRASES with its place.
 
 The rules:
 
@@ -14,8 +15,12 @@ The rules:
   addresses of links, and numbers in tables aren't counted.
 """
 
+import ast
+import io
 import re
+import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,17 +34,24 @@ HAND_WRITTEN = 40_000
 GENERATED = {"docs/reference/keys.md"}
 # Word for word translations and telegrams: patterns, with what an engineer would write.
 PHRASES = {
-    r"\bgo(?:es|ing)? on\b": "continues, resumes",
-    r"(?<!there )\b(?:is|are|was|were) no\b(?! (?:longer|more|better|worse|less|fewer))": "isn't a, has no",
+    r"\b(?:go(?:es|ing)?|gone|went) on\b": "continues, resumes",
+    r"(?<!there )\b(?:is|are|was|were) no\b(?! (?:longer|more|better|worse|less|fewer|larger|smaller))": "isn't a, has no",
     r"\b(?:is|are|isn't|aren't) here\b": "is included, is supported, is available",
-    r"\b(?:tells?|told)\b(?! (?:Paddle|pytest|git|you|the))": "says, shows, names, reports",
+    # A parameter may be called tell, and two things may be told apart.
+    r"(?<!`)\b(?:tells?|told)\b(?!:)(?! (?:Paddle|pytest|git|you|the)\b)(?!(?: [^\s.;:]+){0,9} apart\b)": "says, shows, names, reports",
     r"\bcomes? along\b": "is included",
-    r"\bmade anew\b|\bwritten anew\b|\bcounted anew\b": "again",
+    r"\banew\b": "again",
     r"\bone's own\b": "your own",
     r"\bheld to\b": "compared with, checked against",
     r"\bwhat is (?:lost|there|asked|said)\b": "name the thing",
     r"\bbeside it(?:self)?\b": "next to it",
     r"\bby the way\b": "",
+    r"\b(?:holds?|held) no\b": "has no, contains no",
+    r"\bnothing (?:tells|says|of it)\b": "is unknown, cannot be determined",
+    r"\b(?:isn't|aren't|not) whole\b": "is incomplete",
+    r"\bleads? out of\b": "is outside",
+    r"\bhas none of\b": "lacks, doesn't have",
+    r"\bin vain\b": "",
 }
 
 
@@ -79,6 +91,65 @@ def phrases(text: str, name: str | Path) -> list[str]:
     return found
 
 
+def modules() -> list[Path]:
+    """Returns the toolkit's Python files, without its tests."""
+    command = ["git", "ls-files", "-z", "*.py", ":!tests"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name]
+
+
+def code_phrases(source: str, name: str | Path) -> list[str]:
+    """Returns what ``phrases`` does, for the texts of a Python file."""
+    return [
+        f"{name}:{line}: {phrase[0].lower()}: {better}"
+        for line, text in sorted(set(_texts(source)))
+        for pattern, better in PHRASES.items()
+        for phrase in re.finditer(pattern, text, re.I)
+    ]
+
+
+def _texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of a Python file's docstrings, messages and comments. Values within a
+    message are replaced by "`", and so is code within a docstring or comment. Consecutive comments
+    are one text.
+    """
+    tree = ast.parse(source)
+    # The constants of an f-string are its parts.
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            values = [v.value if isinstance(v, ast.Constant) else "`" for v in node.values]
+            yield node.lineno, _plain("".join(map(str, values)))
+        elif isinstance(node, ast.Constant) and type(node.value) is str and id(node) not in parts:
+            # A single word is a name, not a text.
+            if " " in node.value.strip():
+                yield node.lineno, _plain(node.value)
+    comment: list[str] = []
+    first = 0
+    last = None
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            own_line = token.line[:column].isspace() or column == 0
+            if not own_line or last != (row - 1, column):
+                yield first, _plain(" ".join(comment))
+                comment = []
+                first = row
+            comment.append(token.string.lstrip("#: "))
+            last = (row, column) if own_line else None
+    yield first, _plain(" ".join(comment))
+
+
+def _plain(text: str) -> str:
+    """Returns a text in one line, its code replaced by "`"."""
+    return " ".join(re.sub(r"``[^`]*``", "`", text).split())
+
+
 def sentences(file: Path) -> Iterator[Sentence]:
     """Yields the sentences of a Markdown file."""
     name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
@@ -113,6 +184,9 @@ def main(names: list[str]) -> None:
     total = 0
     said = []
     for file in [Path(name).resolve() for name in names] or files():
+        if file.suffix == ".py":
+            said += code_phrases(file.read_text(encoding="utf-8"), file.relative_to(ROOT))
+            continue
         counts = [sentence.words for sentence in sentences(file)]
         name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
         said += phrases(file.read_text(encoding="utf-8"), name)

@@ -88,9 +88,7 @@ def test_the_model_is_told_by_the_config_beside_the_weights_or_by_name(saved, tm
     folder = tmp_path / "hub"
     folder.mkdir()
     source.rename(folder / "model.safetensors")
-    with pytest.raises(
-        InputError, match="nor a config.json, nor its name says what model it is of; add -cfg MODEL"
-    ):
+    with pytest.raises(InputError, match="cannot determine the model; pass -cfg MODEL"):
         convert(str(folder), tmp_path / "out.npz")
     (folder / "config.json").write_text(json.dumps({"architecture": "vit_digits"}))
     assert convert(str(folder), tmp_path / "out.npz").startswith("72 tensors of ")
@@ -107,7 +105,7 @@ def test_only_the_models_own_weights_are_converted(saved, tmp_path):
     source, _ = saved
     with pytest.raises(
         InputError,
-        match=r"isn't this model's \(pos_embed resized from 4 x 4 to 8 x 8\); give its own",
+        match=r"is from another model \(pos_embed resized from 4 x 4 to 8 x 8\); set the model",
     ):
         convert(str(source), tmp_path / "out.npz", "vit_digits", ["DATA.IMAGE_SIZE", "16"])
     with pytest.raises(InputError, match="expected .safetensors, .pdparams, .npz"):

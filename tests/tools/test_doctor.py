@@ -78,7 +78,7 @@ def test_ranks_that_dont_answer_are_named_and_ended():
             [time.sleep, 60],
             2,
             True,
-            f"no answer in 0.3 s: rank 2 joined, but didn't end all-reducing; {doctor.HANG}",
+            f"no answer in 0.3 s: rank 2 joined, but didn't finish all-reducing; {doctor.HANG}",
         ),
     ]:
         process = context.Process(target=ends[0], args=ends[1:], daemon=True)
@@ -97,7 +97,7 @@ def test_an_all_reduce_is_judged():
     assert doctor.judge_all_reduce(2, "NCCL", 0.06, True, hosts) == (True, found)
     assert doctor.judge_all_reduce(2, "NCCL", 0.06, False, hosts) == (
         False,
-        f"{found}, but the sums are wrong; check memory and network hardware",
+        f"{found}, but the sums are wrong; check the memory and network hardware",
     )
     ok, text = doctor.judge_all_reduce(2, "NCCL", 0.9, True, hosts)
     assert (
@@ -107,7 +107,10 @@ def test_an_all_reduce_is_judged():
         ),
     ) == (False, True)
     ok, text = doctor.judge_all_reduce(2, "NCCL", 0.06, True, [*hosts, ("c", [], 990.0)])
-    assert (ok, text) == (False, f"{found}; the hosts' clocks differ by 14 s: let NTP set them")
+    assert (ok, text) == (
+        False,
+        f"{found}; the clocks of the hosts differ by 14 s: set them by NTP",
+    )
 
 
 def test_paddle_isnt_imported_where_packages_are_wrong():
@@ -170,7 +173,7 @@ def test_rank_0_tells_of_other_hosts_and_who_waits_in_vain_of_itself(tmp_path):
     findings = {name: text for name, (ok, text) in first[1].items() if not ok}
     assert list(findings) == [socket.gethostname()]
     (theirs,) = findings.values()
-    assert f"shm: {ABSENT} isn't there or can't be written; docker run --shm-size=1g" in theirs
+    assert f"shm: {ABSENT} doesn't exist or isn't writable; docker run --shm-size=1g" in theirs
     assert theirs.endswith("; loader: no configuration file vit_digit; did you mean vit_digits?")
     assert "host: " not in theirs  # gloo is told where to listen
     assert "between 2 ranks" in first[1]["all-reduce"][1]
@@ -210,7 +213,7 @@ def test_versions_that_dont_go_together():
     )
     assert machine.paddle_package({}) == (False, "found no Paddle; make install")
     assert machine.paddle_package(paddle | old)[1].endswith(
-        "the last one installed wins; uninstall both, then make install"
+        "the one installed last is used; uninstall both, then make install"
     )
     assert (
         machine.paddle_package({"paddlepaddle": "2.5.1"})[1]
@@ -226,7 +229,7 @@ def test_versions_that_dont_go_together():
     ok, text = machine.libraries(old | {"protobuf": "7.36.2"})
     assert (
         ok,
-        text.endswith('fleet uses what protobuf 7 no longer has; pip install "protobuf<7"'),
+        text.endswith('fleet uses functions that protobuf 7 removed; pip install "protobuf<7"'),
     ) == (
         False,
         True,
@@ -266,14 +269,14 @@ def test_the_secret_and_the_store_that_strangers_find_open(monkeypatch, tmp_path
     ok, text = network.can_fence()
     assert ok
     assert re.fullmatch(
-        "Paddle's store listens at .* until all ranks are connected, then nobody else connects",
+        "Paddle's store listens at .* until all ranks are connected; then nobody else can connect",
         text,
     )
     monkeypatch.setattr(network.store, "SO_ATTACH_FILTER", 60000)
     ok, text = network.can_fence()
     assert not ok
     assert text.startswith(
-        "this kernel filters no sockets: Paddle's store answers anybody for the whole run (at "
+        "this kernel doesn't filter sockets: Paddle's store accepts anybody during the whole run (at "
     )
 
 
@@ -291,7 +294,7 @@ def test_interfaces_and_addresses(monkeypatch):
             ok, text = machine.interfaces()
             assert not ok
             assert text.startswith(
-                f"{variable}_SOCKET_IFNAME={wrong} names no interface with an address; there are lo 127"
+                f"{variable}_SOCKET_IFNAME={wrong} isn't an interface with an address; there are lo 127"
             )
         monkeypatch.delenv(f"{variable}_SOCKET_IFNAME")
     assert machine.host("localhost", several=False) == (
@@ -301,7 +304,7 @@ def test_interfaces_and_addresses(monkeypatch):
     ok, text = machine.host("localhost", several=True)
     assert not ok
     assert text.startswith(
-        "localhost resolves to 127.0.0.1, where gloo would listen and no other machine reaches it; give"
+        "localhost resolves to 127.0.0.1, where gloo would listen, but which no other machine can reach; give"
     )
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert machine.host("localhost", several=True) == (
@@ -310,7 +313,7 @@ def test_interfaces_and_addresses(monkeypatch):
     )
     ok, text = machine.host(ELSEWHERE, several=False)
     assert not ok
-    assert "which is no address of this machine; correct /etc/hosts or DNS" in text
+    assert "which isn't an address of this machine; correct /etc/hosts or DNS" in text
     ok, text = machine.host("no-such-host.invalid", several=False)
     assert (ok, text.startswith("no-such-host.invalid resolves to no address (")) == (False, True)
 
@@ -331,7 +334,7 @@ def test_ports():
         assert machine.port(there) == (True, f"{there} answers")
         assert (
             machine.port(there)[1]
-            == f"{ELSEWHERE} answers; nothing listens at 6170 yet: start there first"
+            == f"{ELSEWHERE} answers; nothing listens at 6170 yet: start the program there first"
         )
         wrong = machine.port(there)
     assert wrong == (
@@ -377,7 +380,7 @@ def test_resources_that_are_short(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert machine.clock(0) == (
         False,
-        "1970-01-01 00:00 UTC is before this toolkit was written: let NTP set the clock",
+        "1970-01-01 00:00 UTC is before this toolkit was written: set the clock by NTP",
     )
     with (
         mock.patch.object(ops, "_loaded", False),
@@ -398,5 +401,5 @@ def test_a_loader_that_fails_or_is_slow():
         ok, text = machine.loader("vit_digits", [], least=1e9)
     assert not ok
     assert re.fullmatch(
-        r"digits, 8 pixels: \d+ images/s per worker: few; pack slow storage by .*", text
+        r"digits, 8 pixels: \d+ images/s per worker: few; for slow storage, use .*", text
     )

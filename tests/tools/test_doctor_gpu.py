@@ -19,7 +19,7 @@ from errors import InputError, RunError
 from tools.checks import machine
 from tools.gpu import first_steps, probe
 
-REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
+REHEARSAL = "rehearsal on a CPU: the results don't apply to a GPU"
 
 
 def start(folder, *flags, **environment):
@@ -49,9 +49,9 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--rehearse"], "--rehearse and --only go with --gpu; write that, too, or leave them out"),
+        (["--rehearse"], "--rehearse and --only need --gpu; add it, or leave them out"),
         (["--gpu", "--rehearse", "-ngpus=0"], "-ngpus is 0, expected -1 (all) or at least 1"),
-        (["--gpu", "-cfg=vit_digits_x"], "-cfg does nothing with --gpu; leave it out"),
+        (["--gpu", "-cfg=vit_digits_x"], "-cfg has no effect with --gpu; leave it out"),
         (
             ["--gpu"],
             "--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu",
@@ -100,7 +100,7 @@ def test_all_are_rehearsed(tmp_path):
     )
     assert found["same-bits"].endswith("the same bits of weights: ViT-S, Swin-T, BEiT-B, ResNet-50")
     assert re.fullmatch(
-        r"killed after epoch_0002_sample_\d+, gone on with: the \d\d\d tensors of .*",
+        r"killed after epoch_0002_sample_\d+, resumed with: the \d\d\d tensors of .*",
         found["resumed"],
     )
     assert "saved after epoch_0001" in found["sharded"]
@@ -131,7 +131,7 @@ def test_where_nothing_can_be_written_one_line_says_so(monkeypatch):
 
     monkeypatch.setattr(first_steps.tempfile, "gettempdir", none)
     with pytest.raises(
-        InputError, match=r"^No usable .* found in \['/tmp'\]; let TMPDIR name a folder that can be"
+        InputError, match=r"^No usable .* found in \['/tmp'\]; set TMPDIR to a writable folder"
     ):
         first_steps.main(SimpleNamespace(gpu=True, changed=[]), print)
 

@@ -34,9 +34,7 @@ def test_the_steepest_and_the_lowest_place_of_a_curve_are_told():
 
 
 def test_too_few_updates_are_an_error():
-    with pytest.raises(
-        RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"
-    ):
+    with pytest.raises(RunError, match="the loss diverged after 3 of 200 updates; lower -low"):
         find_rates(RATES[:3], RATES[:3], 200)
 
 
@@ -111,8 +109,8 @@ def test_flags_out_of_range_are_named(words, message):
 def test_what_is_there_is_not_written_over(tmp_path, monkeypatch):
     (tmp_path / "lr.csv").write_text("mine")
     for words, message in (
-        (["-output", str(tmp_path)], "lr.csv is there already; choose another -output"),
-        ([], "give -output=DIR"),
+        (["-output", str(tmp_path)], "lr.csv already exists; choose another -output"),
+        ([], "pass -output=DIR"),
         (["-output", str(tmp_path / "new"), "-eval"], "leave out -eval and -resume"),
     ):
         monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", *words])
@@ -147,7 +145,7 @@ def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsy
         )
         main()
         assert sorted(file.name for file in set(tmp_path.rglob("*.*")) - before) == files
-        with pytest.raises(InputError, match="is there already; choose another -output"):
+        with pytest.raises(InputError, match="already exists; choose another -output"):
             main()
     with Image.open("x.png") as picture:
         assert picture.format == "PNG"

@@ -43,7 +43,7 @@ def test_a_program_that_hangs_or_fails(tmp_path):
         f"import subprocess, time\nopen({str(told)!r}, 'w').write(f\"{{subprocess.Popen(['sleep', '99']).pid}}.\")\n"
         "time.sleep(99)"
     )
-    with pytest.raises(RunError, match=r"^no end within the 240 s of a check$"):
+    with pytest.raises(RunError, match=r"^not finished within 240 s$"):
         bench.run(str(program))
     assert_none_left([int(told.read_text()[:-1])])
     told.unlink()
@@ -160,8 +160,16 @@ def test_logits_beside_the_cpus():
 @pytest.mark.parametrize(
     ("columns", "transfers", "told"),
     [
-        (3, {"to_tensor loading/workers.py:212": 3.0}, ", and nothing else goes there or back"),
-        (3, {}, ", and nothing else goes there or back"),  # Paddle's own thread copies them
+        (
+            3,
+            {"to_tensor loading/workers.py:212": 3.0},
+            ", and copies nothing else to or from the device",
+        ),
+        (
+            3,
+            {},
+            ", and copies nothing else to or from the device",
+        ),  # Paddle's own thread copies them
         (
             3,
             {
@@ -291,7 +299,7 @@ def test_a_gpus_header(tmp_path):
         lines[3] == "      gpus        2 x NVIDIA A100-SXM4-80GB, compute capability 8.0, 85.1 GB"
     )
     assert (
-        "; look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES (docs/guides/gpu.md)"
+        "; check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES (docs/guides/gpu.md)"
         in first_steps.no_gpu(A100)
     )
     assert "; install paddlepaddle-gpu (docs/guides/gpu.md)" in first_steps.no_gpu(

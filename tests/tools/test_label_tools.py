@@ -115,12 +115,12 @@ def test_wrong_edits_write_nothing(place):
     )
     assert not (place / "none").exists()
     for words, message in (
-        (["-dataset=folder", "-data_path=data", "--apply=bad.csv"], "are given together"),
+        (["-dataset=folder", "-data_path=data", "--apply=bad.csv"], "need -output DIR"),
         (["-dataset=digits", "--apply=bad.csv", "-output=none"], "DATASET digits has none"),
         (["-dataset=images", "-data_path=data/train", "--apply=bad.csv", "-output=none"], "have none"),
         (
             ["-dataset=folder", "-data_path=data", "--apply=bad.csv", "-output=none", "-o", "DATA.FOLDS", "3"],
-            "give DATA.FOLDS to the runs on the lists",
+            "set DATA.FOLDS in the runs on the lists",
         ),
     ):  # fmt: skip
         status, out, err = tool(place, "check_dataset", *words)
@@ -178,7 +178,7 @@ def test_an_image_that_cannot_be_read_is_left_out(place):
     assert status == 1
     assert "1 can't be read" in out
     assert "more/broken.png" in err
-    assert "-count 900: there are no more" in err
+    assert "-count 900: there are no more images" in err
     assert len(rows_of(place / "all" / "chosen.csv")) <= len(list((place / "pool").iterdir()))
 
 
@@ -187,10 +187,10 @@ def test_an_image_that_cannot_be_read_is_left_out(place):
     [
         ("find_label_errors", ["fold_0", "-output=o"], "the runs are of the folds 0 of 2"),
         ("find_label_errors", ["fold_0", "fold_1", "-features", "-output=o"], "-features needs one run, found 2"),
-        ("find_label_errors", ["fold_0", "fold_1", "-k=3", "-output=o"], "-k does nothing without -features"),
+        ("find_label_errors", ["fold_0", "fold_1", "-k=3", "-output=o"], "-k has no effect without -features"),
         ("find_label_errors", ["fold_0", "-features", "-k=0", "-output=o"], "-k is 0, expected a number from 1 on"),
         ("find_label_errors", ["fold_0", "fold_1", "-output=data"], "data exists; choose another -output"),
-        ("find_label_errors", ["fold_0", "fold_1", "-output=no/o"], "no is no folder that can be written to"),
+        ("find_label_errors", ["fold_0", "fold_1", "-output=no/o"], "no isn't a writable folder"),
         ("find_label_errors", ["none", "-features", "-output=o"], "none"),
         ("choose_images", ["fold_0", "pool", "-count=0", "-output=o"], "-count of at least 1"),
         ("choose_images", ["fold_0", "none", "-output=o"], "'none': there is no such file or folder"),

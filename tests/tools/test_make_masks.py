@@ -110,11 +110,11 @@ def test_a_file_names_the_classes_and_their_order(convert, tmp_path):
     labels.write_text("tree\nsun\n")
     write_labelme(tmp_path / "in/a.json", [*SHAPES[:1], SHAPES[1] | {"label": "__ignore__"}])
     line = convert(*words, output="other")
-    assert "2 classes; without a class background, pixels that nothing is drawn on are ign" in line
+    assert "2 classes; without a class background, pixels without an annotation are ign" in line
     mask = read(tmp_path / "other/masks/train/a.png")
     assert (mask[0, 0], mask[20, 40], mask[9, 10]) == (255, 255, 0)
     write_labelme(tmp_path / "in/a.json", SHAPES)
-    message = r"a.json: the label 'car' isn't in -classes; add it, or write __ignore__ in its place"
+    message = r"a.json: the label 'car' isn't in -classes; add it, or use __ignore__ instead"
     with pytest.raises(InputError, match=message):
         convert(*words, output="third")
     assert not (tmp_path / "third").exists()
@@ -147,9 +147,7 @@ def test_validation_images_are_a_function_of_names_and_seed(convert, tmp_path):
     assert sorted(os.listdir(tmp_path / "other/masks/val")) != chosen
     config, train, val = datasets_of(tmp_path / "out")
     assert (config.MODEL.NUM_CLASSES, len(train), len(val)) == (4, 7, 3)
-    with pytest.raises(
-        InputError, match="^-output out is there already; choose another, or remove"
-    ):
+    with pytest.raises(InputError, match="^-output out already exists; choose another, or remove"):
         convert(*words)
 
 
@@ -168,7 +166,7 @@ def test_validation_images_are_a_function_of_names_and_seed(convert, tmp_path):
         ),
         (
             {"points": [[1, 1], [2, 2], [3, 90]]},
-            "an outline at 90, outside of the image of 60 x 40 p",
+            "an outline at 90, outside the image of 60 x 40 p",
         ),
         ({"points": [[1, 1], [2, 2], ["3", 3]]}, "an outline whose points aren't pairs of numbers"),
         (
@@ -201,7 +199,7 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
         convert(*words)
     write_image(tmp_path / "in/a.jpg")
     with pytest.raises(
-        InputError, match="in: no JSON file of LabelMe's in it or below it; it holds"
+        InputError, match="in: no JSON file of LabelMe's in it or below it; it contains"
     ):
         convert(*words)
     (tmp_path / "in/a.json").write_text("[]")
@@ -212,12 +210,12 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
         convert(*words)
     write_labelme(tmp_path / "in/a.json", SHAPES, size=(61, 40))
     with pytest.raises(
-        InputError, match="it is of an image of 61 x 40 pixels, the image has 60 x 40"
+        InputError, match="it is for an image of 61 x 40 pixels, but the image has 60 x 40"
     ):
         convert(*words)
     os.rename(tmp_path / "in/a.jpg", tmp_path / "in/b.jpg")
     with pytest.raises(
-        InputError, match="a.json: its image 'a.jpg' isn't there; put it beside the"
+        InputError, match="a.json: its image 'a.jpg' doesn't exist; put it next to the"
     ):
         convert(*words)
     os.rename(tmp_path / "in/b.jpg", tmp_path / "in/a.jpg")
@@ -228,7 +226,7 @@ def test_what_else_is_wrong_with_labelme_is_named(convert, tmp_path):
         convert(*words)
     (tmp_path / "in/a.jpg").write_bytes(b"no image")
     write_labelme(tmp_path / "in/a.json", SHAPES)
-    with pytest.raises(InputError, match="in/a.jpg: it is of no known format"):
+    with pytest.raises(InputError, match="in/a.jpg: its format is unknown"):
         convert(*words)
     assert sorted(os.listdir(tmp_path)) == ["in"]
 
@@ -277,7 +275,7 @@ def test_what_exif_leaves_open_is_said(orientation, annotated, stored, is_clear,
     content |= {"categories": [{"id": 1, "name": "tree"}]}
     (tmp_path / "in/a.json").write_text(json.dumps(content))
     said = convert("-format=coco", "-data_path=in/a.json", "-val=0")
-    assert ("EXIF turns 1 image" in said) != is_clear
+    assert ("1 image has an EXIF rotation" in said) != is_clear
     mask = tmp_path / "out/masks/train/a.png"
     assert read(mask).shape == stored[::-1]
     # Without a note of its own, DATA.EXIF_ORIENTATION decides which way it is.
@@ -380,19 +378,19 @@ def test_runs_are_painted(convert, tmp_path):
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ([], "it has no segmentation; boxes alone make no masks"),
+        ([], "it has no segmentation, and boxes alone aren't enough for masks"),
         (None, "it has no segmentation"),
         ([[1, 2, 3, 4, 5]], "an outline that isn't a list of pairs"),
         ([[1, 2, 3, 4]], "an outline of fewer than 3 points"),
-        ([[1, 2, 3, 4, 5, 1e12]], "an outline at 1000000000000.0, outside of the image of 60 x 40"),
+        ([[1, 2, 3, 4, 5, 1e12]], "an outline at 1000000000000.0, outside the image of 60 x 40"),
         ([[0, 0, 60, 40] * 9000], "an outline of more than 500000 pixels"),
-        ({"size": [60, 40], "counts": [2400]}, "runs of an image of another size than 60 x 40"),
+        ({"size": [60, 40], "counts": [2400]}, "runs for an image of another size than 60 x 40"),
         ({"size": [40, 60], "counts": [2399]}, "runs of 2399 pixels, expected 2400"),
-        ({"size": [40, 60], "counts": [-1, 2401]}, "runs whose counts are neither numbers nor a t"),
-        ({"size": [40, 60], "counts": [1 << 80]}, "runs whose counts are neither numbers nor a t"),
-        ({"size": [40, 60], "counts": "\u00ff" * 60}, "runs whose text isn't COCO's"),
-        ({"size": [40, 60], "counts": "o" * 60}, "runs whose text isn't COCO's"),
-        ({"size": [40, 60], "counts": "oooooooo0"}, "runs whose text isn't COCO's"),
+        ({"size": [40, 60], "counts": [-1, 2401]}, "runs whose counts are neither numbers nor t"),
+        ({"size": [40, 60], "counts": [1 << 80]}, "runs whose counts are neither numbers nor t"),
+        ({"size": [40, 60], "counts": "\u00ff" * 60}, "runs whose text isn't in COCO's format"),
+        ({"size": [40, 60], "counts": "o" * 60}, "runs whose text isn't in COCO's format"),
+        ({"size": [40, 60], "counts": "oooooooo0"}, "runs whose text isn't in COCO's format"),
         ({"size": [40, 60], "counts": ""}, "runs of 0 pixels, expected 2400"),
         ({"size": [40, 60], "counts": "1N3"}, "runs of .* pixels, expected 2400"),
         ({"size": [40, 60]}, "runs whose counts are neither"),
@@ -413,8 +411,8 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
     ("change", "message"),
     [
         ({"images": None}, 'it has no list of "images"'),
-        ({"images": []}, "it has no image"),
-        ({"categories": [{"id": 9, "name": "a"}] * 2}, "it has the category 9 twice"),
+        ({"images": []}, "it has no images"),
+        ({"categories": [{"id": 9, "name": "a"}] * 2}, "the category 9 occurs twice"),
         ({"categories": [{"id": 9, "name": 9}]}, "a category has no name"),
         (
             {"categories": [{"id": 9, "name": "\n"}]},
@@ -425,20 +423,20 @@ def test_a_wrong_segmentation_is_named(convert, tmp_path, segmentation, message)
             "its category's name is '.*', expected a class's",
         ),
         ({"categories": [{"id": "9", "name": "a"}]}, 'its "id" is 9, expected a number'),
-        ({"categories": [{"id": 1, "name": "a"}]}, "an annotation is of the unknown category 9"),
-        ({"annotations": [{"category_id": 9, "image_id": 1}]}, "of the unknown image 1"),
+        ({"categories": [{"id": 1, "name": "a"}]}, "an annotation has the unknown category 9"),
+        ({"annotations": [{"category_id": 9, "image_id": 1}]}, "has the unknown image 1"),
         (
             {"images": [{"file_name": "../../x.jpg", "id": 7}]},
-            "the name '../../x.jpg' leads out of t",
+            "the path '../../x.jpg' is outside t",
         ),
         (
             {"images": [{"file_name": "/etc/passwd", "id": 7}]},
-            "the name '/etc/passwd' leads out of t",
+            "the path '/etc/passwd' is outside t",
         ),
-        ({"images": [{"file_name": "a\0", "id": 7}]}, "is no name of a file"),
+        ({"images": [{"file_name": "a\0", "id": 7}]}, "isn't a file name"),
         (
             {"images": [{"file_name": "a.jpg", "id": 7}] * 2},
-            "it has the image a.jpg or its id twice",
+            "the image a.jpg, or its id, occurs twice",
         ),
     ],
 )
@@ -502,7 +500,7 @@ def test_voc_keeps_its_parts_and_indices(convert, tmp_path):
     assert len(datasets_of(tmp_path / "out")[1]) == 2
     (tmp_path / "few.txt").write_text("background\na\n")
     message = (
-        r"2007_0.png: it holds the index .*; expected 0..1 or 255; name all classes in -classes"
+        r"2007_0.png: it contains the index .*; expected 0..1 or 255; name all classes in -classes"
     )
     with pytest.raises(InputError, match=message):
         convert("-format=voc", "-data_path=voc", "-classes=few.txt", output="other")
@@ -523,7 +521,7 @@ def test_cvats_colours_are_labels(convert, tmp_path):
             np.testing.assert_array_equal(read(file), drawn[int(file.stem[-1])] % 3)
     (tmp_path / "cvat/labelmap.txt").write_text(text.replace("51,221,255", "51,221,254"))
     with pytest.raises(
-        InputError, match="it holds the colour 51 221 255 at .*add it to cvat/labelm"
+        InputError, match="it contains the colour 51 221 255 at .*add it to cvat/labelm"
     ):
         convert("-format=cvat", "-data_path=cvat", output="other")
 
@@ -534,7 +532,7 @@ def test_cvats_colours_are_labels(convert, tmp_path):
         ("a:1,2::\n", "line 1: 'a:1,2::' has no colour R,G,B"),
         ("a\n", "line 1: 'a' has no colour"),
         ("a:1,2,300::\n", "line 1: 'a:1,2,300::' has no colour"),
-        ("a:1,2,3::\nb:1,2,3::\n", "line 2: its label or its colour is there already"),
+        ("a:1,2,3::\nb:1,2,3::\n", "line 2: its label or its colour occurs twice"),
         (":1,2,3::\n", "its line 1 is '', expected a class's name"),
         ("# label\n", "it has no label"),
     ],
@@ -555,15 +553,15 @@ def test_what_is_missing_of_voc_is_named(convert, tmp_path):
         convert("-format=cvat", "-data_path=voc")
     write_lists(tmp_path / "voc", train=["2007_0", "2007_9"], val=["2007_1"])
     with pytest.raises(
-        InputError, match="2007_9: its image isn't there; expected voc/JPEGImages/200"
+        InputError, match="2007_9: its image is missing; expected voc/JPEGImages/200"
     ):
         convert(*words)
     write_lists(tmp_path / "voc", train=["2007_0", "../../x"], val=["2007_1"])
-    with pytest.raises(InputError, match="train.txt: the name '../../x' leads out of the folder"):
+    with pytest.raises(InputError, match="train.txt: the path '../../x' is outside the folder"):
         convert(*words)
     write_lists(tmp_path / "voc", train=["2007_0"], val=["2007_1"])
     Image.new("L", (5, 5)).save(tmp_path / "voc/SegmentationClass/2007_0.png")
-    message = "2007_0.jpg: it has 60 x 40 pixels, its annotation is of 5 x 5; annotate this image"
+    message = "2007_0.jpg: it has 60 x 40 pixels, but its annotation has 5 x 5; annotate this image"
     with pytest.raises(InputError, match=message):
         convert(*words)
     shutil.rmtree(tmp_path / "voc/SegmentationClass")
@@ -573,7 +571,7 @@ def test_what_is_missing_of_voc_is_named(convert, tmp_path):
         convert(*words)
     with pytest.raises(InputError, match="--val is 1.0, expected 0 <= value < 1"):
         convert(*words, "-val=1")
-    with pytest.raises(InputError, match="--images does nothing with -format labelme"):
+    with pytest.raises(InputError, match="--images has no effect with -format labelme"):
         convert("-format=labelme", "-data_path=voc", "-images=x")
     assert sorted(os.listdir(tmp_path)) == ["voc"]
 
@@ -582,5 +580,5 @@ def test_a_folder_that_cant_be_written_is_named(convert, tmp_path):
     write_image(tmp_path / "in/a.jpg")
     write_labelme(tmp_path / "in/a.json", SHAPES)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="^file/out isn't written"):
+    with pytest.raises(RunError, match="^file/out can't be written"):
         convert("-format=labelme", "-data_path=in", "-val=0", output="file/out")

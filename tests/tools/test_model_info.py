@@ -119,8 +119,8 @@ def test_memory_that_isnt_there_is_told_and_the_rest_as_well(monkeypatch):
     monkeypatch.setattr("utils.free_memory", lambda: 1 << 20)
     found = describe("resnet18", None, 1)
     assert found["memory"] == {
-        "evaluation": "not measured: it takes 44 MiB at least, 1 MiB are free",
-        "training": "not measured: it takes 178 MiB at least, 1 MiB are free",
+        "evaluation": "not measured: it needs at least 44 MiB, but 1 MiB are free",
+        "training": "not measured: it needs at least 178 MiB, but 1 MiB are free",
     }
     assert found["parameters"] == 11689512
 
@@ -130,9 +130,7 @@ def test_memory_that_a_process_is_refused_is_told(monkeypatch):
     # this process has other tests to run
     monkeypatch.setattr("ops.device.tune_cpu", lambda processes: "")
     options = ["DATA.IMAGE_SIZE", "1920"]
-    with pytest.raises(
-        RunError, match=r"^out of memory: .*; a smaller -batch_size or -image_size takes less$"
-    ):
+    with pytest.raises(RunError, match=r"^out of memory: .*; lower -batch_size or -image_size$"):
         peak("vit_tiny_patch16_224", options, 8000, training=False)
 
 
@@ -178,7 +176,7 @@ def test_the_memory_of_more_processes_is_computed(monkeypatch, capsys):
         (["-ranks", 0], "-ranks is 0, expected 1 to 100000 processes"),
         (
             ["--ranks", 57],
-            "-ranks is 57, but vit_digits has 56 parameters to share out; lower -ranks",
+            "-ranks is 57, but vit_digits only has 56 parameters to share; lower -ranks",
         ),
         (["-amp"], "-amp and -recompute need -ranks N"),
         (["-recompute", "-layers"], "-amp and -recompute need -ranks N"),

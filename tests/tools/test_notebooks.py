@@ -76,7 +76,7 @@ def test_fine_tuning_and_looking(desk):
         "temple_top",
     ]
     assert "tensors loaded from ../output/pretrained/checkpoints/best/model.safetensors" in printed
-    assert "classifier left fresh" in printed
+    assert "classifier initialised randomly" in printed
     run(desk, "look_at_attention")
     pictures = {file.stem for file in (desk.folder / "output").glob("*.png")}
     assert pictures == {"predictions", "attention", "rollout", "cam"}

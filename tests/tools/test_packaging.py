@@ -209,7 +209,7 @@ def test_the_command_refuses_what_it_does_not_know(installed):
 def test_an_installed_doctor_says_where_the_checks_of_gpus_are(installed):
     command = [installed / "site" / "bin" / "paddle-vit", "doctor", "--gpu"]
     done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
-    line = "error: --gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu\n"
+    line = "error: --gpu needs a checkout of the toolkit; run python tools/doctor.py --gpu there\n"
     assert (done.returncode, done.stderr) == (2, line)
 
 
@@ -323,7 +323,7 @@ def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monk
     lacks = ModuleNotFoundError(name="none_of_this_name")
     assert f"; in {ROOT} run make install once" in errors.missing(lacks)
     monkeypatch.setattr(errors, "_HERE", str(tmp_path))
-    what = "lacks none_of_this_name; pip install what paddle-vit-toolkit needs, and Paddle"
+    what = "lacks none_of_this_name; pip install Paddle and the toolkit's dependencies"
     assert errors.missing(lacks) == f"error: {sys.executable} {what}"
 
 

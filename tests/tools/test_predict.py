@@ -117,15 +117,15 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     (place / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     words = [f"{VAL}/bridge/0.jpg", "cut.jpg", f"{VAL}/bridge/0.jpg", "-top=1"]
     status, out, err = predict(place, *words, "-format=csv")
-    assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
+    assert (status, err) == (1, "error: 1 of 3 images can't be read; each row shows the reason\n")
     first, cut, last = rows(out)
     assert first["probability"][:8] == last["probability"][:8] != ""
-    assert (cut["class"], cut["error"]) == ("", "it ends before its pixels; repair or remove it")
+    assert (cut["class"], cut["error"]) == ("", "it is truncated; repair or remove it")
     status, out, err = predict(place, *words, "-output=sheet.png")
     assert (status, out, err) == (
         1,
         "",
-        "error: 1 of 3 images can't be read; each picture says why\n",
+        "error: 1 of 3 images can't be read; each picture shows the reason\n",
     )
     assert (place / "sheet.png").read_bytes()[:4] == b"\x89PNG"
     status, out, _ = predict(place, *words)
@@ -147,20 +147,20 @@ def test_several_labels_are_those_above_the_threshold(place):
 
 
 REFUSED = {
-    "-threshold=0.3": "-threshold is for models of several labels per image; -top says how many classes",
+    "-threshold=0.3": "-threshold is for models with several labels per image; use -top",
     "-format=pictures": "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg",
     "-output=none/a.csv": "none/a.csv: there is no folder ",
     "-output=photographs": "photographs: it is a folder, expected a file; choose another",
-    "-output=/dev/null": "-output /dev/null: it is no regular file; choose another",
-    "-output=photographs -format=pictures": "photographs is there already, and is no empty folder; choose another",
+    "-output=/dev/null": "-output /dev/null: it isn't a regular file; choose another",
+    "-output=photographs -format=pictures": "photographs already exists and isn't an empty folder; choose another",
     "none.jpg -output=new.csv": "'none.jpg': there is no such file or folder",
-    "-classes=photographs -output=new.csv": "photographs: it is no regular file",
-    "-classes=imagenet1k": "found 1000 names of classes, the model has 2 outputs; give one for each",
+    "-classes=photographs -output=new.csv": "photographs: it isn't a regular file",
+    "-classes=imagenet1k": "found 1000 class names, but the model has 2 outputs; pass one for each",
     "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
-    "-o TASK multilabel": "weights of TASK classification, found TASK multilabel; give -o TASK classification",
+    "-o TASK multilabel": "the weights are for TASK classification, found TASK multilabel; pass -o TASK classification",
     "-ngpus=99": "NGPUS asks for 99 processes, found",
     "-ngpus=0": "NGPUS asks for 0 processes, expected 1 or more",
-    "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the crop's",
+    "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the size of the crop",
 }
 
 
@@ -187,7 +187,7 @@ def test_weights_without_a_classifier_are_for_features(place, tool):
     command = [warm.python(), str(ROOT / "tools" / tool)]
     words = {"predict.py": [VAL], "serve.py": ["-port=0"]}[tool]
     status, _, err = predict(place, *words, command=command, weights="features.safetensors")
-    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes its features"
+    told = "features.safetensors has no classifier: it gives features, not classes; compute its features by tools/features.py"
     assert status
     assert told in err
     assert "Traceback" not in err
@@ -196,7 +196,7 @@ def test_weights_without_a_classifier_are_for_features(place, tool):
 def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
     zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
     photographs.write_weights(place / "blind.safetensors", changes=zeros)
-    warning = "its classifier's values are the same for all classes: each gets the same probability"
+    warning = "the weights of its classifier are the same for all classes, so all classes get the same probability"
     status, out, err = predict(place, VAL, "-format=csv", weights="blind.safetensors")
     assert (status, err.count(warning)) == (0, 1)
     assert {row["probability"] for row in rows(out)} == {"0.5"}
@@ -220,7 +220,9 @@ def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
 def test_a_wrong_flag_is_refused(place):
     status, out, err = predict(place, VAL, "-top=0")
     assert (status, out) == (2, "")
-    assert err == "error: command line: -top: '0' is no number from 1 on; -h says what it takes\n"
+    assert (
+        err == "error: command line: -top: '0' isn't a number of at least 1; -h lists the options\n"
+    )
 
 
 @pytest.fixture
@@ -273,7 +275,7 @@ def test_a_rank_that_dies_ends_the_others(place, endless):
     assert time.monotonic() - started < 15
     assert (process.returncode, out) == (1, b"")
     assert re.fullmatch(
-        r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n", err.decode()
+        r"error: rank \d was killed by SIGKILL \(out of memory\?\) at step \d+\n", err.decode()
     )
     assert not [name for name in os.listdir(place) if "stopped" in name]
     assert_none_left(ranks)
@@ -293,7 +295,7 @@ def test_what_cant_be_written_is_told(place):
         process = begin(place, VAL, stdout=full, command=[warm.python(), PREDICT[1]])
         assert (
             process.communicate()[1]
-            == b"error: standard output isn't written (No space left on device); free some space\n"
+            == b"error: standard output can't be written (No space left on device); free some space\n"
         )
     assert process.returncode == 1
 
@@ -311,10 +313,8 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
     if output == "link.png":
         assert (
             err
-            == f"error: -output {tmp_path}/link.png: it is a link, through which nothing is written; choose another\n"
+            == f"error: -output {tmp_path}/link.png: it is a link, and links aren't written to; choose another\n"
         )
     else:
-        assert (
-            err == f"error: {tmp_path / output} would be read and written; choose another output\n"
-        )
+        assert err == f"error: {tmp_path / output} is an input as well; choose another output\n"
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

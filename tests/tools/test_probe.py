@@ -161,7 +161,7 @@ def test_layers_and_pooling_equal_scikit_learn_on_the_same_features(
 def test_an_export_of_features_is_probed_and_one_of_logits_refused(place, tmp_path):
     predictor = Predictor(place / "w.safetensors")
     with pytest.raises(
-        InputError, match="is an export, which gives logits and no features; give the"
+        InputError, match="is an export, which gives logits but no features; use the"
     ):
         write_export(predictor.config, predictor.model, tmp_path / "logits", predictor.classes)
         Model(str(tmp_path / "logits")).extractor()
@@ -171,7 +171,7 @@ def test_an_export_of_features_is_probed_and_one_of_logits_refused(place, tmp_pa
     assert result["channels"] == 10
     assert result["features"] is None
     with pytest.raises(
-        InputError, match="an export, which gives its features alone; leave out -layer"
+        InputError, match="an export, which only gives its features; leave out -layer"
     ):
         Model(str(tmp_path / "features"), layer=1).extractor()
 
@@ -191,10 +191,20 @@ def test_few_labels_are_those_that_each_class_has():
             Probes(),
             [0, 1],
             "abc",
-            "the training set has 2 labels for 3 classes; a probe needs one of",
+            "the training set has 2 labels for 3 classes; a probe needs at least one",
         ),
-        (Probes(), [0, 0, 1, 1], "abc", "no training image has the class c (1); a probe needs one"),
-        (Probes(ks=(3, 9)), [0, 0, 1, 1], "ab", "-k is 9, the training set has 4 images; lower -k"),
+        (
+            Probes(),
+            [0, 0, 1, 1],
+            "abc",
+            "no training image has the class c (1); a probe needs at least one",
+        ),
+        (
+            Probes(ks=(3, 9)),
+            [0, 0, 1, 1],
+            "ab",
+            "-k is 9, but the training set has 4 images; lower -k",
+        ),
         (
             Probes(ks=(1,), shots=(1, 3)),
             [0, 0, 1, 1],
@@ -207,8 +217,8 @@ def test_few_labels_are_those_that_each_class_has():
             "ab",
             "-shots is 5, class 'b' has 1 training image; lower -shots",
         ),
-        (Probes(("sgd",)), [0, 0, 1, 1], "ab", "the 4 training images are too few to hold a part"),
-        (Probes(("logistic",)), [0, 1], "ab", "the 2 training images are too few to hold a part"),
+        (Probes(("sgd",)), [0, 0, 1, 1], "ab", "4 training images are too few to hold out a part"),
+        (Probes(("logistic",)), [0, 1], "ab", "2 training images are too few to hold out a part"),
     ],
 )
 def test_too_few_images_are_one_line(probes, labels, classes, message):
@@ -219,18 +229,16 @@ def test_too_few_images_are_one_line(probes, labels, classes, message):
 
 REFUSED = {
     ("-layer=9",): "-layer is 9, vit_base_patch16_224 has the layers -2 to 1",
-    ("-k=2000",): "-k is 2000, the training set has 1433 images; lower -k",
+    ("-k=2000",): "-k is 2000, but the training set has 1433 images; lower -k",
     ("-shots=500",): "-shots is 500, class ",
-    ("-probes=knn,svm",): "'svm' is none of knn, logistic, sgd, few_shot",
-    ("-k=0",): "'0' is no number from 1 on",
-    ("-probes=sgd", "-k=3"): "-k does nothing without the probe knn; leave it out, or add knn to",
-    ("-probes=knn", "-shots=5"): "-shots does nothing without the probe few_shot; leave it out",
-    ("-probes=knn,sgd", "-draws=2"): "-draws does nothing without the probe few_shot; leave it",
+    ("-probes=knn,svm",): "'svm' isn't one of knn, logistic, sgd, few_shot",
+    ("-k=0",): "'0' isn't a number of at least 1",
+    ("-probes=sgd", "-k=3"): "-k has no effect without the probe knn; leave it out, or add knn to",
+    ("-probes=knn", "-shots=5"): "-shots has no effect without the probe few_shot; leave it out",
+    ("-probes=knn,sgd", "-draws=2"): "-draws has no effect without the probe few_shot; leave it",
     ("-ngpus=99",): "NGPUS asks for 99 processes, found ",
     ("-output=w.safetensors",): "w.safetensors exists; choose another -output, or remove it",
-    (
-        "-output=none/probe.json",
-    ): "-output none/probe.json: none is no folder that can be written to",
+    ("-output=none/probe.json",): "-output none/probe.json: none isn't a writable folder",
 }
 
 
@@ -246,13 +254,13 @@ def test_bad_input_is_one_line_and_status_2(place, words):
 
 def test_data_that_a_probe_cannot_use(place, tmp_path):
     model = Model(str(place / "w.safetensors"))
-    with pytest.raises(InputError, match="a probe needs labelled images: give its -data_path"):
+    with pytest.raises(InputError, match="a probe needs labelled images: pass its -data_path"):
         read_sets(model, [], 0)
     (tmp_path / "train.csv").write_text("file,labels\na.png,x y\n")
     (tmp_path / "val.csv").write_text("file,labels\na.png,x y\n")
     data = [("DATA.DATASET", "multilabel_csv"), ("DATA.DATA_PATH", str(tmp_path))]
     with pytest.raises(
-        InputError, match="'multilabel_csv' have several labels each; a probe needs one"
+        InputError, match="'multilabel_csv' have several labels, but a probe needs one per image"
     ):
         read_sets(model, data, 0)
     write_images(tmp_path / "f", {"train/a": 3, "train/b": 3, "val/a": 1, "val/c": 1})
@@ -267,7 +275,7 @@ def test_shards_of_several_labels_or_of_none_are_refused(place, tmp_path, monkey
         rows = "".join(f"../plain/{split}/{number}.png,1,1\n" for number in range(2))
         (tmp_path / f"several/{split}.csv").write_text(f"file,x,y\n{rows}")
     for dataset, folder, message in (
-        ("images", "plain", "has no labels, TASK classification needs them"),
+        ("images", "plain", "has no labels, which TASK classification needs"),
         ("multilabel_csv", "several", "the images of 'shards' have several labels each"),
     ):
         shards = tmp_path / f"{folder}-shards"
@@ -288,14 +296,16 @@ def test_features_that_are_not_finite_are_one_line(place, tmp_path):
     save_file(arrays, tmp_path / "infinite.safetensors", metadata)
     status, out, err = probe(tmp_path, "infinite.safetensors", "-dataset=digits", "-ngpus=2")
     assert (status, out) == (1, ""), err
-    assert "the weights give no finite features for " in err
+    assert "the features of " in err
     assert err.count("error: ") == 1
     assert not (tmp_path / "probe.json").exists()
 
 
 def test_images_without_labels_are_refused(place, tmp_path, monkeypatch):
     monkeypatch.setitem(datasets.components["folder"].given, "columns", "")
-    with pytest.raises(InputError, match="'folder' have no labels; a probe needs one each"):
+    with pytest.raises(
+        InputError, match="'folder' have no labels, but a probe needs one per image"
+    ):
         read_sets(Model(str(place / "w.safetensors")), [("DATA.DATA_PATH", str(tmp_path))], 0)
 
 

@@ -160,8 +160,8 @@ def test_files_are_chosen_by_the_evaluations_of_their_means(tmp_path, seed, stub
     assert len(told) == 7
     assert told[0].split() == ["checkpoint", "acc1", "with", "it", "kept"]
     assert told[5] == (
-        f"acc1 {evaluate(expected):.2f} on 40 images (digits), which chose the checkpoints: on other"
-        " images expect less"
+        f"acc1 {evaluate(expected):.2f} on 40 images (digits), which were used to choose the checkpoints: expect less"
+        " on other images"
     )
     assert told[6].startswith("note: the running statistics of 1 batch norms are averaged, too")
 
@@ -182,7 +182,9 @@ def test_what_is_missing_is_told_before_an_evaluation(tmp_path, stubbed):
     save_file({"w": weights[0]}, tmp_path / "a.safetensors")
     save_file({"v": weights[0]}, tmp_path / "b.safetensors")
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    with pytest.raises(InputError, match=r"a.safetensors is in no run's folder, whose config.yaml"):
+    with pytest.raises(
+        InputError, match=r"a.safetensors isn't in the folder of a run, whose config.yaml"
+    ):
         words_of(arguments(), files[0])
     with pytest.raises(InputError, match="w is missing in"):
         choose_greedily(files, arguments(cfg="vit_digits"), tmp_path)
@@ -227,7 +229,7 @@ def test_the_command_makes_a_soup_of_a_runs_checkpoints(tmp_path):
     for flags, message in [
         (
             ["-ngpus=1"],
-            "error: -ngpus is for the evaluations of --greedy; add that, or leave it out",
+            "error: -ngpus needs --greedy; add that, or leave it out",
         ),
         (["--greedy", "-data_path=absent", "-dataset=folder"], "error: "),
     ]:

@@ -175,7 +175,7 @@ def test_outputs_of_other_classes_are_not_averaged(tmp_path):
     # What is read isn't replaced.
     before = (tmp_path / "ab.safetensors").read_bytes()
     status, _, errors = run(tmp_path, "-output=ab.safetensors", "other", "ab")
-    assert (status, "ab.safetensors would be read and written; choose another" in errors) == (
+    assert (status, "ab.safetensors is an input as well; choose another" in errors) == (
         2,
         True,
     )
@@ -191,7 +191,7 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
             ["-output=out.safetensors", "a", "b"],
             "error: w is real [3] in b.safetensors, is real [2] in a.safetensors",
         ),
-        (["-output=out.safetensors", "a", "c"], "error: c.safetensors: it is no weight file"),
+        (["-output=out.safetensors", "a", "c"], "error: c.safetensors: it isn't a weight file"),
         (["-output=out.safetensors", "absent"], "error: no weights at absent"),
         (["-output=out", "a"], "error: -output is out, expected a name that ends in .safetensors"),
         (["a"], "error: command line: missing: -output"),
@@ -226,5 +226,5 @@ def test_an_interpreter_without_timm_is_one_line_of_the_parity_check():
         "/bin/true",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    said = "error: /bin/true gave no logits of vit_tiny_patch16_224: it needs torch and timm (this tool's -h)\n"
+    said = "error: /bin/true returned no logits of vit_tiny_patch16_224: it needs torch and timm (see -h)\n"
     assert (done.returncode, done.stderr) == (1, said)

@@ -81,17 +81,17 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.TARGETS", "['*.attn.qvk']"],
-            r"TARGETS: '\*.attn.qvk' matches none of 8 Linear layers but the classifier; did you mean \*.attn.qkv\?",
+            r"TARGETS: '\*.attn.qvk' matches none of the 8 Linear layers other than the classifier; did you mean \*.attn.qkv\?",
         ),
         (
             "convnext_tiny",
             LORA,
-            r"TARGETS: '\*.attn.qkv' matches none of 8 Linear layers but the classifier",
+            r"TARGETS: '\*.attn.qkv' matches none of the 8 Linear layers other than the classifier",
         ),
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.RANK", "25"],
-            r"RANK is 25, blocks.0.attn.qkv takes 1 to 24, its smaller side",
+            r"RANK is 25, expected 1 to 24 \(the smaller side of blocks.0.attn.qkv\)",
         ),
         (
             "vit_tiny_patch16_224",
@@ -101,7 +101,7 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "MODEL.PRETRAINED", "null"],
-            "ADAPTER.NAME is lora, but the weights that it freezes are random; give -pretrained=FILE",
+            "ADAPTER.NAME is lora, but the weights to freeze are random; pass -pretrained=FILE",
         ),
     ],
 )
@@ -115,20 +115,20 @@ def test_an_adapter_that_has_nothing_to_act_on_is_refused(name, options, message
     [
         (
             [*BASED, "TRAIN.ADAPTER.RANK", "4"],
-            "TRAIN.ADAPTER.RANK does nothing without TRAIN.ADAPTER.NAME lora",
+            "TRAIN.ADAPTER.RANK has no effect without TRAIN.ADAPTER.NAME lora",
         ),
         (
             [*BASED, *LORA, "TRAIN.FREEZE", "backbone"],
-            "TRAIN.FREEZE does nothing with TRAIN.ADAPTER.NAME; leave it out",
+            "TRAIN.FREEZE has no effect with TRAIN.ADAPTER.NAME; leave it out",
         ),
         ([*BASED, "TRAIN.ADAPTER.NAME", "lorra"], "expected one of None, .*; did you mean lora?"),
         (
             ["MODEL.PRETRAINED_ADAPTER", "x"],
-            "MODEL.PRETRAINED_ADAPTER does nothing without MODEL.PRETRAINED",
+            "MODEL.PRETRAINED_ADAPTER has no effect without MODEL.PRETRAINED",
         ),
         (
             ["MODEL.PROMPT_DEEP", "True"],
-            "MODEL.PROMPT_DEEP does nothing without MODEL.PROMPT_TOKENS above 0",
+            "MODEL.PROMPT_DEEP has no effect without MODEL.PROMPT_TOKENS above 0",
         ),
     ],
 )
@@ -299,7 +299,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
         arrays = load_file(base)
         write_weights(other, arrays | {name: arrays[name] + np.float32(0.1)})
         told = name if name in ("cls_token", "pos_embed") else "biases or factors"
-        message = f" (the {told} differ); give -pretrained what it was trained on"
+        message = f" (the {told} differ); set -pretrained to those weights"
         refused(message, [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
     # The classifier is the adapter's own.
     write_weights(other, load_file(base) | {"head.bias": np.ones(5, np.float32)})
@@ -317,13 +317,11 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
         load_file(last) | extra, tmp_path / "extra.safetensors", {"adapter": json.dumps(told)}
     )
     joined[-1] = str(tmp_path / "extra.safetensors")
-    message = "it holds norm.weight, which its description doesn't name"
+    message = "it contains norm.weight, which its description doesn't name"
     refused(
         message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None
     )
-    tell = (
-        "it is no adapter: its metadata don't say so, and there is no adapter_config.json beside it"
-    )
+    tell = "it isn't an adapter: its metadata don't say so, and there is no adapter_config.json next to it"
     strange = [
         *of_model(tiny),
         "EVAL",
@@ -460,7 +458,7 @@ def test_a_product_needs_the_weights_that_it_changes(tmp_path, base):
     change = {"target_modules": ["blocks.1.attn.qkv", "head"], "modules_to_save": None}
     folder = peft_folder(tmp_path, change, head | own)
     with pytest.raises(
-        InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* changes"
+        InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* adapts"
     ):
         load_weights(
             create_model("vit_digits", **SHAPE, num_classes=3), base, strict=False, adapter=folder
@@ -471,13 +469,13 @@ def test_an_adapter_in_the_place_of_weights_is_named(tmp_path, base):
     folder = peft_folder(tmp_path / "peft")
     for path in (folder, folder / "adapter_model.safetensors"):
         message = (
-            f"{path} (is|holds) an adapter, no whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
+            f"{path} (is|has) an adapter, not a whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
         )
         with pytest.raises(InputError, match=message):
             load_weights(create_model("vit_digits", **SHAPE), path)
 
 
-LACKS = "an adapter of another model, or not whole: it lacks "
+LACKS = "an adapter of another model, or incomplete: it lacks "
 REFUSED = {
     "no A": ({}, {A: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight$"),
     "no B": ({}, {B: None}, LACKS + r"blocks.1.attn.qkv.lora_B.weight$"),
@@ -496,7 +494,7 @@ REFUSED = {
     "an untargeted pair": (
         {},
         {A.replace("qkv", "proj"): numbers(2, 16), B.replace("qkv", "proj"): numbers(16, 2)},
-        "it holds blocks.1.attn.proj.lora_A.weight, which its description doesn't name",
+        "it contains blocks.1.attn.proj.lora_A.weight, which its description doesn't name",
     ),
     "another rank": (
         {"r": 16},
@@ -545,7 +543,7 @@ REFUSED = {
         {A.replace("A.", "A.default."): numbers(2, 16)},
         "it has blocks.1.attn.qkv.lora_A.default.weight",
     ),
-    "twice": ({}, {A[17:]: numbers(2, 16)}, "holds blocks.1.attn.qkv.lora_A.weight twice"),
+    "twice": ({}, {A[17:]: numbers(2, 16)}, "contains blocks.1.attn.qkv.lora_A.weight twice"),
     "NaN": (
         {},
         {A: np.full((2, 16), np.nan, "float32")},
@@ -559,7 +557,7 @@ REFUSED = {
     "too large": (
         {},
         {A: np.full((2, 16), 1e38, "float32"), B: np.full((48, 2), 1e3, "float32")},
-        "that are no finite numbers",
+        "that aren't finite",
     ),
     "another kind": ({"peft_type": "LOHA"}, {}, "peft_type is 'LOHA', expected LORA"),
     "no kind": ({"peft_type": None}, {}, "peft_type is missing, expected LORA"),
@@ -568,11 +566,11 @@ REFUSED = {
     "a broken rank": ({"r": 2.0}, {}, "r is 2.0, expected a rank"),
     "rank 0": ({"r": 0}, {}, "r is 0, expected a rank"),
     "an endless alpha": ({"lora_alpha": 1e300}, {}, "lora_alpha is 1e.300, expected a number"),
-    "DoRA": ({"use_dora": True}, {}, "has use_dora True, which isn't computed here"),
+    "DoRA": ({"use_dora": True}, {}, "has use_dora True, which isn't supported"),
     "ranks by layer": (
         {"rank_pattern": {"qkv": 4}},
         {},
-        "has rank_pattern a dictionary of 1, which isn't computed here",
+        "has rank_pattern a dictionary of 1, which isn't supported",
     ),
     "scales by layer": (
         {"alpha_pattern": {"qkv": 4}},
@@ -582,7 +580,7 @@ REFUSED = {
     "what comes next": (
         {"use_next": True},
         {},
-        "has use_next True, .* or remove the entry if it changes nothing",
+        "has use_next True, .* or remove the entry if it has no effect",
     ),
     "a changed base": (
         {"init_lora_weights": "pissa"},
@@ -597,17 +595,17 @@ REFUSED = {
     "an empty list": (
         {"target_modules": []},
         {},
-        r"target_modules has \[\], which is no layer of this model",
+        r"target_modules has \[\], which isn't an adaptable layer of this model",
     ),
     "a target that isn't there": (
         {"target_modules": ["blocks.1.attn.qkv", "gone"]},
         {},
-        "target_modules has gone, which is no",
+        "target_modules has gone, which isn't",
     ),
     "a pattern of nothing": (
         {"target_modules": r".*\.gone"},
         {},
-        r"target_modules has .*gone, which is no layer",
+        r"target_modules has .*gone, which isn't",
     ),
     "a convolution": (
         {"target_modules": ["blocks.1.attn.qkv", "patch_embed.proj"]},
@@ -617,7 +615,7 @@ REFUSED = {
     "half a pattern": (
         {"target_modules": "("},
         {},
-        r"target_modules has .*no regular expression|no regular expression",
+        r"target_modules has .*isn't a valid regular expression|isn't a valid regular expression",
     ),
 }
 

@@ -173,18 +173,18 @@ def test_an_evaluation_of_beit_needs_the_tokenizer_and_gives_the_runs_numbers(tm
         (["MODEL.PATCH_SIZE", "4"], "METHOD.TOKENIZER has 4 x 4 tokens, the model 2 x 2 patches"),
         (["METHOD.MASK_RATIO", "0.01"], "masks 0 of 4 x 4 patches, expected 1 to 15"),
         (["METHOD.MASK_RATIO", "0.99"], "masks 16 of 4 x 4 patches, expected 1 to 15"),
-        (["METHOD.MIN_BLOCK", "9"], "METHOD.MIN_BLOCK is 9, but no such block fits"),
+        (["METHOD.MIN_BLOCK", "9"], "METHOD.MIN_BLOCK is 9, but no block of this size fits"),
         (["METHOD.TOKENIZER", "vit_digits"], "has TASK classification, expected tokenizer"),
         (["METHOD.TOKENIZER_PATH", "nowhere"], "nowhere"),
         (["METHOD.TOKENIZER", "nowhere.yaml"], "nowhere.yaml"),
         (["METHOD.TOKENIZER", "mae_vit_digits"], "has TASK mae, expected tokenizer"),
         (["METHOD.TOKENIZER_PATH", "README.md"], "README.md"),
-        (["METHOD.TOKENIZER_PATH", "null"], "give its YAML and its weights"),
+        (["METHOD.TOKENIZER_PATH", "null"], "set its YAML file and its weights"),
         (["DATA.IMAGE_SIZE", "16"], "has DATA.IMAGE_SIZE 8, the model 16; make them equal"),
         (["METHOD.HEAD_LAYERS", "2"], "EARLY_LAYERS is 0"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5"),
         (["DATA.MULTI_SCALE", "[8,12]"], "BeitPretraining takes images of 8 x 8"),
-        (["MODEL.TYPE", "ConvMixer"], "take a BEiT, a ViT or an EVA"),
+        (["MODEL.TYPE", "ConvMixer"], "use a BEiT, a ViT or an EVA"),
     ],
 )
 def test_what_does_not_fit_is_one_line_at_the_start(tmp_path, tokenizer, options, message):
@@ -201,12 +201,12 @@ def test_weights_that_are_not_the_tokenizers_are_one_line(tmp_path, tokenizer):
     mae = ["METHOD.DECODER_WIDTH", "16", "METHOD.DECODER_HEADS", "2", "METHOD.DECODER_DEPTH", "1"]
     train(["TASK", "mae", *SHARED, *mae, "DATA.BATCH_SIZE", "16"], tmp_path / "mae", 32)
     of_mae = ["METHOD.TOKENIZER_PATH", f"{tmp_path}/mae/checkpoints/last"]
-    message = "has weights of TASK mae, expected tokenizer; give the weights of a tokenizer"
+    message = "has weights of TASK mae, expected tokenizer; use the weights of a tokenizer"
     refused(message, [*base, *of_mae], tmp_path / "run")
     other = [*TOKENIZER, "METHOD.VOCABULARY", "13", "DATA.IMAGENET_MEAN", "0.2"]
     train([*other, "DATA.BATCH_SIZE", "16"], tmp_path / "other", 32)
     weights_of_other = ["METHOD.TOKENIZER_PATH", f"{tmp_path}/other/checkpoints/last"]
-    message = "was trained with DATA.IMAGENET_MEAN [0.2], found [0.5] in its YAML; give the config"
+    message = "was trained with DATA.IMAGENET_MEAN [0.2], found [0.5] in its YAML; use the config"
     refused(message, [*base, *weights_of_other], tmp_path / "run")
     yaml = tmp_path / "yaml.yaml"
     yaml.write_text(f"BASE: {tmp_path}/other/config.yaml\nMETHOD: {{VOCABULARY: 12}}\n")
@@ -218,7 +218,7 @@ def test_weights_that_are_not_the_tokenizers_are_one_line(tmp_path, tokenizer):
     cases = [of_mae, weights_of_other, ["METHOD.MASK_RATIO", "0.99"], ["METHOD.MIN_BLOCK", "100"]]
     cases = [[*base, *case] for case in cases]
     alone = refusals(cases, tmp_path / "run")
-    assert "no such block fits into the 6 masked of 4 x 4 patches" in alone[3]
+    assert "no block of this size fits into the 6 masked of 4 x 4 patches" in alone[3]
     assert run_ranks(refusals, cases, tmp_path / "run") == [alone, alone]
     assert not (tmp_path / "run").exists()
 
@@ -242,19 +242,19 @@ def refusals(cases, output):
         ),
         (
             ["METHOD.TEACHER", "vit_digits"],
-            "METHOD.TEACHER_PATH is None; give the teacher's weights",
+            "METHOD.TEACHER_PATH is None; set it to the teacher's weights",
         ),
         (
             ["METHOD.TEACHER_PATH", "nowhere"],
-            "METHOD.TEACHER_PATH does nothing without METHOD.TEACHER",
+            "METHOD.TEACHER_PATH has no effect without METHOD.TEACHER",
         ),
         (
             ["METHOD.TEACHER_OUTPUTS", "8"],
-            "METHOD.TEACHER_OUTPUTS does nothing without METHOD.TEACHER",
+            "METHOD.TEACHER_OUTPUTS has no effect without METHOD.TEACHER",
         ),
         (
             ["METHOD.CODE_DECAY", "0.9"],
-            "METHOD.CODE_DECAY does nothing without METHOD.QUANTIZER nearest",
+            "METHOD.CODE_DECAY has no effect without METHOD.QUANTIZER nearest",
         ),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5"),
         (["DATA.MULTI_SCALE", "[8,12]"], "Tokenizer takes images of 8 x 8"),
@@ -288,7 +288,7 @@ def test_a_teachers_features_are_reconstructed(tmp_path):
     train([*BEIT, *beit, "DATA.BATCH_SIZE", "16"], tmp_path / "beit", 32)
     assert_draws_right_and_wrong_tokens(tmp_path / "beit", [*BEIT, *beit])
     small = [*options, "MODEL.PATCH_SIZE", "4"]
-    refused("has 16 places, the tokenizer 2 x 2 tokens", small, tmp_path / "refused")
+    refused("has 16 positions, the tokenizer 2 x 2 tokens", small, tmp_path / "refused")
 
 
 def test_a_teachers_classifier_maps_each_places_features(tmp_path):

@@ -68,7 +68,7 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
     written = write(tmp_path)
     damage(written / name)
     what = "can't be read as a file (FileNotFoundError: No such file"
-    what = what if damage is os.unlink else "it isn't what was written (its SHA-256 differs)"
+    what = what if damage is os.unlink else "its content has changed (its SHA-256 differs)"
     with pytest.raises(InputError) as caught:
         storage.verify(written)
     assert f"{written}: damaged checkpoint: {name}: {what}" in str(caught.value)
@@ -80,11 +80,11 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
         (lambda text: None, r"SHA256SUMS: can't be read as a list of files \(FileNotFoundError"),
         (
             lambda text: text.splitlines(True)[0],
-            r"SHA256SUMS: it has no line for optimizer.safetensors",
+            r"SHA256SUMS: it doesn't list optimizer.safetensors",
         ),
         (
             lambda text: "".join(text.splitlines(True)[:-1]),
-            r"SHA256SUMS: it has no line for state.json",
+            r"SHA256SUMS: it doesn't list state.json",
         ),
         (
             lambda text: "é" + text,
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
                 "x  y",
             )
         ),
-        (lambda text: text + text.splitlines(True)[0], "SHA256SUMS: it names a file twice"),
+        (lambda text: text + text.splitlines(True)[0], "SHA256SUMS: it lists a file twice"),
         (lambda text: text * 9000, "SHA256SUMS: it has more than 1048576 bytes"),
         (
             lambda text: f"{text}{'0' * 64}  {'x' * 300}\n",
@@ -152,7 +152,7 @@ def test_weights_in_a_checkpoints_place_are_told_from_nothing(tmp_path, name, ep
             storage.verify(asked)
         assert str(caught.value) == (
             f"no checkpoint at {asked}: expected a folder that holds state.json, such as <run>/checkpoints/last; {file}"
-            f" is a file: -pretrained takes its weights, and -last_epoch={epoch} goes on with the schedule, without the"
+            f" is a file: -pretrained takes its weights, and -last_epoch={epoch} continues the schedule, without the"
             " optimizer's state"
         )
 

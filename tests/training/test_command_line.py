@@ -71,7 +71,7 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
         ("TAG = x", "'TAG' has no value; write TAG VALUE or TAG=VALUE"),
         ("TAG SEED 3", "TAG has no value: the next word is 'SEED'; write TAG=VALUE"),
         ("TAG SEED=3", "TAG has no value: the next word is 'SEED=3'; write TAG=VALUE"),
-        ("TAG ''", "TAG is followed by an empty value; is a variable of the script unset?"),
+        ("TAG ''", "TAG has an empty value; is a variable of the script unset?"),
         ("SEED=x", "SEED takes int, found 'x' (str)"),
         ("SEED={[]:1}", "SEED takes int, found '{[]:1}' (str)"),
         ("Global.epochs=10", "unknown key Global.epochs; did you mean TRAIN.NUM_EPOCHS?"),
@@ -224,8 +224,8 @@ def test_mae_pretrain_of_another_task_is_one_line(tmp_path, monkeypatch, words, 
     with pytest.raises(InputError) as caught:
         config_from_arguments("main_multi_gpu.py", ["-mae_pretrain", *words.split()])
     assert str(caught.value) == (
-        f"flag -mae_pretrain is for files of MAE's pre-training, but TASK is {found};"
-        " give a configuration of TASK mae, such as -cfg=mae_vit_base_patch16_224, or PaddleViT's file"
+        f"flag -mae_pretrain needs a configuration of TASK mae, but TASK is {found};"
+        " use one of TASK mae, such as -cfg=mae_vit_base_patch16_224, or PaddleViT's file"
         " with MODEL.MAE_PRETRAIN: True"
     )
 
@@ -247,32 +247,32 @@ def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
     [
         (
             ["-eval", " ", "-amp"],
-            "found the word ' '; in a script nothing may follow the backslash at a line's end",
+            "unexpected argument ' '; in a script, nothing may follow the backslash at a line's end",
         ),
         (
             ["-eval", "-amp\\"],
-            r"found the word '-amp\\\\'; in a script nothing may follow the backslash",
+            r"unexpected argument '-amp\\\\'; in a script, nothing may follow the backslash",
         ),
         (
             ["-data_path=/data\r"],
-            r"found the word '-data_path=/data\\r'; in a script nothing may follow",
+            r"unexpected argument '-data_path=/data\\r'; in a script, nothing may follow",
         ),
         (
             ["-output", ""],
-            "-output is followed by an empty value; is a variable of the script unset?",
+            "-output has an empty value; is a variable of the script unset?",
         ),
         (
             ["-pretrained="],
-            "-pretrained is followed by an empty value; is a variable of the script unset?",
+            "-pretrained has an empty value; is a variable of the script unset?",
         ),
-        (["-pretrained", "-eval"], "-pretrained has no value; -h says what it takes"),
-        (["-o", "-eval"], "-o has no value; -h says what it takes"),
-        (["vit_tiny"], "no flag takes the word 'vit_tiny'"),
+        (["-pretrained", "-eval"], "-pretrained has no value; -h lists the options"),
+        (["-o", "-eval"], "-o has no value; -h lists the options"),
+        (["vit_tiny"], "unexpected argument 'vit_tiny'"),
         (
             ["–cfg=vit_tiny"],
-            "no flag takes the word '–cfg=vit_tiny'; it begins with a typographic dash: write -",
+            "unexpected argument '–cfg=vit_tiny'; it begins with a typographic dash; write",
         ),
-        (["SEED=4"], "no flag takes the word 'SEED=4'; write -o before KEY=VALUE"),
+        (["SEED=4"], "unexpected argument 'SEED=4'; write -o before KEY=VALUE"),
     ],
 )
 def test_what_a_script_gets_wrong_is_one_line(words, message):
@@ -358,7 +358,7 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
         0.8,
     )
     assert config.notes == [
-        "give -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
+        "pass -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
         " vit_base_patch16_224.augreg_in21k"
     ]
     other = get_config("vit_base_patch16_224.dino")
@@ -386,17 +386,23 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
     [
         (
             "resnet50_gn",
-            r"\d+ of the 80 names of timm's resnet are here, this one isn't; the nearest are resnet50, ",
+            r"\d+ of the 80 names of timm's resnet are included, but not this one; the nearest are resnet50, ",
         ),
         (
             "resnet50_gn.a1h_in1k",
-            "names of timm's resnet are here, this one isn't; the nearest are resnet50, ",
+            "names of timm's resnet are included, but not this one; the nearest are resnet50, ",
         ),
-        ("vit_base_patch16_xp_224", "this one isn't; the nearest are vit_base_patch16_"),
-        ("mobilevitv2_150_in22ft1k", "this one isn't; the nearest are mobilevit_"),
+        ("vit_base_patch16_xp_224", "but not this one; the nearest are vit_base_patch16_"),
+        ("mobilevitv2_150_in22ft1k", "but not this one; the nearest are mobilevit_"),
         ("pvt_v2_b9", "did you mean pvtv2_b"),
-        ("efficientnet_b0", "timm's efficientnet isn't here, docs/models/index.md lists what is$"),
-        ("densenet121.ra_in1k", "timm's densenet isn't here, docs/models/index.md lists what is$"),
+        (
+            "efficientnet_b0",
+            "timm's efficientnet isn't included, docs/models/index.md lists the models that are$",
+        ),
+        (
+            "densenet121.ra_in1k",
+            "timm's densenet isn't included, docs/models/index.md lists the models that are$",
+        ),
     ],
 )
 def test_a_name_of_timms_that_is_not_here_says_so(name, message):
@@ -431,7 +437,7 @@ def test_names_that_timm_gave_up_mean_what_it_says(name, now, own, values):
     config = get_config(name)
     assert own == config.MODEL.NAME
     assert values == (config.DATA.IMAGE_SIZE, config.DATA.CROP_PCT)
-    assert config.notes == [f"give -pretrained=hf-hub:timm/{now} to load the weights {now}"]
+    assert config.notes == [f"pass -pretrained=hf-hub:timm/{now} to load the weights {now}"]
     if "nano" in name:
         assert create_model(name, num_classes=2).num_classes == 2
 

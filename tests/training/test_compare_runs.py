@@ -27,8 +27,8 @@ def test_two_runs_are_compared_on_their_images(tmp_path):
     there = int((others & ~own).sum())
     probability = binomtest(alone, alone + there).pvalue
     assert found.verdicts == [
-        f"a against b: of 200 images {alone} are right in the first alone, {there} in the second alone, McNemar's exact"
-        f" test: p = {probability:.3g}; the difference is larger than chance (level 0.05)"
+        f"a against b: of 200 images {alone} are right in the first run only, {there} in the second only, McNemar's exact"
+        f" test: p = {probability:.3g}; the difference is statistically significant (level 0.05)"
     ]
     assert found.differences == [("TRAIN.BASE_LR", ["0.003", "0.5"])]
     told = screen(found)
@@ -70,7 +70,7 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
         in verdict
     )
     assert (
-        f": p = {probability:.3g}; the difference is no larger than chance may make it (level 0.05)"
+        f": p = {probability:.3g}; the difference is not statistically significant (level 0.05)"
         in verdict
     )
     spread = f"{np.mean(scores[:3]):.2f} +- {np.std(scores[:3], ddof=1):.2f} (mean and standard deviation) of a0, a1, a2"
@@ -82,7 +82,9 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
         "a0 against b0",
         "a0 against c",
     ]
-    assert three.verdicts[1].endswith("larger than chance (level 0.025, 0.05 over 2 comparisons)")
+    assert three.verdicts[1].endswith(
+        "statistically significant (level 0.025, 0.05 over 2 comparisons)"
+    )
     [seeds] = compare([runs[0][0], runs[1][0]]).verdicts
     assert seeds.startswith("a0 against a1: of 200 images ")
 
@@ -109,13 +111,11 @@ def test_folds_are_compared_on_all_their_images(tmp_path):
         alone = (own & ~others).sum()
         there = (others & ~own).sum()
         assert (
-            f": of 400 images {alone} are right in the first alone, {there} in the second alone"
+            f": of 400 images {alone} are right in the first run only, {there} in the second only"
             in verdict
         )
     [verdict] = compare([folds[0], folds[3]]).verdicts
-    assert verdict.endswith(
-        "not tested: they were evaluated on different images, or on other labels of them"
-    )
+    assert verdict.endswith("not tested: they were evaluated on different images or labels")
 
 
 def test_what_cant_be_compared_says_so(tmp_path):
@@ -129,15 +129,16 @@ def test_what_cant_be_compared_says_so(tmp_path):
     ):
         table.write_text(changed)
         assert (
-            "not tested: they were evaluated on different images, or on other"
+            "not tested: they were evaluated on different images or"
             in compare([one, other]).verdicts[0]
         )
     table.unlink()
-    assert "not tested: a run without predictions.csv (REPORT)" in compare([one, other]).verdicts[0]
+    assert "not tested: a run has no predictions.csv (REPORT)" in compare([one, other]).verdicts[0]
     with pytest.raises(InputError, match="a run is given twice"):
         compare([one, one.parent / "." / "a"])
     with pytest.raises(
-        InputError, match="c is of TASK multilabel, a of classification; compare runs of one TASK"
+        InputError,
+        match="c has TASK multilabel, a has classification; compare runs of the same TASK",
     ):
         compare(
             [
@@ -183,13 +184,13 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a"], "a: holds no result.json: it is no run's folder, or the run isn't over"),
+        (["a"], "a: no result.json; it isn't a run's folder, or the run hasn't finished"),
         (["b", "-output", "out.html"], "for one run its report.html is written"),
         (
             ["b", "a", "-output", "out.pdf"],
-            "expected a file that ends in .html, in a folder that is there",
+            "expected a file that ends in .html, in an existing folder",
         ),
-        (["b", "c"], "c/metrics.jsonl: it is no regular file; move it away"),
+        (["b", "c"], "c/metrics.jsonl: it isn't a regular file; move it away"),
     ],
 )
 def test_a_wrong_command_is_a_line(tmp_path, command, words, message):
@@ -201,6 +202,6 @@ def test_a_wrong_command_is_a_line(tmp_path, command, words, message):
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, command, capsys):
-    with pytest.raises(InputError, match="none: holds no result.json: it is no run's folder"):
+    with pytest.raises(InputError, match="none: no result.json; it isn't a run's folder"):
         command("none")
     assert capsys.readouterr() == ("", "")

@@ -225,7 +225,7 @@ def test_one_of_the_two_views_is_masked(grid):
 
 @pytest.mark.parametrize("kind", ["cait", "crossvit", "pit"])
 def test_patches_of_other_transformers_are_refused(kind):
-    with pytest.raises(InputError, match="isn't a transformer whose patches have one token"):
+    with pytest.raises(InputError, match="isn't a transformer with one token per"):
         Dino(SMALL_MODELS[kind](num_classes=0), 8, 8, 8, max_masked=4)
 
 

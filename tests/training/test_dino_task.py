@@ -139,32 +139,38 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ),
         (
             [*PATCHES, "MODEL.PATCH_SIZE", "8", "METHOD.LOCAL_SIZE", "8"],
-            "an image has 1 patch, but some of several are masked",
+            "an image has 1 patch, but masking needs several",
         ),
-        ([*PATCHES, "MODEL.GLOBAL_POOL", "avg"], "so the patches have none; set MODEL.GLOBAL_POOL"),
+        (
+            [*PATCHES, "MODEL.GLOBAL_POOL", "avg"],
+            "and doesn't apply to patches; set MODEL.GLOBAL_POOL",
+        ),
         (
             ["MODEL.TYPE", "resnet", *PATCHES],
-            "isn't a transformer whose patches have one token each",
+            "isn't a transformer with one token per patch",
         ),
         ([*PATCHES, "MODEL.GLOBAL_POOL", "token_avg"], "set METHOD.SEPARATE_HEAD True"),
-        ([*PATCHES, "METHOD.MIN_BLOCK", "9"], "METHOD.MIN_BLOCK is 9, but no such block fits"),
+        (
+            [*PATCHES, "METHOD.MIN_BLOCK", "9"],
+            "METHOD.MIN_BLOCK is 9, but no block of this size fits",
+        ),
         ([*PATCHES, "METHOD.MASK_RATIOS", "[0.5,1.0]"], "METHOD.MASK_RATIOS masks 16 of 4 x 4"),
         (
             ["TRAIN.EARLY_STOP", "2"],
-            "TRAIN.EARLY_STOP is 2, but the loss of TASK dino doesn't tell",
+            "TRAIN.EARLY_STOP is 2, but the loss of TASK dino doesn't show",
         ),
-        (large[:2], "METHOD.LARGE_TEACHER_PATH is None; give the teacher's weights"),
+        (large[:2], "METHOD.LARGE_TEACHER_PATH is None; set it to the teacher's weights"),
         ([*large, "METHOD.PROTOTYPES", "13"], "has 12 prototypes, METHOD.PROTOTYPES is 13"),
         (
             ["METHOD.LARGE_TEACHER", "gone/config.yaml", *large[2:]],
             "METHOD.LARGE_TEACHER: no configuration file gone/config.yaml",
         ),
         ([*large, *PATCHES], "but METHOD.LARGE_TEACHER was trained without it; set it to 0"),
-        ([*large, "DATA.IMAGENET_MEAN", "0.4"], "normalises images otherwise"),
+        ([*large, "DATA.IMAGENET_MEAN", "0.4"], "normalises images differently"),
         (["METHOD.LARGE_TEACHER", "mae_vit_digits", *large[2:]], "has TASK mae, expected dino"),
-        (["DATA.MULTI_SCALE", "[8,16]"], "DATA.MULTI_SCALE does nothing"),
-        (["TRAIN.CROP_SCALE", "[0.5,1.0]"], "TRAIN.CROP_SCALE does nothing"),
-        (["METHOD.SEPARATE_HEAD", "True"], "METHOD.SEPARATE_HEAD does nothing"),
+        (["DATA.MULTI_SCALE", "[8,16]"], "DATA.MULTI_SCALE has no effect"),
+        (["TRAIN.CROP_SCALE", "[0.5,1.0]"], "TRAIN.CROP_SCALE has no effect"),
+        (["METHOD.SEPARATE_HEAD", "True"], "METHOD.SEPARATE_HEAD has no effect"),
         (["METHOD.MIN_BLOCK", "4"], "METHOD.MIN_BLOCK is 4, but no patches are masked"),
         (
             [*large, *PATCHES, "METHOD.MIN_BLOCK", "4"],
@@ -176,12 +182,12 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         ),
         (
             ["MODEL.TYPE", "Mixer", "MODEL.PATCH_SIZE", "2"],
-            "METHOD.LOCAL_SIZE is 4: MlpMixer takes images of one size; take another MODEL.TYPE, such"
+            "METHOD.LOCAL_SIZE is 4: MlpMixer needs images of one size; use another MODEL.TYPE, such"
             " as vit, deit, eva, swin, swinv2, xcit or convnext; or set METHOD.LOCAL_VIEWS 0",
         ),
         (
             ["METHOD.PROTOTYPES", "13", "MODEL.PRETRAINED", path],
-            "; if its METHOD keys were others, set those of its run's config.yaml",
+            "; if its METHOD keys differ, set those of its run's config.yaml",
         ),
         (["METHOD.PROTOTYPES", "1"], "METHOD.PROTOTYPES is 1, expected 2 or more"),
         (["METHOD.PROTOTYPES", "0"], "METHOD.PROTOTYPES is 0, expected 1 to 1000000"),

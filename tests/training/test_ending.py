@@ -67,7 +67,7 @@ def test_a_run_that_stops_early_is_whole_and_goes_on_counting(ranks):
         == "epoch_0004"
     )
     assert (folder / "whole" / "curves.png").exists()
-    told = "TRAIN.EARLY_STOP: 3 evaluations without gain, the last after epoch 4 of 9"
+    told = "TRAIN.EARLY_STOP: 3 evaluations without improvement, the last after epoch 4 of 9"
     assert result(folder / "whole")["ended"] == result(folder / "resumed")["ended"] == told
     assert told in (folder / "whole" / "log.txt").read_text()
     assert_same_run(folder / "whole", folder / "resumed")
@@ -204,7 +204,7 @@ def test_the_schedule_ends_when_the_time_does(ranks):
     for name in MIDDLES:
         assert_same_run(folder / "timed", folder / name)
     told = result(folder / "timed")
-    assert told["ended"] == "TRAIN.MAX_MINUTES: 1 minutes held 9.5 of the 100 epochs"
+    assert told["ended"] == "TRAIN.MAX_MINUTES: 1 minutes were enough for 9.5 of the 100 epochs"
     assert (
         "an update takes 1 s, an evaluation takes 2 s; the run ends after 38 updates, 9.5 of 100"
         in (folder / "timed" / "log.txt").read_text()
@@ -252,10 +252,10 @@ def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):
     assert "an evaluation may take 1.9 s" in (tmp_path / "resumed" / "log.txt").read_text()
     going_on = [*options, "MODEL.RESUME", "auto"]
     for named, message in (
-        (["TRAIN.MAX_MINUTES", "2"], "epochs; TRAIN.MAX_MINUTES is 2.0 and was 1.0: leave it so"),
+        (["TRAIN.MAX_MINUTES", "2"], "epochs; TRAIN.MAX_MINUTES is 2.0 and was 1.0; keep it"),
         (
             ["TRAIN.NUM_EPOCHS", "99"],
-            "TRAIN.NUM_EPOCHS is 99 and was 100: leave it so, or start from the weights with",
+            "TRAIN.NUM_EPOCHS is 99 and was 100; keep it, or start from the weights with",
         ),
     ):
         refused(message, going_on, tmp_path / "resumed", 144, named)
@@ -285,10 +285,10 @@ def test_a_budget_that_is_over_makes_one_more_update(tmp_path, tiny):
         (["TRAIN.EARLY_STOP", "0"], "TRAIN.EARLY_STOP is 0, expected 1 to"),
         (
             ["TRAIN.EARLY_STOP_MIN", "0"],
-            "TRAIN.EARLY_STOP_MIN does nothing without TRAIN.EARLY_STOP",
+            "TRAIN.EARLY_STOP_MIN has no effect without TRAIN.EARLY_STOP",
         ),
         (["TRAIN.MAX_MINUTES", "0"], "TRAIN.MAX_MINUTES is 0.0, expected above 0"),
-        (["EVAL", "True", "TRAIN.MAX_MINUTES", "1"], "TRAIN.MAX_MINUTES does nothing under EVAL"),
+        (["EVAL", "True", "TRAIN.MAX_MINUTES", "1"], "TRAIN.MAX_MINUTES has no effect under EVAL"),
     ],
 )
 def test_what_cannot_be_is_named(options, message):

@@ -358,7 +358,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_step(tmp_path,
 def test_accumulation_longer_than_an_epoch_is_an_error(tmp_path, tiny):
     with pytest.raises(
         InputError,
-        match=r"ACCUM_ITER is 3, but an epoch has 2 steps: it would end without an update",
+        match=r"ACCUM_ITER is 3, but an epoch has only 2 steps, too few for an update",
     ):
         train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "3"], tmp_path, 16)
 

@@ -174,7 +174,7 @@ DATA = {
         [],
         removed("data/train/b/3.png"),
         f"the training images {WHO}rank 1 has 47, rank 0 has 48; number 25 is 'train/b/4.png' of label 1 on rank 1,"
-        " 'train/b/3.png' of label 1 on rank 0; give every rank the same data",
+        " 'train/b/3.png' of label 1 on rank 0; all ranks need the same data",
     ),
     "the last is missing": (
         [],
@@ -249,7 +249,7 @@ DATA = {
     "a stale cache": (
         CACHED,
         stale_cache,
-        f"the validation images {WHO}names and labels are the same, pixels aren't; give",
+        f"the validation images {WHO}names and labels are the same, but not the pixels; give",
     ),
 }
 
@@ -273,11 +273,11 @@ SETTINGS = {
     )
 }
 BY_FOLD = ([*FOLD, "DATA.FOLD=0"], [*FOLD, "DATA.FOLD=1"])
-SETTINGS["a fold"] = (BY_FOLD, unchanged, "rank 1 has DATA.FOLD 1, rank 0 has 0; give every rank")
+SETTINGS["a fold"] = (BY_FOLD, unchanged, "rank 1 has DATA.FOLD 1, rank 0 has 0; start every rank")
 
-MODEL = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
-FILES = "of 1 that differ; rank 1 read small.safetensors, rank 0 read small.safetensors; give every rank the same file"
-RESUME = "rank 1 loaded other values than rank 0 (MODEL.RESUME): "
+MODEL = "rank 1 loaded different values than rank 0 (MODEL.PRETRAINED): "
+FILES = "of 1 that differ; rank 1 read small.safetensors, rank 0 read small.safetensors; all ranks need the same file"
+RESUME = "rank 1 loaded different values than rank 0 (MODEL.RESUME): "
 WEIGHTS = {
     "weights": (
         PRETRAINED,
@@ -300,13 +300,13 @@ WEIGHTS = {
             "lora/checkpoints/epoch_0002/adapter.safetensors",
             "base_model.model.blocks.0.attn.qkv.lora_B.weight",
         ),
-        "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): blocks.0.attn.qkv's"
+        "rank 1 loaded different values than rank 0 (MODEL.PRETRAINED): blocks.0.attn.qkv's"
         " product is the first of 1 that differ; rank 1 read small.safetensors and lora/checkpoints/last, rank 0",
     ),
     "a teacher": (
         TEACHER,
         changed("t.safetensors", "head.bias"),
-        "rank 1 loaded other values than rank 0 (TRAIN.TEACHER_PATH): head.bias",
+        "rank 1 loaded different values than rank 0 (TRAIN.TEACHER_PATH): head.bias",
     ),
     "a teacher's settings": (
         TEACHER,
@@ -346,7 +346,7 @@ WEIGHTS = {
     "another checkpoint's path": (
         (RESUMED, ["-resume=lora/checkpoints/epoch_0001", "-cfg=run/config.yaml"]),
         unchanged,
-        "rank 1 has MODEL.RESUME lora/checkpoints/epoch_0001, rank 0 has run/checkpoints/epoch_0001; give every rank",
+        "rank 1 has MODEL.RESUME lora/checkpoints/epoch_0001, rank 0 has run/checkpoints/epoch_0001; start every rank",
     ),
 }
 
@@ -491,7 +491,7 @@ def with_another_network():
 
 
 def test_another_network_of_a_rank_ends_all_in_a_line():
-    line = "rank 1 has the network's 2.weight trained, [4, 2], rank 0 has None; give every rank"
+    line = "rank 1 has the network's 2.weight trained, [4, 2], rank 0 has None; start every rank"
     found = run_ranks(with_another_network)
     assert found[0].startswith(line)
     assert found[0] == found[1]

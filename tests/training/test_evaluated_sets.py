@@ -264,12 +264,12 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     found = json.loads((tmp_path / "out" / "robustness.json").read_text())
     assert found["errors"] == {"fog": {"1": 20, "3": 40}, "snow": {"1": 20, "3": 40}}
     assert (found["clean_error"], found["mean_error"], found["mCE"]) == (10, 30, None)
-    assert "clean: 10.00, mean of the corruptions: 30.00" in capsys.readouterr().out
+    assert "clean: 10.00, mean over corruptions: 30.00" in capsys.readouterr().out
     with pytest.raises(
         InputError, match="out has evaluations of SEED 0, not 4; choose another -output"
     ):
         run("-o", "SEED", "4")
-    with pytest.raises(InputError, match="leave out DATA.CORRUPTION: -corruptions does it"):
+    with pytest.raises(InputError, match="leave out DATA.CORRUPTION: use -corruptions"):
         run("-o", "DATA.CORRUPTION", "fog")
 
 
@@ -279,7 +279,7 @@ def test_what_an_evaluation_would_refuse_is_told_before_the_first(tmp_path, monk
     for words, message in (
         (
             ["-dataset=multilabel_csv", "-o", "TASK", "multilabel"],
-            "^TASK is multilabel, expected classification, ",
+            "^TASK is multilabel, expected classification",
         ),
         (
             ["-o", "DATA.IMAGE_DTYPE", "float32"],
@@ -308,7 +308,7 @@ def test_published_images_are_folders_of_their_own():
     whole = ["DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]
     assert flags == ["-dataset=folder", "-data_path=C/fog/2", "-o", "DATA.CROP_PCT", "1.0", *whole]
     for flag in ("-corruptions=fogg", "-severities=6"):
-        with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected some of "):
+        with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected any of "):
             robustness.arguments_of([flag])
 
 
@@ -320,14 +320,14 @@ RESULT = {"acc1": 50.0, "loss": 1.0, "num_samples": 4, "config": {"MODEL": {"NUM
     [
         ("{", r"can't be read as a run's result \(JSONDecodeError"),
         (json.dumps(RESULT | {"acc1": 101.0}), "its acc1 is 101.0, expected a percentage"),
-        (json.dumps(RESULT | {"acc1": float("nan")}), "it holds NaN, which is no number"),
+        (json.dumps(RESULT | {"acc1": float("nan")}), "it contains NaN, which isn't a number"),
         (json.dumps(RESULT | {"config": []}), r"its config is \[\], expected a dictionary"),
         (json.dumps(RESULT | {"config": {}}), "its config.MODEL is None, expected a dictionary"),
         (
             json.dumps(RESULT | {"config": {"MODEL": {"NUM_CLASSES": "10"}}}),
             "its config.MODEL.NUM_CLASSES is '10'",
         ),
-        (None, "it is no regular file"),
+        (None, "it isn't a regular file"),
     ],
 )
 def test_a_cells_result_that_no_evaluation_wrote_is_refused(text, message, tmp_path):

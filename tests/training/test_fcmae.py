@@ -49,10 +49,10 @@ def test_a_run_is_resumed_in_the_same_bits_and_is_the_same_on_two_processes(tmp_
 
 def test_images_of_one_square_and_other_architectures_are_one_line(tmp_path):
     for changes, message in (
-        (["DATA.IMAGE_SIZE", "32"], "masks all of an image, which has 1 squares of 32 x 32 pixels"),
+        (["DATA.IMAGE_SIZE", "32"], "masks the whole image, which has 1 squares of 32 x 32 pixels"),
         (["DATA.IMAGE_SIZE", "48"], "squares of 32 x 32 pixels, which don't divide images of 48"),
-        (["MODEL.STEM_TYPE", "overlap"], "it takes a ConvNeXt with MODEL.STEM_TYPE patch"),
-        (["METHOD.MASK_PATCH", "16"], "METHOD.MASK_PATCH does nothing without TASK simmim"),
+        (["MODEL.STEM_TYPE", "overlap"], "it needs a ConvNeXt with MODEL.STEM_TYPE patch"),
+        (["METHOD.MASK_PATCH", "16"], "METHOD.MASK_PATCH has no effect without TASK simmim"),
     ):
         refused(message, [*OPTIONS, *changes], tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -193,7 +193,7 @@ def test_ranks_average_the_gradients_of_what_is_added(tmp_path, tiny, teacher):
 def test_maps_that_cant_be_aligned_are_refused(tmp_path, tiny, teacher):
     one_place = [*without(tiny, "MODEL.PATCH_SIZE"), "MODEL.PATCH_SIZE", "8", *teacher]
     refused(
-        "the student's last map is [1, 1], the teacher's [4, 4]: one place can't be",
+        "the student's last map is [1, 1], the teacher's [4, 4]: their positions can't be",
         one_place,
         tmp_path / "run",
     )
@@ -203,6 +203,6 @@ def test_maps_that_cant_be_aligned_are_refused(tmp_path, tiny, teacher):
         get_config(None, [*teacher, "MODEL.PATCH_DROP", "0.5"])
     with pytest.raises(
         InputError,
-        match="TRAIN.LOSS is 'token_label', expected another one with DISTILLATION_TYPE fea",
+        match="TRAIN.LOSS is 'token_label', expected another optimizer with DISTILLATION_TYPE fea",
     ):
         get_config(None, [*teacher, "TRAIN.LOSS", "token_label"])

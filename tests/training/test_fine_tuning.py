@@ -51,8 +51,8 @@ def refused(*words):
 
 
 def test_other_classes_are_counted_and_the_classifier_is_told_of(own_run):
-    fresh = "classifier left fresh: 3 classes in the file, 4 in the model"
-    kept = "the classifier was trained for the classes a, b, c (3); the training goes on with it for x, y, z (3)"
+    fresh = "classifier initialised randomly: 3 classes in the file, 4 in the model"
+    kept = "the classifier was trained for the classes a, b, c (3); it is trained further for x, y, z (3)"
     more = typed("-pretrained=RUN", "-data_path=more", "-output=1")
     assert f"tensors loaded from RUN/checkpoints/best/model.safetensors; {fresh}" in more
     others = typed("-pretrained=RUN", "-data_path=others", "-output=2")
@@ -64,8 +64,8 @@ def test_other_classes_are_counted_and_the_classifier_is_told_of(own_run):
     assert "the classifier was trained for" not in same
     split = ["-pretrained=RUN", "-data_path=split"]
     line = refused(*split, "-output=4")
-    there = "split/val is there, and DATA.VAL_SPLIT 0.25 would make another validation set"
-    assert line == f"{there}; -o DATA.VAL_SPLIT null evaluates on it"
+    there = "split/val exists, but DATA.VAL_SPLIT 0.25 makes another validation set"
+    assert line == f"{there}; use -o DATA.VAL_SPLIT null to evaluate on it"
     assert fresh in typed(*split, "-output=4", "-o", "DATA.VAL_SPLIT", "null")
     recipe = [
         "-cfg=finetune_vit_small_patch16_224",
@@ -88,20 +88,18 @@ def test_what_is_said_counts_and_what_cannot_be_names_its_whole_mend(own_run):
     assert config_from_arguments("test", ["-pretrained=RUN"]).MODEL.NUM_CLASSES == 3
     assert config_from_arguments("test", [*more, "-eval"]).MODEL.NUM_CLASSES == 3
     longer = ["-output=2", "-o", "TRAIN.NUM_EPOCHS=2"]
-    wanted = (
-        "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
-    )
+    wanted = "a run can only be resumed with its own data; use -pretrained instead of -resume to start from its weights"
     assert refused("-resume=RUN", "-data_path=more", *longer).endswith(
         f"MODEL.NUM_CLASSES is 3; {wanted}"
     )
     of_others = refused("-resume=RUN", "-data_path=others", *longer)
     assert of_others.endswith(
-        "the data has x, y, z (3); give its own data, or start from its weights with -pretrained"
+        "the data has x, y, z (3); use its own data, or start from its weights with -pretrained"
     )
     write_images(Path("fewer"), dict.fromkeys("abc", 4))
     line = refused("-resume=RUN", "-data_path=fewer", *longer)
     assert line.endswith(
-        "the data has 9; give its own data, or start from its weights with -pretrained"
+        "the data has 9; use its own data, or start from its weights with -pretrained"
     )
     assert refused("-resume=RUN", "-output=2").endswith(
         "NUM_EPOCHS is 1; raise it with -o TRAIN.NUM_EPOCHS N"
@@ -125,7 +123,7 @@ def test_a_recipe_for_trained_weights_warns_where_it_gets_none(own_run, tmp_path
         [line] = warnings(f"-cfg={recipe}", *FOLDER)
         assert line.startswith("warning: ")
         assert line.endswith(
-            "none are given: the model starts from random values; give -pretrained=FILE"
+            "none are given: the model starts from random values; pass -pretrained=FILE"
         )
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-pretrained=RUN")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-resume=RUN")
@@ -135,7 +133,7 @@ def test_a_recipe_for_trained_weights_warns_where_it_gets_none(own_run, tmp_path
         "BASE: [vit_tiny_patch16_224, finetune]\nTRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 0}\n"
     )
     assert warnings("-cfg=own.yaml", *FOLDER)[0].startswith(
-        "warning: finetune is a recipe for weights that were trained"
+        "warning: finetune is a recipe for fine-tuning pretrained weights"
     )
     for scratch in ("vit_digits", "small_data_vit_small_patch16_224", "deit_small_patch16_224"):
         assert not warnings(f"-cfg={scratch}")

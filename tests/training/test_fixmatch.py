@@ -352,7 +352,7 @@ def test_ranks_with_other_unlabelled_images_are_refused(tmp_path):
         (["METHOD.UNLABELLED_RATIO", "0"], "METHOD.UNLABELLED_RATIO is 0, expected 1 to"),
         (
             ["METHOD.UNLABELLED_RATIO", "9"],
-            "48 unlabelled images, METHOD.UNLABELLED_RATIO 9 of them",
+            "48 unlabelled images, METHOD.UNLABELLED_RATIO 9 per",
         ),
         (["METHOD.THRESHOLD", "1.5"], "METHOD.THRESHOLD is 1.5, expected 0 to 1"),
         (["METHOD.THRESHOLD", "nan"], "METHOD.THRESHOLD takes float, found 'nan'"),
@@ -363,9 +363,9 @@ def test_ranks_with_other_unlabelled_images_are_refused(tmp_path):
         (["BEST_METRIC", "knn", "PROBE.FREQ", "1"], "knn, which reads the labels that METHOD.LAB"),
         (
             ["METHOD.STRONG_VIEW", "False"],
-            "TRAIN.AUTO_AUGMENT is rand-m9-n2, but no view is strong",
+            "TRAIN.AUTO_AUGMENT is rand-m9-n2, but no strong view is used",
         ),
-        (["METHOD.UNLABELLED_WEIGHT", "0"], "METHOD.THRESHOLD does nothing without METHOD.UNLAB"),
+        (["METHOD.UNLABELLED_WEIGHT", "0"], "METHOD.THRESHOLD has no effect without METHOD.UNLAB"),
         (["TRAIN.MIXUP_ALPHA", "0.2"], "TRAIN.MIXUP_ALPHA is 0.2, expected 0.0 with TASK fixmatch"),
         (["TRAIN.LOSS", "bce"], "TRAIN.LOSS is bce, expected auto or cross_entropy with TASK fix"),
         (["DATA.SAMPLER", "balanced"], "DATA.SAMPLER is balanced, expected shuffle with TASK fix"),
@@ -390,5 +390,5 @@ def test_a_strong_view_has_to_be_stronger(tmp_path, options):
 def test_an_evaluation_takes_no_keys_of_the_training(options):
     options = [*without(options, "TRAIN.", "METHOD."), "EVAL", "True"]
     for key, value in (("LABELS_PER_CLASS", "4"), ("THRESHOLD", "0.9"), ("STRONG_VIEW", "False")):
-        with pytest.raises(InputError, match=f"METHOD.{key} does nothing under EVAL"):
+        with pytest.raises(InputError, match=f"METHOD.{key} has no effect under EVAL"):
             get_config(None, [*options, f"METHOD.{key}", value])

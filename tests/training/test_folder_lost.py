@@ -102,7 +102,7 @@ def log_is_a_folder(run):
 FAULTS = {
     removed: r"{run}/metrics\.jsonl can't be written \(No such file or directory\): its folder was moved or removed",
     metrics_are_a_folder: r"{run}/metrics\.jsonl can't be written \(it is a folder, expected a file\): move it away",
-    metrics_are_a_pipe: r"{run}/metrics\.jsonl can't be written \(it is no regular file\): move it away",
+    metrics_are_a_pipe: r"{run}/metrics\.jsonl can't be written \(it isn't a regular file\): move it away",
     metrics_are_a_dangling_link: r"{run}/metrics\.jsonl can't be written \(it is a link, .*\): move it away",
 }
 
@@ -127,7 +127,7 @@ def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, way):
         where = rf"stopped after step 4, saved in {output}/checkpoints/epoch_0001_sample_\d+"
         expected = (
             FAULTS[fault].format(run=output)
-            + rf".*; {where}; -resume=auto -output={output} goes on from there"
+            + rf".*; {where}; -resume=auto -output={output} continues from there"
         )
         assert re.fullmatch(expected, str(error)), error
     assert newest_whole(output / "checkpoints").name.startswith("epoch_0001_sample_")
@@ -151,9 +151,7 @@ def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny,
         assert type(error) is RunError
         assert "\n" not in str(error)
         saved = newest_whole(tmp_path / "run-saved" / "checkpoints")
-        assert str(error).endswith(
-            f"it is saved in {saved}, from where -resume goes on with a new -output"
-        )
+        assert str(error).endswith(f"it is saved in {saved}; resume from there with a new -output")
     if ranks == 1:
         train([*options, "MODEL.RESUME", str(saved)], tmp_path / "next", 64)
         assert records(tmp_path / "next")[-1]["step"] == 16
@@ -169,7 +167,7 @@ def test_a_folder_that_is_moved_is_written_where_it_is(tmp_path, tiny, way):
     assert records(tmp_path / "whole") == records(tmp_path / "moved")
     assert (tmp_path / "moved" / "result.json").exists()
     log = (tmp_path / "moved" / "log.txt").read_text()
-    assert log.count(f"the run's folder was moved; the run goes on in {tmp_path}/moved") == 1
+    assert log.count(f"the run's folder was moved; continuing in {tmp_path}/moved") == 1
 
 
 def test_a_log_that_is_replaced_ends_no_run(tmp_path, tiny):
@@ -196,7 +194,9 @@ def test_pictures_and_tables_that_can_not_be_written_end_no_run(tmp_path, tiny, 
     log = (output / "log.txt").read_text()
     for name in LEFT[:2]:
         why = "(it is a folder, expected a file: move it away)"
-        assert f"{name} isn't written {why}; -resume=auto -output={output} makes it again\n" in log
+        assert (
+            f"{name} can't be written {why}; -resume=auto -output={output} writes it again\n" in log
+        )
     for name in LEFT:
         (output / name).rmdir()
     if ranks == 1:

@@ -113,8 +113,8 @@ def test_freezing_takes_patterns_and_returns_names(patterns, frozen):
             "'hed.bias' matches no parameter, .*; did you mean head.bias?",
         ),
         ("backbon", "did you mean backbone?"),
-        ("*", re.escape("TRAIN.FREEZE ['*'] leaves none of 7 parameters to train")),
-        ("['backbone', 'head.*']", "leaves none of 7"),
+        ("*", re.escape("TRAIN.FREEZE ['*'] freezes all 7 parameters; nothing would be trained")),
+        ("['backbone', 'head.*']", "freezes all 7"),
     ],
 )
 def test_freezing_nothing_or_everything_is_an_error(patterns, message):

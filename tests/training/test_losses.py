@@ -306,7 +306,7 @@ def test_class_weights_are_given_or_inverse_to_the_number_of_images():
     for missing in (None, labels[:0]):
         with pytest.raises(
             InputError,
-            match="CLASS_WEIGHTS is 'auto' and there are no training labels; give a factor",
+            match="CLASS_WEIGHTS is 'auto', but there are no training labels; set a factor",
         ):
             class_weights(configured("TRAIN.CLASS_WEIGHTS", "auto"), missing)
 
@@ -374,11 +374,11 @@ def test_what_does_not_fit_is_refused():
     hard = configured("TRAIN.DISTILLATION_TYPE", "hard")
     with pytest.raises(
         InputError,
-        match="DISTILLATION_TYPE is 'hard' and there is no teacher; set TRAIN.TEACHER_MODEL",
+        match="DISTILLATION_TYPE is 'hard' but there is no teacher; set TRAIN.TEACHER_MODEL",
     ):
         build_criterion(hard)
     with pytest.raises(
-        InputError, match="DISTILLATION_TYPE is None and there is a teacher; set it to hard or soft"
+        InputError, match="DISTILLATION_TYPE is None but there is a teacher; set it to hard or soft"
     ):
         build_criterion(configured(), teacher=Fixed())
     criterion = build_criterion(hard, teacher=Fixed())
@@ -463,7 +463,7 @@ def test_weights_of_several_classes_an_image_count_its_labels():
     with pytest.raises(InputError, match=message):
         pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "[2,3]"), sets)
     with pytest.raises(
-        InputError, match="TRAIN.POS_WEIGHT is 'auto' and there are no training labels"
+        InputError, match="TRAIN.POS_WEIGHT is 'auto', but there are no training labels"
     ):
         pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "auto"), None)
 

@@ -125,9 +125,9 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["METHOD.MASK_RATIO", "1.0"], "METHOD.MASK_RATIO is 1.0, expected 0.01 to 0.99"),
         (
             ["MODEL.PATCH_SIZE", "8"],
-            "an image has 1 of MAE's patches, but some of several are masked",
+            "an image has 1 of MAE's patches, but masking needs several",
         ),
-        (["MODEL.PATCH_SIZE", "1"], "METHOD.NORM_TARGET is True, but a patch has 1 value"),
+        (["MODEL.PATCH_SIZE", "1"], "METHOD.NORM_TARGET is True, but a patch has a single value"),
         (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
         (["METHOD.DECODER_WIDTH", "2"], "METHOD.DECODER_WIDTH is 2, expected a multiple of 4"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),
@@ -135,10 +135,10 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             ["MODEL.PATCH_DROP", "0.5", "MODEL.PATCH_DROP_END", "0"],
             "MODEL.PATCH_DROP is 0.5, expected 0",
         ),
-        (["MODEL.TYPE", "resnet"], "MAE can't train ResNet: it takes a Hiera, or an encoder"),
+        (["MODEL.TYPE", "resnet"], "MAE can't train ResNet: it needs a Hiera, or an encoder"),
         (["DATA.MULTI_SCALE", "[8,16]"], "but MaskedAutoencoder takes images of 8 x 8; set it to"),
-        (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES does nothing without TASK"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
+        (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES has no effect without TASK"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
     ):
         given = options
         if changes[0] == "MODEL.TYPE":
@@ -222,7 +222,7 @@ def test_a_hiera_is_trained_the_same_on_two_processes_and_becomes_a_model(tmp_pa
 def test_what_does_not_fit_a_hiera_is_one_line(tmp_path):
     for changes, message in (
         (["METHOD.MASK_RATIO", "0.8"], "leaves 0 of 4 mask units visible, expected 1 to 3"),
-        (["DATA.IMAGE_SIZE", "48"], "32, a mask unit's side"),
+        (["DATA.IMAGE_SIZE", "48"], "32, a mask unit's side; choose one that is"),
         (["MODEL.PATCH_DROP", "0.5"], "MODEL.PATCH_DROP is 0.5, expected 0"),
         (["METHOD.DECODER_HEADS", "3"], "DECODER_WIDTH 8 is not a multiple of METHOD.DECODER_HE"),
     ):
@@ -238,6 +238,6 @@ def test_a_picture_that_fails_is_one_line_of_the_log(tmp_path, options, monkeypa
     train([*options, "DATA.GLOBAL_BATCH", "16"], tmp_path / "run", 16)
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     [line] = [line for line in lines if "picture of the evaluation" in line]
-    assert "isn't written (ValueError: 8 rows of" in line
-    assert "makes it again" in line
+    assert "can't be written (ValueError: 8 rows of" in line
+    assert "writes it again" in line
     assert (tmp_path / "run" / "result.json").exists()

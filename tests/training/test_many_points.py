@@ -159,11 +159,11 @@ def test_half_a_point_is_left_out_and_written_over(tmp_path):
         ),
         (
             '{"TRAIN.BASE_LR": "1", "TRAIN.WEIGHT_DECAY": "0"}\n',
-            "TRAIN.BASE_LR is '1', expected a value that",
+            "TRAIN.BASE_LR is '1', expected a value from",
         ),
         (
             "{}\n" * 10_001,
-            "it has 10001 points, and sweep.json 0: more than the 10000 that a sweep has",
+            "it has 10001 points, and sweep.json 0: a sweep has at most 10000",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_added_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
     sweep.output.mkdir()
     results.record(sweep, [])
     (sweep.output / "points.jsonl").write_text(text)
-    with pytest.raises(InputError, match=f"{message}.*; remove it to begin anew"):
+    with pytest.raises(InputError, match=f"{message}.*; remove it to start over"):
         results.read_points(sweep, [])
 
 

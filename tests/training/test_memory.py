@@ -51,15 +51,15 @@ TWO = CUDA.format(2, "out of memory")
     [
         (
             MemoryError(GPU.format("38.912345GB memory has been allocated and ")),
-            "GPU 3 is out of memory: 1.50GB were asked for, 38.91GB are in use, 412.62MB are free",
+            "GPU 3 is out of memory: 1.50GB were requested, 38.91GB are in use, 412.62MB are free",
         ),
         (
             MemoryError(GPU.format("")),
-            "GPU 3 is out of memory: 1.50GB were asked for, 412.62MB are free",
+            "GPU 3 is out of memory: 1.50GB were requested, 412.62MB are free",
         ),
         (
             MemoryError(GPU.replace("GPU 3", "stand_in:1").format("")),
-            "stand_in:1 is out of memory: 1.50GB were asked for, 412.62MB are free",
+            "stand_in:1 is out of memory: 1.50GB were requested, 412.62MB are free",
         ),
         (FileNotFoundError(2, "No such file", "CUDA error(2), out of memory.jpg"), ""),
         (RunError("what: Out of memory error on GPU 0"), ""),
@@ -95,17 +95,17 @@ def test_what_paddle_says_on_a_gpu(error, line):
         (
             46,
             "all CUDA-capable devices are busy or unavailable",
-            "another process has the GPU for itself: end it, or",
+            "another process uses the GPU exclusively: end it, or",
         ),
         (
             100,
             "no CUDA-capable device is detected",
-            "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES",
+            "set CUDA_VISIBLE_DEVICES to GPUs that nvidia-smi -L lists",
         ),
         (
             209,
             "no kernel image is available for execution on the device",
-            "this Paddle isn't built for this GPU's",
+            "this Paddle isn't built for the",
         ),
     ],
 )
@@ -120,7 +120,7 @@ def test_what_runs_out_on_a_cpu():
     """The real thing: Paddle's allocator, NumPy's, and in a loader's worker."""
     with pytest.raises(RunError) as caught, reporting_memory(lambda: "lower it"):
         paddle.empty([1 << 50])
-    assert str(caught.value) == "out of memory: 4,194,304.00GB were asked for; lower it"
+    assert str(caught.value) == "out of memory: 4,194,304.00GB were requested; lower it"
     assert (caught.value.exit_status, caught.value.shared) == (1, False)
     big = SimpleNamespace(__getitem__=None, columns=())
     kind = type("Big", (), {"__getitem__": lambda self, key: np.empty(1 << 55), "columns": ()})
@@ -140,16 +140,16 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
 
     assert told("EVAL", "True") == "lower -batch_size_eval (now 64)"
     assert told("EVAL", "True", "DATA.BATCH_SIZE_EVAL", "1").startswith(
-        "the batch is one image already: lower -image_"
+        "the batch is a single image already: lower -image_"
     )
     assert told("DATA.BATCH_SIZE", "1").startswith(
-        "the batch is one image already: lower -image_size, or the model"
+        "the batch is a single image already: lower -image_size, or use a"
     )
     monkeypatch.setattr(progress, "_doing", progress.STARTING)
     assert told("EVAL", "True").startswith(
-        "the model alone takes more than there is: take a smaller one"
+        "the model alone needs more memory than there is: use a smaller model"
     )
-    assert told().startswith("the model alone takes more than there is: take a smaller one")
+    assert told().startswith("the model alone needs more memory than there is: use a smaller model")
     progress.beat(progress.COMPUTING)
     both = "lower -batch_size (now 256) and raise -accum_iter (now 1) by the same factor"
     assert told() == f"{both}; or set MODEL.RECOMPUTE True"
@@ -158,7 +158,7 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
         "lower DATA.GLOBAL_BATCH (now 64) and raise"
     )
     (tmp_path / "checkpoints" / "epoch_0001").mkdir(parents=True)
-    goes_on = f"-resume=auto -output={tmp_path} goes on with it from the last checkpoint"
+    goes_on = f"-resume=auto -output={tmp_path} continues with it from the last checkpoint"
     progress.beat(progress.EVALUATING)
     assert told(directory=tmp_path) == f"lower -batch_size_eval (now 64); {goes_on}"
     progress.beat(progress.LOADING)
@@ -218,8 +218,8 @@ def test_one_of_two_ranks_runs_out_of_memory_and_the_run_goes_on_with_smaller_ba
 
     ranks = run("-batch_size=16")
     assert statuses(*ranks) == [1, 1]
-    line = "rank 1: error: out of memory: 4,194,304.00GB were asked for; lower -batch_size (now 16) and raise -accum_iter"
-    line += " (now 1) by the same factor; or set MODEL.RECOMPUTE True; -resume=auto -output=run goes on with it from the"
+    line = "rank 1: error: out of memory: 4,194,304.00GB were requested; lower -batch_size (now 16) and raise -accum_iter"
+    line += " (now 1) by the same factor; or set MODEL.RECOMPUTE True; -resume=auto -output=run continues with it from the"
     assert f"\n{line} last checkpoint\n" in printed(*ranks)
     assert "Traceback" not in printed(*ranks)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("epoch_*")] == [
@@ -240,6 +240,6 @@ def test_a_model_too_large_for_this_machine(tmp_path):
         "MODEL.EMBED_DIM=983040",
     )
     assert statuses(process) == [1]
-    line = "error: out of memory: 10,800.00GB were asked for; the model alone takes more than there is: take a smaller"
+    line = "error: out of memory: 10,800.00GB were requested; the model alone needs more memory than there is: use a smaller"
     assert printed(process).splitlines()[-1].startswith(line)
     assert not (tmp_path / "output").exists()

@@ -201,10 +201,10 @@ def test_two_classifiers_have_no_one_input():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["TRAIN.LOSS", "arcface"], "MODEL.HEAD_COSINE is None, expected the scale of cosines"),
+        (["TRAIN.LOSS", "arcface"], "MODEL.HEAD_COSINE is None, expected a scale of the cosines"),
         (
             ["TRAIN.LOSS", "proxy_anchor"],
-            "MODEL.HEAD_COSINE is None, expected the scale of cosines",
+            "MODEL.HEAD_COSINE is None, expected a scale of the cosines",
         ),
         (
             ["TRAIN.LOSS", "proxy_anchor", "MODEL.HEAD_COSINE", "64", "TRAIN.SMOOTHING", "0.1"],
@@ -214,7 +214,10 @@ def test_two_classifiers_have_no_one_input():
             ["TRAIN.LOSS=triplet", "TRAIN.TRIPLET_CROSS_ENTROPY=0", "TRAIN.CLASS_WEIGHTS=auto"],
             "TRAIN.CLASS_WEIGHTS is 'auto', expected None with TRAIN.LOSS triplet",
         ),
-        (["TRAIN.ARCFACE_MARGIN", "0.3"], "ARCFACE_MARGIN does nothing without TRAIN.LOSS arcface"),
+        (
+            ["TRAIN.ARCFACE_MARGIN", "0.3"],
+            "ARCFACE_MARGIN has no effect without TRAIN.LOSS arcface",
+        ),
         (["TRAIN.LOSS", "triplet", "TO_STATIC", "True"], "TO_STATIC is True, expected False"),
         (
             ["TRAIN.LOSS", "triplet", "TRAIN.MIXUP_ALPHA", "0.2"],
@@ -321,7 +324,10 @@ class Few:
     [
         (["RETRIEVAL", "[1,1]"], "RETRIEVAL is [1, 1], expected each K once"),
         (["RETRIEVAL", "[0]"], "RETRIEVAL is [0], expected"),
-        (["RETRIEVAL", "[1]", "TASK", "mae"], "RETRIEVAL does nothing without TASK classification"),
+        (
+            ["RETRIEVAL", "[1]", "TASK", "mae"],
+            "RETRIEVAL has no effect without TASK classification",
+        ),
         (["BEST_METRIC", "mAP"], "BEST_METRIC is 'mAP', expected one of"),
         (
             ["BEST_METRIC", "recall_2", "RETRIEVAL", "[1]"],

@@ -213,8 +213,8 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
         (["MODEL.EMBED_DIM", "18"], "EMBED_DIM is 18, expected a multiple of 4"),
         (["METHOD.MOMENTUM", "1.5"], "METHOD.MOMENTUM is 1.5, expected 0 <= value < 1"),
         (["METHOD.MASK_RATIO", "0.5"], "METHOD.MASK_RATIO"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
-        (["TRAIN.CROP_SCALE", "[0.5,1]"], "TRAIN.CROP_SCALE does nothing"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
+        (["TRAIN.CROP_SCALE", "[0.5,1]"], "TRAIN.CROP_SCALE has no effect"),
     ):
         refused(message, [*options, *changes], tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -223,7 +223,9 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
 def test_a_batch_of_one_image_is_refused_before_the_first_step(tmp_path, options):
     for batch, drop_last, images in (("16", "False", 33), ("1", "True", 33), ("16", "False", 1)):
         changes = ["DATA.BATCH_SIZE", batch, "DATA.DROP_LAST", drop_last]
-        message = f"of {images} the last batch of {batch} has one; change -batch_size, or set"
+        message = (
+            f"of {images} images the last batch of {batch} has one; change -batch_size, or set"
+        )
         refused(message, [*options, *changes], tmp_path / "run", images)
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

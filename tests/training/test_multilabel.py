@@ -298,7 +298,7 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
         plain = json.loads((tmp_path / "plain" / "result.json").read_text())
         assert (plain["f1_micro"], plain["thresholds"]) == (plain["f1_micro_at_half"], [0.5] * 4)
         assert (
-            "thresholds: 0.5 of each class: the weights have none; "
+            "thresholds: 0.5 for each class (the weights have no thresholds); "
             in (tmp_path / "plain" / "log.txt").read_text()
         )
         _answers(tmp_path, ends[0], result)
@@ -366,7 +366,7 @@ def test_parts_of_a_few_pictures_are_learned(tmp_path, options):
     assert result["class_ap"]["never"] is None
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f"summary: mAP: {result['mAP']:.2f}, f1_micro: {result['f1_micro']:.2f}, " in log
-    assert "an evaluation holds 20 bytes for each image of a process\n" in log
+    assert "an evaluation takes 20 bytes per image in each process\n" in log
 
 
 # ---------------------------------------------------------- batches, refusals
@@ -403,15 +403,15 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
     [
         (
             ["TRAIN.LOSS", "cross_entropy"],
-            r"'cross_entropy', expected one of (?!.*cross_ent).*bce, .* with TASK multilabel: a yes",
+            r"'cross_entropy', expected one of (?!.*cross_ent).*bce, .* with TASK multilabel, which",
         ),
         (
             ["TRAIN.LOSS", "token_label"],
-            r"'token_label', expected one of (?!.*token).*bce, .* with TASK multilabel: a yes",
+            r"'token_label', expected one of (?!.*token).*bce, .* with TASK multilabel, which",
         ),
         (
             ["TRAIN.DISTILLATION_TYPE", "hard"],
-            "'hard', expected None with TASK multilabel: distillation is",
+            "'hard', expected None with TASK multilabel: distillation needs",
         ),
         (
             ["DATA.SAMPLER", "balanced"],
@@ -423,7 +423,7 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
         ),
         (
             ["TRAIN.LOSS", "focal", "TRAIN.POS_WEIGHT", "[2]"],
-            "TRAIN.POS_WEIGHT does nothing without TRAIN.LOSS bce, or",
+            "TRAIN.POS_WEIGHT has no effect without TRAIN.LOSS bce, or",
         ),
         (
             ["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.2", "TRAIN.BCE_TARGET_THRESH", "0.1"],
@@ -445,13 +445,11 @@ def test_what_an_image_of_several_classes_has_no_use_for_is_refused(words, messa
 
 
 def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny):
-    message = (
-        "DATA.DATASET 'digits' is of TASK classification, TASK is multilabel; change one of the two"
-    )
+    message = "DATA.DATASET 'digits' is for TASK classification, TASK is multilabel; change one of the two"
     refused(message, [*tiny, "TASK", "multilabel"], tmp_path / "a", None)
     swapped = [*without(options, "TASK"), "TASK", "classification"]
     refused(
-        "DATA.DATASET 'multilabel_csv' is of TASK multilabel, TASK is",
+        "DATA.DATASET 'multilabel_csv' is for TASK multilabel, TASK is",
         swapped,
         tmp_path / "b",
         None,
@@ -461,7 +459,7 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
     with pytest.raises(
         InputError,
-        match="weights of TASK classification, found TASK multilabel; give -o TASK classific",
+        match="the weights are for TASK classification, found TASK multilabel; pass -o TASK classific",
     ):
         read_datasets(get_config(None, [*asked, "EVAL", "True"]))
     adapted = [
@@ -483,7 +481,8 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     assert again["thresholds"] == result["thresholds"]
     asked = [*without(asked, "TASK", "DATA."), "TASK", "classification", "DATA.DATASET", "digits"]
     with pytest.raises(
-        InputError, match="adapted.*: weights of TASK multilabel, found TASK classification"
+        InputError,
+        match="adapted.*: the weights are for TASK multilabel, found TASK classification",
     ):
         words = [*asked, "MODEL.PRETRAINED_ADAPTER", own, "EVAL", "True"]
         read_datasets(get_config(None, words))
@@ -510,7 +509,7 @@ def test_classes_that_training_lacks_are_told_and_a_cache_keeps_the_labels(tmp_p
     table = tmp_path / "data" / "val.csv"
     table.write_text(table.read_text().replace("val/3.png,1,1,0,0", "val/3.png,1,1,0,1"))
     config, *plain = get_datasets(get_config(None, options))
-    assert "validation has 1 classes that no training image has: never" in config.notes
+    assert "validation has 1 classes without a training image: never" in config.notes
     cached = [*options, "DATA.CACHE", str(tmp_path / "cache")]
     for _ in range(2):
         _, *found = get_datasets(get_config(None, cached))

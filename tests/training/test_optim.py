@@ -154,8 +154,8 @@ def test_an_optimizer_whose_weight_decay_cannot_change_is_refused(monkeypatch):
     problem("Lion", Small())
     with pytest.raises(
         InputError,
-        match="TRAIN.WEIGHT_DECAY_END is 0.8, but no weight decay of Lion was found that could"
-        " change; leave it out",
+        match="TRAIN.WEIGHT_DECAY_END is 0.8, but the weight decay of Lion can't be changed"
+        " during training; leave it out",
     ):
         problem("Lion", Small(), "TRAIN.WEIGHT_DECAY_END", WEIGHT_DECAY_END)
 

@@ -84,14 +84,14 @@ def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path)
             [*FLEET, "DIST.STRATEGY.sharding", "1"],
             "DIST.STRATEGY.sharding takes bool, found 1 (int)",
         ),
-        (STAGE_1[2:], "DIST.STRATEGY.sharding does nothing without DIST.ENGINE fleet"),
+        (STAGE_1[2:], "DIST.STRATEGY.sharding has no effect without DIST.ENGINE fleet"),
         (
             ["DIST.STRATEGY.fuse_grad_size_in_MB", "8"],
-            "fuse_grad_size_in_MB does nothing without DIST.ENGINE",
+            "fuse_grad_size_in_MB has no effect without DIST.ENGINE",
         ),
         (
             [*FLEET, "DIST.STRATEGY.sharding_configs.stage", "2"],
-            "stage does nothing without DIST.STRATEGY.sharding True",
+            "stage has no effect without DIST.STRATEGY.sharding True",
         ),
         (
             [*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "4"],
@@ -99,7 +99,7 @@ def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path)
         ),
         (
             [*STAGE_1, "DIST.STRATEGY.find_unused_parameters", "True"],
-            "find_unused_parameters does nothing with DIST.STRATEGY.sharding",
+            "find_unused_parameters has no effect with DIST.STRATEGY.sharding",
         ),
         ([*FLEET, "DIST.STRATEGY.localsgd", "True"], "unknown key DIST.STRATEGY.localsgd"),
         ([*FLEET, "DIST.STRATEGY.SHARDING", "True"], "unknown key DIST.STRATEGY.SHARDING"),
@@ -201,7 +201,7 @@ def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a
         )
         assert status == 0, errors
     assert (
-        "fleet, sharding stage 2: the optimizer's state by rank is of 68,096, 68,042 parameters"
+        "fleet, sharding stage 2: parameters per rank in the optimizer's state: 68,096, 68,042 parameters"
         in (tmp_path / "stopped" / "log.txt").read_text()
     )
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")

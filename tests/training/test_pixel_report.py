@@ -179,21 +179,29 @@ def _lost(index):
 @pytest.mark.parametrize(
     ("file", "change", "told"),
     [
-        ("predictions.csv", lambda text: "a,b\n" + text, "its first line isn't image,pixel_acc"),
-        ("predictions.csv", lambda text: text.split("\n")[0] + "\n", "it holds no sample"),
-        ("predictions.csv", lambda text: text + '"x",101,1,0,1,5,"a","b"\n', "no percentage"),
-        ("predictions.csv", lambda text: text + '"x",1,nan,0,1,5,"a","b"\n', "no percentage"),
-        ("predictions.csv", lambda text: text + '"x",1,1,-1,1,5,"a","b"\n', "no class's number"),
+        (
+            "predictions.csv",
+            lambda text: "a,b\n" + text,
+            "its first line has to be image,pixel_acc",
+        ),
+        ("predictions.csv", lambda text: text.split("\n")[0] + "\n", "it contains no samples"),
+        ("predictions.csv", lambda text: text + '"x",101,1,0,1,5,"a","b"\n', "isn't a percentage"),
+        ("predictions.csv", lambda text: text + '"x",1,nan,0,1,5,"a","b"\n', "isn't a percentage"),
+        (
+            "predictions.csv",
+            lambda text: text + '"x",1,1,-1,1,5,"a","b"\n',
+            "isn't the number of a class",
+        ),
         ("predictions.csv", lambda text: text + '"x",1,1,0,1,1e9,"a","b"\n', "number of pixels"),
         ("predictions.csv", lambda text: text + '"x",1,1\n', "a row has 3 columns"),
         ("predictions.csv", lambda text: text + '"x",1,1,0,1,5,"a","b"\n', "it has 8 samples"),
-        ("confusion.csv", lambda text: "", "its first line isn't label"),
+        ("confusion.csv", lambda text: "", "its first line has to be label"),
         ("confusion.csv", lambda text: text.rpartition("\n")[0][:-3], "expected 4 rows of 5"),
         ("confusion.csv", lambda text: text + '"x",1,1,1,1\n', "expected 4 rows of 5"),
         ("confusion.csv", lambda text: "\n".join(text.split("\n")[:3]) + "\n", "2 rows, expected"),
-        ("confusion.csv", lambda text: re.sub(r",\d+", ",7", text), "another evaluation's"),
-        ("confusion.csv", lambda text: text.replace(",0", ",-1"), "is no number of pixels"),
-        ("worst_pictures.png", lambda text: "no picture", "it is no PNG"),
+        ("confusion.csv", lambda text: re.sub(r",\d+", ",7", text), "another evaluation"),
+        ("confusion.csv", lambda text: text.replace(",0", ",-1"), "isn't a number of pixels"),
+        ("worst_pictures.png", lambda text: "no picture", "it isn't a PNG"),
     ],
 )
 def test_what_no_run_writes_is_refused_in_a_line(run, file, change, told):
@@ -228,7 +236,7 @@ def test_a_picture_without_a_wrong_pixel_is_none_of_the_worst(run):
     file.write_text("\n".join([head, *right, none]) + "\n")
     assert pixels.read_pixel_table(file).worst(24).size == 0
     text = write_report(run, None).read_text()
-    assert "No picture has a wrong pixel." in text
+    assert "All pixels are right." in text
     # The file is an earlier evaluation's.
     assert (run / "worst_pictures.png").exists()
     assert "Some of the worst pictures" not in text
@@ -273,7 +281,7 @@ def test_a_comparison_tests_the_images_mean_iou(run, tmp_path):
     [verdict] = compared.verdicts
     first, second = (read_run(each).pixel_tables["val"].mean_iou for each in (run, other))
     expected = wilcoxon(first, second).pvalue
-    assert "of 7 images 0 have a higher mIoU in the first, 7 in the second" in verdict
+    assert "of 7 images 0 have a higher mIoU in the first run, 7 in the second" in verdict
     assert f"Wilcoxon's signed-rank test: p = {expected:.3g}" in verdict
     assert "mIoU" in compared.table()[0]
     assert compared.scores(compared.kinds[0])[0] == "mIoU"
@@ -281,7 +289,7 @@ def test_a_comparison_tests_the_images_mean_iou(run, tmp_path):
     (other / "predictions.csv").write_text("\n".join(changed).replace("6.png", "x.png"))
     assert "evaluated on different images" in compare([run, other]).verdicts[0]
     (other / "predictions.csv").unlink()
-    assert "without predictions.csv" in compare([run, other]).verdicts[0]
+    assert "has no predictions.csv" in compare([run, other]).verdicts[0]
 
 
 def test_equal_scores_differ_by_chance():

@@ -158,7 +158,7 @@ def test_a_graph_has_the_loss_and_the_gradients_of_the_network(runs, method):
 
 
 def refuse_graphs(folder):
-    message = "have batch norms over the images of all 2 processes, which can't be part of a graph"
+    message = "have batch norms over the images of all 2 processes, which a graph can't contain"
     for method in ("dino by Sinkhorn-Knopp", "moco"):
         refused(message, [*options_of(method, folder), "TO_STATIC", "True"], folder / method)
 

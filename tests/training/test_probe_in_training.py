@@ -145,14 +145,14 @@ def test_images_without_labels_are_measured_without_neighbours(tmp_path, tiny):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["PROBE.FREQ", "1"], "PROBE.K is 20, but 16 training images are compared; lower it"),
+        (["PROBE.FREQ", "1"], "PROBE.K is 20, but only 16 training images are compared; lower it"),
         (["PROBE.FREQ", "1", "VALIDATE_FREQ", "2"], "PROBE.FREQ is 1, expected a multiple of"),
         (
             ["PROBE.FREQ", "2", "BEST_METRIC", "knn"],
             "PROBE.FREQ is 2, expected VALIDATE_FREQ (1), because BEST_METRIC is knn",
         ),
         (["BEST_METRIC", "knn"], "BEST_METRIC is 'knn', expected one of auto, acc1"),
-        (["PROBE.K", "3"], "PROBE.K does nothing without PROBE.FREQ"),
+        (["PROBE.K", "3"], "PROBE.K has no effect without PROBE.FREQ"),
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, tiny, more, message):

@@ -95,14 +95,14 @@ def test_one_image_has_no_variance():
     alone = ["DATA.BATCH_SIZE", "1", "MODEL.HEAD_BATCH_NORM", "True"]
     with pytest.raises(
         InputError,
-        match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one",
+        match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: a",
     ):
         get_config(None, alone)
     assert get_config(None, [*alone, "EVAL", "True"]).DATA.BATCH_SIZE == 1
     shared = get_config(None, ["DATA.GLOBAL_BATCH", "2", "MODEL.HEAD_BATCH_NORM", "True"])
     with pytest.raises(
         InputError,
-        match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one",
+        match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: a",
     ):
         share_batch(shared, 2)
 
@@ -154,7 +154,7 @@ def test_it_is_frozen_with_the_classifier_not_with_the_backbone(patterns, moves)
 
 def test_other_processes_images_are_not_asked_for():
     with pytest.raises(
-        InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm of images"
+        InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"
     ):
         synchronise(digits(head_batch_norm=True))
 
@@ -220,7 +220,8 @@ def test_a_probe_takes_a_backbone_and_a_classifier_of_its_own_kind(tmp_path, the
 def test_an_evaluation_names_the_key(tmp_path, theirs, ours):
     saved(tmp_path, head_batch_norm=theirs)
     with pytest.raises(
-        InputError, match=rf"its names tell MODEL.HEAD_BATCH_NORM {theirs}: set that$"
+        InputError,
+        match=rf"according to the names of its tensors, set MODEL.HEAD_BATCH_NORM {theirs}$",
     ):
         load_weights(digits(head_batch_norm=ours), tmp_path)
 
@@ -229,7 +230,7 @@ def test_a_backbone_tells_nothing_of_the_key(tmp_path):
     saved(tmp_path, num_classes=0, init_values=0.1)
     with pytest.raises(
         InputError,
-        match=r"unexpected blocks.0.ls1.gamma.*its names tell MODEL.INIT_VALUES 1e-05: set",
+        match=r"unexpected blocks.0.ls1.gamma.*according to the names of its tensors, set MODEL.INIT_VALUES 1e-05",
     ):
         load_weights(digits(head_batch_norm=True), tmp_path, strict=False)
 

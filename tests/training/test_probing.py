@@ -153,7 +153,9 @@ def test_a_collapse_is_named():
     equal = spread_of(share(1 + 1e-3 * spread_out, labels))
     assert equal.warning.startswith("collapse: all images have nearly the same features")
     on_a_line = spread_of(share(np.outer(spread_out[:, 0], spread_out[0]), labels))
-    assert on_a_line.warning.startswith("collapse: the features lie on one line: RankMe is 1.0")
+    assert on_a_line.warning.startswith(
+        "collapse: the features vary in one dimension only: RankMe is 1.0"
+    )
     assert Spread(2.6, 0.015, 64, 9).warning == ""
 
 
@@ -206,7 +208,7 @@ def broken(places):
 
 
 def refused():
-    with pytest.raises(RunError, match="no finite features for 2 images"):
+    with pytest.raises(RunError, match="the features of 2 images aren't finite"):
         computed(broken, Loaded(11, 4))
     return True
 
@@ -264,7 +266,7 @@ def test_a_fifth_of_each_class_is_held_out():
     assert [held[labels == label].sum() for label in range(3)] == [2, 5, 0]
     assert (linear.held_out(labels, 0) == held).all()
     assert (linear.held_out(labels, 1) != held).any()
-    with pytest.raises(InputError, match="the 4 training images are too few to hold a part out"):
+    with pytest.raises(InputError, match="4 training images are too few to hold out a part"):
         linear.held_out(np.array([0, 0, 1, 1]), 0)
 
 

@@ -77,7 +77,7 @@ def test_a_highest_rate_that_scales_below_the_lowest_is_told(tmp_path, tiny):
     deit = get_config("deit_base_patch16_384")
     told = (
         "warning: for the effective batch of {} BASE_LR scales to {}, below END_LR {}, which doesn't scale: the rate"
-        " rises; take a larger batch, or set TRAIN.END_LR"
+        " rises; use a larger batch, or set TRAIN.END_LR"
     )
     assert rising_rate_warning(deit, 64) == told.format(64, "6.25e-07", "5e-06")
     assert rising_rate_warning(deit, 512) == ""  # the source's: all its rates are equal
@@ -118,15 +118,15 @@ def test_a_threshold_that_makes_all_targets_alike_is_an_error():
         (
             "0.0",
             "0.1",
-            "above 0.01 (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets would be 1",
+            "above 0.01 (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets are 1",
         ),
         (
             "0.01",
             "0.1",
-            "above 0.01 (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets would be 1",
+            "above 0.01 (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets are 1",
         ),
-        ("0.91", "0.1", "below 0.91 (the label's own target): otherwise all targets would be 0"),
-        ("1.0", "0.0", "below 1 (the label's own target): otherwise all targets would be 0"),
+        ("0.91", "0.1", "below 0.91 (the target of the label): otherwise all targets are 0"),
+        ("1.0", "0.0", "below 1 (the target of the label): otherwise all targets are 0"),
     ):
         for mixed in ([], ["TRAIN.MIXUP_ALPHA", "0.8"]):
             with pytest.raises(InputError) as error:

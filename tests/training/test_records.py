@@ -41,7 +41,7 @@ def test_records_that_no_run_writes_are_left_out_and_no_pipe_is_waited_for(tmp_p
     }
     metrics.unlink()
     os.mkfifo(metrics)
-    with pytest.raises(InputError, match="metrics.jsonl: it is no regular file; move it away$"):
+    with pytest.raises(InputError, match="metrics.jsonl: it isn't a regular file; move it away$"):
         list(records(metrics))
 
 
@@ -49,7 +49,7 @@ def test_records_that_no_run_writes_are_left_out_and_no_pipe_is_waited_for(tmp_p
 def test_a_log_that_is_a_pipe_is_refused(tmp_path, name):
     os.mkfifo(tmp_path / name)
     get_loggers()
-    with pytest.raises(InputError, match=f"{name}: it is no regular file; move it away$"):
+    with pytest.raises(InputError, match=f"{name}: it isn't a regular file; move it away$"):
         open_logs(tmp_path)
 
 
@@ -76,5 +76,5 @@ def test_a_line_that_the_disk_has_no_room_for_is_lost_whole(tmp_path, on_error):
         )
     else:
         assert told == [
-            f"{metrics}: a line is lost (File too large); the run goes on (SAVE_ON_ERROR)"
+            f"{metrics}: a line couldn't be written (File too large); the run continues (SAVE_ON_ERROR)"
         ]

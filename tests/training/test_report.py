@@ -249,9 +249,9 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         (
             "predictions.csv",
             "",
-            "its first line isn't image,label,predicted,probability, nor image,labels",
+            "its first line has to be image,label,predicted,probability, nor image,labels",
         ),
-        ("predictions.csv", "image,label,predicted,probability\n", "it holds no sample"),
+        ("predictions.csv", "image,label,predicted,probability\n", "it contains no samples"),
         (
             "predictions.csv",
             "image,label,predicted,probability\na,1,2\n",
@@ -260,14 +260,18 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         (
             "predictions.csv",
             "image,label,predicted,probability\na,-1,2,0.5\n",
-            "'-1' is no class's number",
+            "'-1' isn't the number of a class",
         ),
         (
             "predictions.csv",
             "image,label,predicted,probability\na,1,1048576,0.5\n",
-            "is no class's number",
+            "isn't the number of a class",
         ),
-        ("predictions.csv", "image,label,predicted,probability\na,1,2,nan\n", "is no probability"),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\na,1,2,nan\n",
+            "isn't a probability",
+        ),
         (
             "predictions.csv",
             'image,label,predicted,probability\n"a,1,2,0.5\n',
@@ -281,7 +285,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         (
             "predictions.csv",
             "image,label,predicted,probability\na,1,2,0.5\n",
-            "samples and accuracy are 1, 0.0, those",
+            "samples and accuracy are 1, 0.0, in",
         ),
         ("result.json", "{}", "its loss is missing, expected a number"),
         (
@@ -313,7 +317,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         ("result.json", "[" * 100_000, "can't be read as a run's result"),
         ("classes.json", '{"a": 1}', "expected a list of names"),
         ("classes.json", r'["a", "\ud800"]', "expected a list of names"),
-        ("metrics.jsonl", "nonsense\n", "holds no record of a run; move it away"),
+        ("metrics.jsonl", "nonsense\n", "isn't a record of a run; move it away"),
         ("config.yaml", "TRAIN: {X: 1}", "TRAIN.X"),
     ],
 )
@@ -377,7 +381,7 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
         "The most confident mistakes",
         "Calibration",
         "Curves",
-        "Configuration, where it isn&#x27;t the default",
+        "Configuration: changed keys",
         "Environment",
         "Speed",
     ]
@@ -419,12 +423,12 @@ def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny
     command = f"python tools/compare_runs.py {tmp_path}/new"
     assert (
         first[14:]
-        == f"report.html isn't written (ValueError: a bad day for all); {command} makes it again"
+        == f"report.html can't be written (ValueError: a bad day for all); {command} writes it again"
     )
     assert second[14:] == "files: config.yaml"
     log = (tmp_path / "run" / "log.txt").read_text()
-    again = f"-resume=auto -output={tmp_path}/run makes it again"
-    assert f"predictions.csv isn't written (ValueError: a bad day for all); {again}\n" in log
+    again = f"-resume=auto -output={tmp_path}/run writes it again"
+    assert f"predictions.csv can't be written (ValueError: a bad day for all); {again}\n" in log
 
 
 def test_text_of_a_page_is_cut_and_escaped():

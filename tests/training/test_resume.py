@@ -241,7 +241,9 @@ def test_ranks_go_on_with_their_own_parts_and_no_other_number_of_ranks_does(tmp_
     going_on = [*options, "MODEL.RESUME", str(middle)]
     run_ranks(train_all, [(options, tmp_path / "whole", 72), (going_on, tmp_path / "resumed", 72)])
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
-    message = "is within an epoch of 2 processes' own parts (DATA.SHUFFLE_MODE shard), found 1; go on with 2, or from a"
+    message = (
+        "is within an epoch that 2 processes share (DATA.SHUFFLE_MODE shard), found 1; use 2, or a"
+    )
     refused(message, going_on, tmp_path / "alone", 72)
 
 
@@ -281,7 +283,7 @@ def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(
     )
     train(options, tmp_path / "run", 32)
     assert (
-        f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; the run starts afresh"
+        f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; starting a new run"
         in capsys.readouterr().out
     )
     assert [(r["split"], r["step"]) for r in records(tmp_path / "run")] == [
@@ -330,7 +332,7 @@ def test_auto_takes_the_newest_whole_checkpoint_and_sets_damaged_ones_aside(tmp_
     for folder in checkpoints.glob("epoch_*"):
         (folder / "state.json").write_text("{}")
     refused(
-        "none of its 6 checkpoints is whole",
+        "none of its 6 checkpoints is complete",
         [*options, "MODEL.RESUME", "auto"],
         tmp_path / "run",
         64,
@@ -376,8 +378,8 @@ def test_the_best_is_by_the_metric_that_was_chosen(tmp_path, tiny):
 
 # -------------------------------------------------------------------- upgrades
 
-NORMS = "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
-TABLES = "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
+NORMS = "its batch norms averaged variances over n values; from now on over n - 1, as in PyTorch"
+TABLES = "its tables of relative positions had no weight decay; from now on they have, as in the code of BEiT's authors"
 BEIT = [
     "MODEL.TYPE", "BEiT", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1",
     "DATA.IMAGE_SIZE", "16", "MODEL.PATCH_SIZE", "8", "MODEL.USE_REL_POS_BIAS", "True",

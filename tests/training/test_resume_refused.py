@@ -28,9 +28,9 @@ def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
     train(options, tmp_path / "run", 32)
     checkpoints = tmp_path / "run" / "checkpoints"
     last, first = str(checkpoints / "last"), str(checkpoints / "epoch_0001")
-    refused("already holds a run; go on from it with -resume", options, tmp_path / "run")
+    refused("already contains a run; resume it with -resume", options, tmp_path / "run")
     refused(
-        "epoch 2 is done already and TRAIN.NUM_EPOCHS is 2",
+        "epoch 2 is completed and TRAIN.NUM_EPOCHS is 2",
         [*options, "MODEL.RESUME", last],
         tmp_path / "a",
     )
@@ -46,7 +46,7 @@ def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
     message = "later checkpoints are in the same folder (epoch_0002_sample_000000016, epoch_0002)"
     refused(message, [*options, "MODEL.RESUME", first], tmp_path / "run")
     train(options, tmp_path / "other", 32)
-    refused("holds another run than", [*options, "MODEL.RESUME", last], tmp_path / "other")
+    refused("contains another run than", [*options, "MODEL.RESUME", last], tmp_path / "other")
     with pytest.raises(InputError, match="MODEL.RESUME is 'auto', expected -output with it"):
         get_config(None, ["MODEL.RESUME", "auto"])
 
@@ -64,7 +64,7 @@ def test_a_run_of_another_task_or_without_the_best_metric_is_refused(tmp_path, t
     ):
         resumed = ["MODEL.RESUME", str(tmp_path / name / "checkpoints" / "epoch_0001")]
         refused(
-            f"epoch_0001 is of a run of TASK {task}; leave", [*options, *resumed], tmp_path / "a"
+            f"epoch_0001 is from a run of TASK {task}; keep", [*options, *resumed], tmp_path / "a"
         )
     probed = ["PROBE.FREQ", "1", "BEST_METRIC", "knn"]
     probed += ["MODEL.RESUME", str(tmp_path / "unlabelled" / "checkpoints" / "epoch_0001")]
@@ -80,7 +80,7 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
     message = (
         "epoch_0001 was trained with other settings: SEED 0 -> 3, TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0;"
-        " leave them as they were, or name what is meant to change with a flag or -o KEY VALUE"
+        " keep them, or set what you want to change with a flag or -o KEY VALUE"
     )
     refused(message, [*options, *resumed, *changed], tmp_path / "a")
     free = [
@@ -128,8 +128,8 @@ def test_every_flag_names_what_changes_and_the_log_repeats_it(tmp_path, tiny):
     )
     work(config, dataset, val)
     lines = (tmp_path / "amp" / "log.txt").read_text()
-    assert "changed, as the command line names it: AMP False -> True" in lines
-    assert "changed, as the command line names it: TRAIN.NUM_EPOCHS 1 -> 2" in lines
+    assert "changed by the command line: AMP False -> True" in lines
+    assert "changed by the command line: TRAIN.NUM_EPOCHS 1 -> 2" in lines
 
 
 def test_a_runs_folder_stands_for_its_newest_whole_checkpoint(tmp_path, tiny):
@@ -154,10 +154,10 @@ def test_a_runs_folder_stands_for_its_newest_whole_checkpoint(tmp_path, tiny):
     ]  # fmt: skip
     for file in saved.glob("epoch_*/state.json"):
         file.write_text("{}")
-    refused("none of its 3 checkpoints is whole", resumed, tmp_path / "c", 32, named)
+    refused("none of its 3 checkpoints is complete", resumed, tmp_path / "c", 32, named)
     empty = tmp_path / "empty"
     (empty / "checkpoints").mkdir(parents=True)
-    message = f"-resume={empty}: {empty / 'checkpoints'} holds no checkpoint to go on from"
+    message = f"-resume={empty}: {empty / 'checkpoints'} contains no checkpoint to resume from"
     refused(message, [*options, "MODEL.RESUME", str(empty)], tmp_path / "d")
 
 
@@ -168,7 +168,7 @@ def test_another_model_is_refused(tmp_path, tiny):
         (["MODEL.DEPTH", "1"], r"doesn't fit the model: unexpected blocks.1"),
         (
             ["DATA.IMAGE_SIZE", "12"],
-            r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)",
+            r"it is a checkpoint of another model \(pos_embed resized from 2 x 2 to 3 x 3\)",
         ),
     ):
         model = build_model(get_config(None, [*tiny, *other]))
@@ -204,7 +204,7 @@ def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path
         work(longer, dataset, val)
         return
     with pytest.raises(
-        InputError, match=f"holds the state of Adam, with which {name} can't go on; leave TRAIN.OPT"
+        InputError, match=f"has the optimizer state of Adam, which {name} can't use; keep TRAIN.OPT"
     ):
         work(longer, dataset, val)
     assert before == {
@@ -215,7 +215,7 @@ def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path
 def test_a_parameter_that_did_not_train_is_named(tmp_path, tiny):
     train([*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.FREEZE", "backbone"], tmp_path / "run", 32)
     model = build_model(get_config(None, tiny))
-    message = r"cls_token didn't train in its run, and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
+    message = r"cls_token wasn't trained in its run and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
     with pytest.raises(InputError, match=message):
         load_checkpoint(
             tmp_path / "run" / "checkpoints" / "last", model, build_optimizer(get_config(), model)
@@ -273,7 +273,7 @@ def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
     os.mkfifo(checkpoints / "epoch_0009")
     train([*options, "MODEL.RESUME", "auto"], tmp_path / "run", 32)
     told = capsys.readouterr().out
-    message = "epoch_9999999999: damaged checkpoint: state.json: it is of epoch_0001: the folder has another's name\n"
+    message = "epoch_9999999999: damaged checkpoint: state.json: it belongs to epoch_0001; the folder was renamed\n"
     assert message in told
     assert "resumed after epoch 0, 16 samples into the next" in told
     assert (checkpoints / "last").resolve() == checkpoints / "epoch_0001"
@@ -297,12 +297,12 @@ def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
         (
             "norm.weight/moment1_0",
             np.zeros(8, np.float32),
-            r"is float32 \[8\], expected float32 \[16\]; take another",
+            r"is float32 \[8\], expected float32 \[16\]; use another",
         ),
         (
             "norm.weight/moment1_0",
             np.zeros(16, np.int32),
-            r"is int32 \[16\], expected float32 \[16\]; take another",
+            r"is int32 \[16\], expected float32 \[16\]; use another",
         ),
     ],
 )

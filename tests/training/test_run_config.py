@@ -74,7 +74,7 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     assert result(tmp_path / "of_best")["loss"] == pytest.approx(trained["best"]["loss"], abs=1e-4)
     best = tmp_path / "run/checkpoints/best"
     last = {key: trained[key] for key in ("acc1", "loss", "num_samples")}
-    of_run = "configuration: run/config.yaml, of the run that -pretrained names (no -cfg is given)"
+    of_run = "configuration: run/config.yaml, of the run of -pretrained (no -cfg is given)"
     for number, (script, *flags) in enumerate(
         [
             (
@@ -124,7 +124,7 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     ):
         status, printed, errors = program(script, *flags)
         assert status == 0, errors
-        assert f"configuration: {file}, of the run that goes on (no -cfg is given)" in printed
+        assert f"configuration: {file}, of the resumed run (no -cfg is given)" in printed
     assert "resumed after epoch 2, from " in printed
     assert "epoch 3/3 step 15: loss: " in printed
     assert_same_run(tmp_path / "run", tmp_path / "new")
@@ -143,8 +143,8 @@ def test_a_script_says_that_it_trains_digits_and_that_other_data_needs_a_model(t
     status, _, errors = program("run_train_multi.sh", "-dataset=folder", "-data_path=data")
     assert status == 2
     assert errors == (
-        "error: -dataset=folder needs -cfg, a model for it (python tools/list_models.py lists them); vit_digits, which"
-        " is trained where nothing is given, is made for digits alone\n"
+        "error: -dataset=folder needs -cfg, the model (python tools/list_models.py lists them);"
+        " the default, vit_digits, is for digits only\n"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
 
@@ -183,8 +183,8 @@ def of(*flags, program="main_multi_gpu.py"):
 
 
 SCRIPT = "-default_cfg=vit_digits"
-GOES_ON = ["configuration: run/config.yaml, of the run that goes on (no -cfg is given)"]
-NAMED = ["configuration: run/config.yaml, of the run that -pretrained names (no -cfg is given)"]
+GOES_ON = ["configuration: run/config.yaml, of the resumed run (no -cfg is given)"]
+NAMED = ["configuration: run/config.yaml, of the run of -pretrained (no -cfg is given)"]
 
 
 @pytest.mark.parametrize("script", [[], [SCRIPT]])
@@ -282,7 +282,7 @@ def test_without_a_script_nothing_is_digits(run):
 def test_resuming_a_part_of_a_run_names_the_run(run, part):
     with pytest.raises(
         InputError,
-        match=f"^-resume={run}/{part}: no config.yaml of its run .* is there; give {run}$",
+        match=f"^-resume={run}/{part}: its run has no config.yaml .*; use -resume={run}$",
     ):
         of(SCRIPT, f"-resume={run}/{part}")
 
@@ -290,40 +290,40 @@ def test_resuming_a_part_of_a_run_names_the_run(run, part):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([SCRIPT, "-data_path=x"], "-data_path=x needs -cfg, a model for it"),
-        ([SCRIPT, "-o", "DATA.DATASET", "mnist"], "-dataset=mnist needs -cfg, a model for it"),
+        ([SCRIPT, "-data_path=x"], "-data_path=x needs -cfg, the model"),
+        ([SCRIPT, "-o", "DATA.DATASET", "mnist"], "-dataset=mnist needs -cfg, the model"),
         (
             ["-eval", "-pretrained=evaluated"],
-            "-pretrained=evaluated is the folder of a run that has no checkpoints",
+            "-pretrained=evaluated is the folder of a run without checkpoints",
         ),
         (
             [SCRIPT, "-resume=evaluated"],
-            "-resume=evaluated: no config.yaml of its run (RUN, RUN/checkpoints/...)",
+            "-resume=evaluated: its run has no config.yaml (in RUN, or next",
         ),
         (
             [SCRIPT, "-eval", "-pretrained=hf-hub:a/b"],
-            "-pretrained=hf-hub:a/b needs -cfg, a model for it",
+            "-pretrained=hf-hub:a/b needs -cfg, the model",
         ),
         ([SCRIPT, "-output=new", "-resume=auto", "-dataset=folder"], "-dataset=folder needs -cfg"),
         (
             ["-output=new", "-resume=auto"],
-            "-resume=auto: no config.yaml in new to go on with; give -cfg",
+            "-resume=auto: new has no config.yaml to resume with; pass -cfg",
         ),
         (
             [SCRIPT, "-output=bare", "-resume=auto"],
-            "-resume=auto: no config.yaml in bare to go on with; give -cfg",
+            "-resume=auto: bare has no config.yaml to resume with; pass -cfg",
         ),
         (
             [SCRIPT, "-resume=bare/checkpoints"],
-            "-resume=bare/checkpoints: no config.yaml of its run (RUN, RUN/che",
+            "-resume=bare/checkpoints: its run has no config.yaml (in RUN, or",
         ),
         (
             [SCRIPT, "-resume=elsewhere/epoch_0001"],
-            "-resume=elsewhere/epoch_0001: there is no such folder; give a run",
+            "-resume=elsewhere/epoch_0001: no such folder; expected a run",
         ),
         (
             ["-output=evaluated", "-resume=auto"],
-            "evaluated/config.yaml is an evaluation's: there is no training to go",
+            "evaluated/config.yaml is from an evaluation, and evaluation runs can't be",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_link_or_a_folder_in_the_place_of_a_file_is_a_line_before_the_run(name
     for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
         told = line_of(run, *options)
         assert told.startswith(
-            f"{run / name}: it is a link, through which nothing is written; move it away, or choose"
+            f"{run / name}: it is a link, and links aren't written to; move it away, or choose"
         )
     (run / name).unlink()
     (run / name).mkdir()
@@ -114,17 +114,17 @@ def test_checkpoints_that_lie_elsewhere_are_refused(tmp_path):
         told = line_of(tmp_path / "run", *options)
         assert told == (
             f"{tmp_path}/run/checkpoints is a link, expected a folder;"
-            " move what it leads to here, or make -output the link"
+            " move its target here, or make -output the link"
         )
     assert held(tmp_path / "home") == {}
 
 
 def test_a_folder_of_somebody_elses_files_is_no_run(tmp_path):
-    advice = "which no run made; move it away, or choose another -output"
+    advice = "which no run wrote; move it away, or choose another -output"
     for name in ("config.yaml", "classes.json", "report.html", "predictions.csv"):
         (tmp_path / name).write_text("mine")
         for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
-            assert line_of(tmp_path, *options) == f"{tmp_path} holds {name}, {advice}"
+            assert line_of(tmp_path, *options) == f"{tmp_path} contains {name}, {advice}"
         assert held(tmp_path) == {str(tmp_path / name): b"mine"}
         (tmp_path / name).unlink()
     # A log is added to: SLURM writes some by these names, and other machines' ranks do.
@@ -137,7 +137,7 @@ def test_a_folder_of_somebody_elses_files_is_no_run(tmp_path):
 
 def test_a_lock_of_another_program_is_left_alone(tmp_path):
     (tmp_path / ".lock").write_text("#!/bin/sh\n")
-    told = "can't lock the run's folder (it is another program's file, no lock); move it away, or choose another -output"
+    told = "can't lock the run's folder (it belongs to another program, and isn't a lock); move it away, or choose another -output"
     assert line_of(tmp_path) == f"{tmp_path}: {told}"
     assert (tmp_path / ".lock").read_text() == "#!/bin/sh\n"
 
@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_
     assert found == others
     assert not (tmp_path / f".config.yaml.{dead}.89abcdef").exists()
     assert f"{checkpoints} also holds .bashrc, " in told
-    assert "which no run made: left as they are" in told
+    assert "which no run wrote; they are kept" in told
 
 
 def checkpoint(path):
@@ -252,7 +252,7 @@ def test_a_file_in_the_place_of_a_link_is_not_replaced(link, tmp_path, tiny):
     expected = f"checkpoints/{link} is a file, expected a link to one of its checkpoints; remove it"
     refused(expected, options, tmp_path, 32)
     assert (tmp_path / "checkpoints" / link).read_text() == "mine"
-    with pytest.raises(FileExistsError, match="it is no link to a checkpoint"):
+    with pytest.raises(FileExistsError, match="it isn't a link to a checkpoint"):
         storage.replace_link(tmp_path / "checkpoints" / link, "epoch_0001")
 
 
@@ -271,7 +271,7 @@ def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
     (tmp_path / "even/notes.txt").write_text("mine")
     said = []
     Follower(tmp_path, ["odd", "even"], said.append)
-    line = "TRACKERS: {0} is off (RunError: {1}/{0} isn't of this run's trackers; move it away); the run goes on"
+    line = "TRACKERS: {0} is turned off (RunError: {1}/{0} doesn't belong to the trackers of this run; move it away); the run continues"
     assert said == [line.format(name, tmp_path) for name in ("odd", "even")]
     assert os.listdir(tmp_path / "outside") == ["events"]
     assert (tmp_path / "even/notes.txt").read_text() == "mine"
@@ -329,16 +329,14 @@ def test_a_lock_that_nobody_signed_makes_no_run(tmp_path):
         (folder_ / name).mkdir() if name.endswith("/") else (folder_ / name).write_text("")
         for options in (["EVAL", "True"], ["MODEL.RESUME", "auto"]):
             assert line_of(folder_, *options).startswith(
-                f"{folder_} holds config.yaml, which no run"
+                f"{folder_} contains config.yaml, which no run"
             )
         assert (folder_ / "config.yaml").read_text() == "mine"
 
 
 def test_a_link_to_nowhere_is_named(tmp_path):
     (tmp_path / "run").symlink_to("absent")
-    assert "can't make the run's folder (it is a link to what isn't there)" in line_of(
-        tmp_path / "run"
-    )
+    assert "can't create the run's folder (it is a broken link)" in line_of(tmp_path / "run")
 
 
 MODULES = (

@@ -1,4 +1,4 @@
-"""Checkpoints are written while the run goes on, one at a time; a failure is told once."""
+"""Checkpoints are written while the run continues, one at a time; a failure is told once."""
 
 import errno
 import threading
@@ -164,7 +164,7 @@ def told_by(output, options, error):
 
 def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
     full = OSError(errno.ENOSPC, "No space left on device")
-    problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last whole checkpoint is {}"
+    problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last complete checkpoint is {}"
     runs = [
         (told_by, tmp_path / how, [*tiny, "SAVE_ON_ERROR", how], full)
         for how in ("stop", "continue")
@@ -183,7 +183,7 @@ def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
         assert not_finite == [None, str(nan)]
     log = (tmp_path / "continue" / "log.txt").read_text()
     first = problem.format("epoch_0002", f"{tmp_path}/continue/checkpoints/epoch_0001")
-    assert log.count(f"{first}; the run goes on (SAVE_ON_ERROR)") == 1
+    assert log.count(f"{first}; the run continues (SAVE_ON_ERROR)") == 1
     assert checkpoint_names(tmp_path / "continue" / "checkpoints") == {
         "epoch_0004",
         "epoch_0005",

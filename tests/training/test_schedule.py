@@ -166,6 +166,6 @@ def test_a_run_may_stay_stable_and_its_fall_has_to_fit():
     assert set(curve([*words, "0"])[10:60]) == {0.5}
     with pytest.raises(
         InputError,
-        match="WSD_DECAY_EPOCHS is 10.5, expected at most the 10 of 12 epochs that warm-up",
+        match="WSD_DECAY_EPOCHS is 10.5, expected at most the 10 of 12 epochs that are left",
     ):
         get_config(None, [*words, "10.5"])

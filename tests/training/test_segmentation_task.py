@@ -114,8 +114,12 @@ def test_a_training_starts_from_a_classifier_an_encoder_or_other_classes(tmp_pat
     other = build_model(config)
     save_weights(other, tmp_path / "other.safetensors")
     for file, source, note in (
-        ("classifier", classifier, "; decode_head start afresh"),
-        ("other", other.encoder, "classifier left fresh: 5 classes in the file, 3 in the model"),
+        ("classifier", classifier, "; decode_head are initialised randomly"),
+        (
+            "other",
+            other.encoder,
+            "classifier initialised randomly: 5 classes in the file, 3 in the model",
+        ),
     ):
         model = build_model(get_config(None, [*MODEL, *HEAD[:-1], "3"]))
         before = model.decode_head.classifier.weight.numpy()
@@ -184,16 +188,19 @@ def test_what_does_not_fit_is_one_line(tmp_path, options):
             ["HEAD.INDICES", "[2]"],
             "HEAD.INDICES has 2, VisionTransformer has intermediates -2 to 1",
         ),
-        (["HEAD.STRIDE", "17"], "HEAD.STRIDE is 17, expected at most IMAGE_SIZE, so that windows"),
-        (["HEAD.STRIDE", "[8,17]"], "expected at most IMAGE_SIZE, so that windows leave no pixels"),
+        (
+            ["HEAD.STRIDE", "17"],
+            "HEAD.STRIDE is 17, expected at most IMAGE_SIZE, so that the windows",
+        ),
+        (["HEAD.STRIDE", "[8,17]"], "expected at most IMAGE_SIZE, so that the windows cover"),
         (["HEAD.STRIDE", "[8,8,8]"], "expected a number of pixels, or two: [down, right]"),
         (["HEAD.NAME", "liner"], "did you mean linear?"),
         (["TRAIN.CLASS_WEIGHTS", "[1.0,2.0]"], "TRAIN.CLASS_WEIGHTS has 2 values, expected 3"),
-        (["TRAIN.CLASS_WEIGHTS", "auto"], "there are no training labels; give a factor per class"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
+        (["TRAIN.CLASS_WEIGHTS", "auto"], "there are no training labels; set a factor per class"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
         (
             ["TASK", "classification", "DATA.CROP_MODE", "center"],
-            "HEAD.NAME does nothing without TASK segmentation",
+            "HEAD.NAME has no effect without TASK segmentation",
         ),
     ):
         refused(message, [*options, *changes], tmp_path / "run", length=None)

@@ -35,17 +35,17 @@ def test_mixed_precision_on_a_cpu_without_bfloat16_is_float32_and_says_so(
     [
         (
             "AMP=True",
-            "bfloat16 PRODUCTS, evaluations in float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+            "bfloat16 PRODUCTS, evaluations in float32 (-amp only affects training; set -o AMP_EVAL True for evaluations)",
         ),
         ("AMP=True AMP_EVAL=True", "bfloat16 PRODUCTS"),
         (
             "AMP=True EVAL=True",
-            "float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+            "float32 (-amp only affects training; set -o AMP_EVAL True for evaluations)",
         ),
         ("AMP=True EVAL=True AMP_EVAL=True", "bfloat16 PRODUCTS"),
         (
             "AMP=True TO_STATIC=True",
-            "float32 (-amp asks for bfloat16 products: a CPU has none in a traced graph (TO_STATIC))",
+            "float32 (-amp asks for bfloat16 products: not available in a traced graph on a CPU (TO_STATIC))",
         ),
     ],
 )
@@ -67,14 +67,14 @@ def test_what_a_cpu_computes_in_which_type_is_told(monkeypatch, words, told):
             "AMP=True",
             "bfloat16",
             "float32",
-            "bfloat16, evaluations in float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+            "bfloat16, evaluations in float32 (-amp only affects training; set -o AMP_EVAL True for evaluations)",
         ),
         ("AMP=True AMP_EVAL=True", "bfloat16", "bfloat16", "bfloat16"),
         (
             "AMP=True EVAL=True",
             "bfloat16",
             "float32",
-            "float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+            "float32 (-amp only affects training; set -o AMP_EVAL True for evaluations)",
         ),
         ("AMP=True EVAL=True AMP_EVAL=True", "bfloat16", "bfloat16", "bfloat16"),
     ],

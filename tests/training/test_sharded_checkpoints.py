@@ -228,8 +228,8 @@ def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tin
     saved = tmp_path / "run-saved" / "checkpoints" / name
     assert first == second
     assert first == [
-        f"{name} wasn't saved ([Errno 13] Permission denied): give this user the right to it; it is saved in {saved},"
-        " from where -resume goes on with a new -output"
+        f"{name} wasn't saved ([Errno 13] Permission denied): give this user access to it; it is saved in {saved};"
+        " resume from there with a new -output"
     ]
     assert set(storage.verify(saved)) == {file.name for file in saved.iterdir()}
     assert checkpoint_names(tmp_path / "run" / "checkpoints") == {
@@ -288,12 +288,12 @@ def test_a_share_that_cant_be_written_leaves_no_checkpoint(tmp_path, tiny, error
         assert went_on == stopped
         return
     assert stopped == (
-        f"{name} wasn't saved ([Errno 28] No space left on device): free some space; the last whole checkpoint is"
+        f"{name} wasn't saved ([Errno 28] No space left on device): free some space; the last complete checkpoint is"
         f" {checkpoints}/epoch_0001_sample_000000016"
     )
     assert went_on == ""
     assert (tmp_path / "continue" / "log.txt").read_text().count(
-        "; the run goes on (SAVE_ON_ERROR)"
+        "; the run continues (SAVE_ON_ERROR)"
     ) == 1
     assert not (tmp_path / "continue" / "checkpoints" / name).exists()
     assert newest_whole(tmp_path / "continue" / "checkpoints").name == "epoch_0001"
@@ -332,8 +332,10 @@ def test_a_folder_that_a_rank_doesnt_see_is_refused_before_it_is_made(tmp_path):
     for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
     told = run_ranks(train_elsewhere, tmp_path)
-    line = "run isn't seen by rank 1, which has to write its share of the optimizer's state there"
-    assert told == [f"{line} (DIST.STRATEGY.sharding); give an -output that all machines see"] * 2
+    line = "rank 1 can't access run, where it has to write its share of the optimizer's state"
+    assert (
+        told == [f"{line} (DIST.STRATEGY.sharding); choose an -output that all machines share"] * 2
+    )
     assert [list((tmp_path / name).iterdir()) for name in ("here", "elsewhere")] == [[], []]
 
 
@@ -388,7 +390,7 @@ LIES = {
     ),
     "more shares than files": (
         changed_index(lambda index: index["metadata"].update(shares=8000)),
-        "has .* in optimizer-0000.-of-00002.safetensors, which is none of its 8000 shares",
+        "lists .* in optimizer-0000.-of-00002.safetensors, which isn't one of its 8000 shares",
     ),
     "a number of shares that isn't one": (
         changed_index(lambda index: index["metadata"].update(shares="2")),
@@ -400,7 +402,7 @@ LIES = {
     ),
     "a file outside": (
         changed_index(lambda index: index["weight_map"].update({"a/b": "../../other.safetensors"})),
-        r"it has a/b in \.\./\.\./other\.safetensors, which is none of its 2 shares",
+        r"it lists a/b in \.\./\.\./other\.safetensors, which isn't one of its 2 shares",
     ),
     "no map": (changed_index(lambda index: index.pop("weight_map")), "weight_map is missing"),
     "a map that is a list": (
@@ -413,17 +415,17 @@ LIES = {
     ),
     "tensors elsewhere": (
         changed_index(moved),
-        f"{SHARES[0]} holds .*, which {storage.INDEX} doesn't have there",
+        f"{SHARES[0]} contains .*, which {storage.INDEX} doesn't list for it",
     ),
     "a tensor that isn't there": (
         changed_index(
             lambda index: index["weight_map"].update({"norm.weight/moment9_0": SHARES[0]})
         ),
-        f"{SHARES[0]} has no norm.weight/moment9_0, which {storage.INDEX} has there",
+        f"{SHARES[0]} lacks norm.weight/moment9_0, which {storage.INDEX} lists for it",
     ),
     "a tensor twice": (
         changed_share(lambda held, other: held.update({some_key(other): other[some_key(other)]})),
-        f"{SHARES[1]} holds .*/moment1_0, which {storage.INDEX} doesn't have there",
+        f"{SHARES[1]} contains .*/moment1_0, which {storage.INDEX} doesn't list for it",
     ),
     "a tensor of another shape": (
         changed_share(
@@ -439,16 +441,16 @@ LIES = {
         lambda c: (c / SHARES[1]).write_bytes(b"hello" * 100),
         f"{SHARES[1]}: it",
     ),
-    "a link to a device": (link("/dev/zero"), f"{SHARES[1]}: it is no regular file"),
+    "a link to a device": (link("/dev/zero"), f"{SHARES[1]}: it isn't a regular file"),
     "a link to nothing": (link("/nowhere"), f"{SHARES[1]}: can't be read as a file"),
     "a link to a text": (link("/etc/hostname"), f"{SHARES[1]}: can't be read as tensors"),
     "both kinds": (
         lambda c: save_file(optimizer_state(c), c / storage.OPTIMIZER),
-        "it has a line for optimizer.safetensors, which isn't a share of this checkpoint",
+        "it lists optimizer.safetensors, which isn't a share of this checkpoint",
     ),
     "a share of another number": (
         lambda c: shutil.copy(c / SHARES[1], c / "optimizer-00003-of-00003.safetensors"),
-        "it has a line for optimizer-00003-of-00003.safetensors, which isn't a share",
+        "it lists optimizer-00003-of-00003.safetensors, which isn't a share",
     ),
 }
 
@@ -489,7 +491,7 @@ def test_sums_have_a_line_for_each_share(trained, tmp_path, missing):
         "".join(line for line in lines if f" {missing}\n" not in line)
     )
     expected = storage.OPTIMIZER if missing == storage.INDEX else missing
-    with pytest.raises(InputError, match=f"SHA256SUMS: it has no line for {expected}"):
+    with pytest.raises(InputError, match=f"SHA256SUMS: it doesn't list {expected}"):
         storage.verify(checkpoint)
 
 
@@ -502,7 +504,7 @@ def test_a_damaged_share_isnt_gone_on_from(trained, tmp_path, tiny, damaged):
     content[-9] ^= 1
     file.write_bytes(content)
     options = [*tiny, *RECIPE, "MODEL.RESUME", str(run / "checkpoints" / "epoch_0001")]
-    told = f"damaged checkpoint: {damaged}: it isn't what was written (its SHA-256 differs)"
+    told = f"damaged checkpoint: {damaged}: its content has changed (its SHA-256 differs)"
     refused(told, options, tmp_path / "new", 64)
     assert newest_whole(run / "checkpoints").name == "epoch_0001_sample_000000048"
 
@@ -570,11 +572,11 @@ def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):
         (
             plain,
             tmp_path / "new",
-            "its optimizer's state is in one file already; there is nothing to merge",
+            "the optimizer's state is a single file already; there is nothing to merge",
         ),
-        (sharded, tmp_path, f"{tmp_path} is there already; choose another folder"),
-        (sharded, tmp_path / "dangling", "dangling is there already; choose another folder"),
-        (sharded, sharded / "new", "new is within the checkpoint; choose a folder outside of it"),
+        (sharded, tmp_path, f"{tmp_path} already exists; choose another folder"),
+        (sharded, tmp_path / "dangling", "dangling already exists; choose another folder"),
+        (sharded, sharded / "new", "new is inside the checkpoint; choose a folder outside it"),
         (tmp_path, tmp_path / "new", f"no checkpoint at {tmp_path}: "),
     ):
         with pytest.raises(InputError, match=message):

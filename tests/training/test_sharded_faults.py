@@ -121,8 +121,8 @@ def assert_whole(checkpoint, ranks):
 
 
 SAVED = re.compile(
-    r"epoch_0003 wasn't saved \(.*\): its folder was moved or removed, put it back;"
-    r" it is saved in (\S+), from where -resume goes on with a new -output"
+    r"epoch_0003 wasn't saved \(.*\): its folder was moved or removed; restore it;"
+    r" it is saved in (\S+); resume from there with a new -output"
 )
 
 

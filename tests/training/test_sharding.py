@@ -245,6 +245,6 @@ def second_pass():
 def test_a_second_backward_pass_before_the_update_is_told(found):
     for told in found["second_pass"]:
         assert (
-            " got two gradients before an update, but sharding's stage 2 allows one (except within acc"
+            " received two gradients before an update, but stage 2 of sharding allows one (except within acc"
             in told
         )

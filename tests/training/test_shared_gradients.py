@@ -147,7 +147,7 @@ def test_a_run_has_the_bits_of_one_whose_gradients_are_sent(tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "4", "TRAIN.ACCUM_ITER", "2", "TRAIN.GRAD_CLIP", "0.5"]
     assert run_ranks(both_ways, options, tmp_path) == [2, 2]
     assert_same_run(tmp_path / "sent", tmp_path / "shared")
-    line = "gradients are averaged in memory that the ranks share"
+    line = "gradients are averaged in shared memory"
     assert [line in (tmp_path / name / "log.txt").read_text() for name in ("shared", "sent")] == [
         True,
         False,

@@ -118,13 +118,16 @@ def test_an_evaluations_loss_is_the_mean_over_the_images(tmp_path, options):
 
 def test_masks_of_everything_and_sizes_that_do_not_fit_are_one_line(tmp_path, options):
     for changes, message in (
-        (["METHOD.MASK_RATIO", "0.95"], "masks all of an image, which has 16 squares"),
-        (["METHOD.MASK_PATCH", "8"], "masks all of an image, which has 1 squares of 8 x 8"),
+        (["METHOD.MASK_RATIO", "0.95"], "masks the whole image, which has 16 squares"),
+        (["METHOD.MASK_PATCH", "8"], "masks the whole image, which has 1 squares of 8 x 8"),
         (["METHOD.MASK_PATCH", "32"], "METHOD.MASK_PATCH is 32, which doesn't divide images of 8"),
-        (["METHOD.MASK_PATCH", "3"], "METHOD.MASK_PATCH is 3, no multiple of MODEL.PATCH_SIZE 2"),
+        (
+            ["METHOD.MASK_PATCH", "3"],
+            "METHOD.MASK_PATCH is 3, not a multiple of MODEL.PATCH_SIZE 2",
+        ),
         (["DATA.MULTI_SCALE", "[8,16]"], "but SimMIM takes images of 8 x 8; set it to null"),
-        (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES does nothing without TASK"),
-        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING does nothing without TASK"),
+        (["MODEL.NUM_CLASSES", "10"], "MODEL.NUM_CLASSES has no effect without TASK"),
+        (["TRAIN.SMOOTHING", "0.1"], "TRAIN.SMOOTHING has no effect without TASK"),
     ):
         refused(message, [*options, *changes], tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -181,7 +181,7 @@ def test_a_rank_holds_its_share_of_the_weights(ranks):
         ),
         (
             ["MODEL.TYPE", "LeNet"],
-            "sharding_configs.stage is 3, expected 1 or 2 with LeNet, which takes no MODEL.RECOMPUTE",
+            "sharding_configs.stage is 3, expected 1 or 2 with LeNet, which doesn't support MODEL.RECOMPUTE",
         ),
         ([*AGAIN, "TO_STATIC", "True"], "TO_STATIC is True, expected False with MODEL.RECOMPUTE"),
     ],

@@ -125,14 +125,14 @@ def test_each_architecture_with_patch_dropout_changes_it():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("vit_tiny_patch16_224", ["MODEL.PATCH_DROP_END", "0.1"], "does nothing without MODEL.PATCH_DROP above 0"),
+        ("vit_tiny_patch16_224", ["MODEL.PATCH_DROP_END", "0.1"], "has no effect without MODEL.PATCH_DROP above 0"),
         ("vit_tiny_patch16_224", [*FALLING, "MODEL.PATCH_DROP_END", "1"], "expected 0 <= value < 1"),
-        ("vit_tiny_patch16_224", [*FALLING, "EVAL", "True"], "does nothing under EVAL"),
+        ("vit_tiny_patch16_224", [*FALLING, "EVAL", "True"], "has no effect under EVAL"),
         ("swin_tiny_patch4_window7_224", FALLING[2:], "MODEL.PATCH_DROP_END"),
         (
             "hiera_tiny_224",
             [*FALLING, "TO_STATIC", "True"],
-            "TO_STATIC is True, expected False with MODEL.PATCH_DROP_END: a graph has one share",
+            "TO_STATIC is True, expected False with MODEL.PATCH_DROP_END: a graph keeps one share",
         ),
     ],
 )  # fmt: skip
@@ -195,13 +195,13 @@ def test_an_evaluation_at_a_size_computes_what_training_did(tmp_path, tiny, size
     ("options", "message"),
     [
         (["MODEL.PATCH_SIZES", "[8,12,9]", "DATA.IMAGE_SIZE", "48"],
-         r"PATCH_SIZES is \[8, 12, 9\], expected divisors of DATA.IMAGE_SIZE 48, each once: 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"),
-        (["MODEL.PATCH_SIZES", "[16,16]"], "each once"),
-        (["MODEL.PATCH_SIZES", "[16,32]", "DATA.IMAGE_SIZE", "[64,48]"], "each once: 1, 2, 4, 8, 16"),
+         r"PATCH_SIZES is \[8, 12, 9\], expected different divisors of DATA.IMAGE_SIZE 48: 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"),
+        (["MODEL.PATCH_SIZES", "[16,16]"], "different divisors"),
+        (["MODEL.PATCH_SIZES", "[16,32]", "DATA.IMAGE_SIZE", "[64,48]"], ": 1, 2, 4, 8, 16"),
         (["MODEL.PATCH_SIZES", "[0]"], "expected 1 to 1000000"),
         (["MODEL.PATCH_SIZES", "[16,32]", "TO_STATIC", "True"], "TO_STATIC is True, expected False"),
         (["MODEL.PATCH_SIZES", "[16,32]", "DATA.MULTI_SCALE", "[192,224]"], "expected None with MODEL.PATCH_SIZES"),
-        (["MODEL.PATCH_SIZES", "[16,32]", "TRAIN.LOSS", "token_label"], "expected None where the patches are"),
+        (["MODEL.PATCH_SIZES", "[16,32]", "TRAIN.LOSS", "token_label"], "expected None if patches are"),
     ],
 )  # fmt: skip
 def test_sizes_that_could_not_be_trained_with_are_refused(options, message):

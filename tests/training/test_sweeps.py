@@ -75,16 +75,16 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
             {"command": "rm -rf /"},
             "command begins with 'rm', expected main_single_gpu.py or main_multi_gpu.py",
         ),
-        ({"command": "main_single_gpu.py 'x"}, "command can't be read"),
+        ({"command": "main_single_gpu.py 'x"}, "command can't be parsed"),
         (
             {"command": f"{COMMAND} --resume=auto"},
-            "command has --resume=auto, which the sweep gives",
+            "command has --resume=auto, which the sweep sets",
         ),
         ({"method": "bayes"}, "method is 'bayes', expected one of grid, random, optuna"),
         ({"method": "random"}, "runs is missing"),
-        ({"runs": 3}, "a grid has a run for each point; leave runs out"),
-        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, but method grid needs values"),
-        ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is the sweep's own"),
+        ({"runs": 3}, "a grid runs each point once; leave runs out"),
+        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, but method grid needs a list of values"),
+        ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is set by the sweep"),
         ({"keys": {"TRAIN.BASE_LR": 0.1}}, "TRAIN.BASE_LR is 0.1, expected a list of values"),
         (
             {"keys": {"TRAIN.BASE_LR": {"loguniform": [1, 2]}}},
@@ -102,14 +102,14 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
             {"keys": {"TRAIN.BASE_LR": {"uniform": ["a", 1]}}},
             "expected two numbers, the lower one first",
         ),
-        ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected whole numbers from 0, each once"),
-        ({"seeds": [-1]}, r"seeds is \[-1\], expected whole numbers from 0"),
+        ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected different whole numbers from 0"),
+        ({"seeds": [-1]}, r"seeds is \[-1\], expected different whole numbers from 0"),
         ({"command": f"{COMMAND} -h"}, "command has -h"),
-        ({"command": f"{COMMAND} OUTPUT=here"}, "command has OUTPUT=here, which the sweep gives"),
-        ({"command": f"{COMMAND} OUTPUT here"}, "command has OUTPUT, which the sweep gives"),
-        ({"keys": {"NGPUS": [1, 2]}}, "NGPUS is the sweep's own"),
-        ({"keys": {"SEED": [1, 2, 1]}}, "SEED has a value twice, and a grid would repeat its runs"),
-        ({"devices": 2}, "devices is 2, but main_single_gpu.py takes one; take main_multi_gpu.py"),
+        ({"command": f"{COMMAND} OUTPUT=here"}, "command has OUTPUT=here, which the sweep sets"),
+        ({"command": f"{COMMAND} OUTPUT here"}, "command has OUTPUT, which the sweep sets"),
+        ({"keys": {"NGPUS": [1, 2]}}, "NGPUS is set by the sweep"),
+        ({"keys": {"SEED": [1, 2, 1]}}, "SEED has a value twice, so the grid would repeat runs"),
+        ({"devices": 2}, "devices is 2, but main_single_gpu.py uses one; use main_multi_gpu.py"),
         ({"side_by_side": 0}, "side_by_side is 0, expected 1 to 10000"),
         (
             {"keys": {f"K{n}": list(range(10)) for n in range(5)}},
@@ -206,7 +206,7 @@ def test_a_probes_metric_is_there_whichever_evaluation_is_the_best(tmp_path):
         ("SEED 0", "metric is 'knn', expected one of acc1"),
         (
             "TASK mae PROBE.FREQ 5 DATA.DATASET images",
-            "metric is knn, but DATA.DATASET images has no labels; take rankme",
+            "metric is knn, but DATA.DATASET images has no labels; use rankme",
         ),
     ):
         sweep = sweep_of(tmp_path, command=f"{COMMAND} {flags}", metric="knn")
@@ -288,7 +288,7 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
         "run   TRAIN.BASE_LR  TRAIN.LOSS  acc1              epoch  status",
         "0000  0.1            auto        55.0000 ± 7.0711  3,3    0000_seed2 not run",
         "0001  0.01           auto        52.0000           3      0001_seed1 not run; 0001_seed2 was killed by SIGKILL"
-        " (is memory short?)",
+        " (out of memory?)",
     ]
     assert results.best(rows, sweep, "acc1")[0].name == "0000_seed0"
     losses = results.rows(sweep, plan_points(sweep), "loss")
@@ -313,11 +313,11 @@ def test_a_folder_is_of_one_file_which_may_become_longer(tmp_path):
     for content, message in (
         (
             {"keys": {"TRAIN.BASE_LR": [0.2, 0.01]}},
-            "is of a sweep with other keys; give another output",
+            "is from a sweep with a different keys; choose another output",
         ),
         (
             {"command": f"{COMMAND} SEED 3", "keys": {"TRAIN.BASE_LR": [0.1, 0.01]}},
-            "with other command",
+            "with a different command",
         ),
     ):
         other = sweep_of(tmp_path, **content)
@@ -337,18 +337,18 @@ POINTS = {
         '{"of": {}, "points": 3}',
         "its points is 3, expected a list of up to 10000 points",
     ),
-    "a value that is no text": (
+    "a value that isn't text": (
         '{"of": {}, "points": [{"a": 1}]}',
         "its points is a list of 1, expected a list of up to",
     ),
-    "NaN": ('{"of": {"seed": NaN}, "points": []}', "it holds NaN, which is no number"),
+    "NaN": ('{"of": {"seed": NaN}, "points": []}', "it contains NaN, which isn't a number"),
     "a number without an end": (
         '{"of": {"seed": 1e999}, "points": []}',
-        "it holds the number 1e999, which is too large",
+        "it contains the number 1e999, which is too large",
     ),
     "4,000 digits": (
         f'{{"of": {{"seed": {"9" * 4000}}}, "points": []}}',
-        "it holds a number of 4000 digits",
+        "it contains a number of 4000 digits",
     ),
     "the same twice": ('{"of": {}, "of": {}, "points": []}', "it has the same name twice"),
     "too deep": ("[" * 100_000, "can't be read as a sweep's points .RecursionError"),
@@ -360,7 +360,7 @@ def test_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01]})
     sweep.output.mkdir()
     (sweep.output / "sweep.json").write_text(text)
-    with pytest.raises(InputError, match=f"sweep.json: {message}.*; remove it to begin anew"):
+    with pytest.raises(InputError, match=f"sweep.json: {message}.*; remove it to start over"):
         results.read_points(sweep, plan_points(sweep))
 
 
@@ -370,27 +370,27 @@ def test_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
         ({"TRAIN.BASE_LR": "0.0001"}, r"its points\[0\].TRAIN.LOSS is missing"),
         (
             {"TRAIN.BASE_LR": "0.0001", "TRAIN.LOSS": "auto", "OUTPUT": "/x"},
-            r"its points\[0\] has OUTPUT, which is no key",
+            r"its points\[0\] has OUTPUT, which isn't a key",
         ),
         (
             {"TRAIN.BASE_LR": "0.0001", "TRAIN.LOSS": "other"},
-            r"its points\[0\].TRAIN.LOSS is 'other', expected a value that",
+            r"its points\[0\].TRAIN.LOSS is 'other', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "1.0", "TRAIN.LOSS": "auto"},
-            r"its points\[0\].TRAIN.BASE_LR is '1.0', expected a value that",
+            r"its points\[0\].TRAIN.BASE_LR is '1.0', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "0.0_1", "TRAIN.LOSS": "auto"},
-            r"TRAIN.BASE_LR is '0.0_1', expected a value that",
+            r"TRAIN.BASE_LR is '0.0_1', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "nan", "TRAIN.LOSS": "auto"},
-            r"TRAIN.BASE_LR is 'nan', expected a value that",
+            r"TRAIN.BASE_LR is 'nan', expected a value from",
         ),
         (
             {"TRAIN.BASE_LR": "-o", "TRAIN.LOSS": "auto"},
-            r"TRAIN.BASE_LR is '-o', expected a value that",
+            r"TRAIN.BASE_LR is '-o', expected a value from",
         ),
     ],
 )
@@ -424,10 +424,13 @@ RESULTS = {
         EVALUATED | {"best": BEST | {"epoch": "1_0"}},
         "its best.epoch is '1_0', expected a number of",
     ),
-    "NaN": (EVALUATED | {"best": BEST | {"acc1": math.nan}}, "it holds NaN, which is no number"),
+    "NaN": (
+        EVALUATED | {"best": BEST | {"acc1": math.nan}},
+        "it contains NaN, which isn't a number",
+    ),
     "infinity": (
         EVALUATED | {"best": BEST | {"acc1": math.inf}},
-        "it holds Infinity, which is no number",
+        "it contains Infinity, which isn't a number",
     ),
     "nearly infinite": (
         EVALUATED | {"best": BEST | {"acc1": 1e308}},
@@ -474,7 +477,10 @@ def test_commas_are_no_memory(tmp_path):
         file.parent.mkdir(exist_ok=True)
         file.write_text("[" + "[],[]," * 10_000_000 + "[]]")
         line = attempt(file.name, file.stat().st_size, read)
-        assert "its content would take more than 64 MiB and three times its 60000004 bytes" in line
+        assert (
+            "its content would take more than 64 MiB and more than three times its 60000004 bytes"
+            in line
+        )
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "0000/result.json", "0000.txt", ".lock"])
@@ -487,7 +493,7 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
     if name == "0000.txt":
         assert (
             results.last_line(sweep.output / name)
-            == "what it printed can't be read (it is no regular file)"
+            == "its output can't be read (it isn't a regular file)"
         )
         return
     read = {
@@ -495,7 +501,7 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
         "0000/result.json": lambda: results.outcome(sweep, "0000", "acc1"),
         ".lock": lambda: results.lock(sweep.output),
     }[name]
-    with pytest.raises(InputError, match=f"{name}.* no regular file"):
+    with pytest.raises(InputError, match=f"{name}.* isn't a regular file"):
         read()
 
 
@@ -521,17 +527,19 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
 
     assert (
         elsewhere()
-        == f"{output}: another sweep writes there (process {os.getpid()}); wait for it, or give another output"
+        == f"{output}: another sweep is using it (process {os.getpid()}); wait for it, or choose another output"
     )
     monkeypatch.setattr(results, "PATIENCE", 0.3)
     # of a sweep that was killed; what it started saves yet
     (output / ".lock").write_text("99999999")
-    assert "another sweep writes there (process 99999999)" in elsewhere()
+    assert "another sweep is using it (process 99999999)" in elsewhere()
     os.close(lock)
     assert isinstance(elsewhere(), int)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
-    with pytest.raises(InputError, match="mine holds letter and no sweep; give another output"):
+    with pytest.raises(
+        InputError, match="mine contains letter, but no sweep; choose another output"
+    ):
         results.lock(tmp_path / "mine")
 
 
@@ -539,7 +547,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
-            InputError, match="file.*: can't be a sweep's \\((File exists|Not a directory)\\)"
+            InputError,
+            match="file.*: can't be used for a sweep \\((File exists|Not a directory)\\)",
         ):
             results.lock(output)
 
@@ -550,6 +559,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
     monkeypatch.setattr(results, "record", full)
     with pytest.raises(
-        RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"
+        RunError,
+        match=f"{sweep.output} can't be written .No space.*, then the same command continues",
     ):
         main()

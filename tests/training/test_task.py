@@ -197,7 +197,7 @@ def test_an_evaluation_that_lost_a_batch_has_no_accuracy(tiny):
 # ------------------------------------------- what a task of somebody else may do
 
 
-PER_SAMPLE = "expected a float tensor [3]: a value of each sample"
+PER_SAMPLE = "expected a float tensor [3]: one value per sample"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ PER_SAMPLE = "expected a float tensor [3]: a value of each sample"
         ),
         (
             {"loss": paddle.ones([3]), "lr": paddle.ones([3])},
-            "an entry lr, which a report has itself",
+            "an entry lr, a name that reports use",
         ),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_step_that_returns_something_else_is_one_line(values, message):
 
 def test_the_names_of_a_steps_values_stay():
     check_names(["loss", "acc"], ["loss", "acc"])
-    with pytest.raises(RunError, match="returned loss after loss, acc, expected the same names in"):
+    with pytest.raises(RunError, match="returned loss after loss, acc, expected the same names at"):
         check_names(["loss"], ["loss", "acc"])
 
 
@@ -274,9 +274,12 @@ def train_wrongly(options, output, wrong):
     ("wrong", "message"),
     [
         ("detached", "returned a loss without gradients; don't detach it"),
-        ("shape", r"draws the column drawn: \[\d+\] after \[\d+\], expected one shape for all"),
-        ("type", "draws the column drawn: <U6, expected numbers"),
-        ("name", "draws the column pixels: a name that the data's columns have"),
+        (
+            "shape",
+            r"column drawn has \[\d+\] after \[\d+\], expected one shape for all",
+        ),
+        ("type", "column drawn has <U6, expected numbers"),
+        ("name", "column pixels has a name of a column of the data"),
     ],
 )
 def test_a_task_that_can_not_train_is_one_line(tmp_path, tiny, wrong, message):

@@ -206,7 +206,7 @@ def test_a_tracker_that_raises_is_off_and_the_others_go_on(tmp_path, monkeypatch
     (tmp_path / "metrics.jsonl").write_text(records([1, 2]) + "[1]\n{}\nno json\n" + records([3]))
     follower.follow()
     follower.end(False)
-    assert said == ["TRACKERS: odd is off (ConnectionError: no route); the run goes on"]
+    assert said == ["TRACKERS: odd is turned off (ConnectionError: no route); the run continues"]
     assert "ConnectionError" in capfd.readouterr().err
     assert not (tmp_path / "odd" / "end").exists()
     steps = [
@@ -225,7 +225,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     monkeypatch.setattr(tracking, "PATIENCE", 0.3)
     real = subprocess.Popen
     for code, told in (
-        ("import time; time.sleep(99)", "TRACKERS: not done 0.3 s after the run's end, and ended"),
+        ("import time; time.sleep(99)", "TRACKERS: ended because they didn't finish within 0.3 s"),
         ("import os; os.kill(os.getpid(), 11)", "TRACKERS: their process was killed by SIGSEGV"),
         ("raise SystemExit(3)", "TRACKERS: their process ended with status 3"),
     ):
@@ -245,7 +245,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     held = TrackerProcess(["tensorboard"])
     assert (
         held.begin(tmp_path)
-        == "TRACKERS: not started (Resource temporarily unavailable); the run goes on without"
+        == "TRACKERS: couldn't be started (Resource temporarily unavailable); the run continues without them"
     )
     assert held.end() == TrackerProcess([]).begin(tmp_path) == TrackerProcess([]).end() == ""
 

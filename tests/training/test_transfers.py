@@ -55,7 +55,7 @@ STEPS = {
     "recomputed": ["MODEL.RECOMPUTE", "True", *DROPPED],
     "dropped": DROPPED,
     "patches dropped": ["MODEL.PATCH_DROP", "0.5"],
-    "augmented anew": ["TRAIN.REPEATED_AUGMENT", "2", "DATA.SAMPLER", "balanced"],
+    "augmented again": ["TRAIN.REPEATED_AUGMENT", "2", "DATA.SAMPLER", "balanced"],
     "registers, scales": [
         "MODEL.REG_TOKENS",
         "2",

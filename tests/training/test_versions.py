@@ -23,8 +23,8 @@ NEXT = HERE | {"toolkit": "9"}
     [
         (HERE, HERE, None),
         (BEFORE, HERE, None),
-        (OTHER, HERE, f"saved under {OTHER}, this is {BEFORE}: last digits may differ"),
-        (HERE, NEXT, f"saved under {HERE}, this is {NEXT}: last digits may differ"),
+        (OTHER, HERE, f"saved with {OTHER}, resumed with {BEFORE}: the last digits may differ"),
+        (HERE, NEXT, f"saved with {HERE}, resumed with {NEXT}: the last digits may differ"),
     ],
     ids=["same", "earlier", "other paddle", "other toolkit"],
 )

@@ -293,7 +293,7 @@ def test_a_run_says_once_that_it_waits_for_data(report):
     told = report(2, 0.9)
     assert told == [
         "23% of the time in epoch 1 so far is spent waiting for data; DATA.NUM_WORKERS is 3 per process on"
-        f" {utils.num_cores()} cores: more of them, or smaller images, make training faster"
+        f" {utils.num_cores()} cores: more workers or smaller images make training faster"
     ]
     assert len(report.metrics.read_text().splitlines()) == 4
     assert json.loads(report.metrics.read_text().splitlines()[2])["data_wait"] == 0.25

@@ -213,7 +213,7 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     for extra, message in (
         (
             {"encoder.norm.bias": arrays["norm.bias"]},
-            r"norm\.bias both mean norm\.bias; remove one",
+            r"norm\.bias both correspond to norm\.bias; remove one",
         ),
         (
             {
@@ -226,7 +226,7 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     ):
         save_file(arrays | extra, file)
         with pytest.raises(
-            InputError, match=rf"model\.safetensors: its tensors don't go together \(.*{message}"
+            InputError, match=rf"model\.safetensors: its tensors are inconsistent \(.*{message}"
         ):
             load_weights(vit(), file)
 

@@ -69,8 +69,8 @@ def test_a_patch_size_that_weights_have_not_seen_is_warned_of(size, name, stored
     config = get_config("vit_digits", [*options, "MODEL.NAME", name])
     expected = (
         "the model has patches of 4 x 4 pixels, its weights were trained with 2 x 2: without"
-        " fine-tuning they lose most of what they learnt; leave MODEL.PATCH_SIZE as it was, or"
-        " fine-tune them with the new one"
+        " fine-tuning, accuracy drops a lot; keep MODEL.PATCH_SIZE, or"
+        " fine-tune with the new one"
     )
     assert patch_size_warning(config, report) == (expected if warns else "")
 

@@ -40,7 +40,7 @@ def test_every_dtype_and_view_that_torch_saves(name):
 @pytest.mark.parametrize("name", ["checkpoint.pth", "checkpoint_legacy.pth"])
 def test_a_checkpoint_with_optimizer_namespace_and_configurations(name):
     read = read_weights(GOLDEN / name)
-    assert read.notes == ["its model_ema was taken (it holds model_ema, model)"]
+    assert read.notes == ["its model_ema was used (it contains model_ema, model)"]
     assert sorted(read.arrays) == ["bias", "weight"]
     np.testing.assert_array_equal(read.arrays["weight"], np.full((2, 3), 0.25))
 
@@ -200,7 +200,7 @@ def test_the_parts_of_self_distillation_are_read_together(tmp_path, wrapper):
 def test_a_part_of_self_distillation_with_a_long_name_is_refused(tmp_path):
     content = {"student": {"a" * 300: ONE}, "teacher": {"a": ONE}}
     file = write_pickle(tmp_path / "a.pth", program(content))
-    with pytest.raises(InputError, match=r"a\.pth: it holds an array under the name student\.a"):
+    with pytest.raises(InputError, match=r"a\.pth: it contains an array under the name student\.a"):
         read_weights(file)
 
 
@@ -268,7 +268,7 @@ def test_a_part_alone_is_refused(tmp_path):
     parts(tmp_path, {ONE_OF: {"a": [1]}, TWO_OF: {"c": [3]}})
     with pytest.raises(
         InputError,
-        match=r"00002-of-00002\.safetensors is one of 2 files of the weights; give their folder",
+        match=r"00002-of-00002\.safetensors is one of 2 files of the weights; pass their folder",
     ):
         read_weights(tmp_path / TWO_OF)
     made(tmp_path / "model-00001-of-00001.safetensors", {"a": np.float32([1])})
@@ -306,11 +306,11 @@ def test_a_part_alone_is_refused(tmp_path):
         ([1], "its content is \\[1\\], expected a dictionary"),
         (
             {"weight_map": {"a": "absent.safetensors"}},
-            "absent.safetensors, which it names, isn't beside it; copy it",
+            "absent.safetensors, which it lists, isn't next to it; copy it",
         ),
         (
             {"weight_map": {"a": ONE_OF, "b": "again.safetensors"}},
-            "it holds a, which another of the 2 files holds, too",
+            "it contains a, which occurs in another of the 2 files as well",
         ),
         (
             {"weight_map": {"a": ONE_OF, "b": "paddle.safetensors"}},
@@ -330,7 +330,7 @@ def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
     (tmp_path / ".metadata").touch()
     (tmp_path / "__0_0.distcp").touch()
     with pytest.raises(
-        InputError, match=r"checkpoint; its format_utils\.dcp_to_torch_save makes a \.pth"
+        InputError, match=r"checkpoint; its format_utils\.dcp_to_torch_save converts it to a \.pth"
     ):
         read_weights(tmp_path)
 
@@ -338,16 +338,16 @@ def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"epoch": 3, "state": {"x": ONE}}, "it holds no arrays, but epoch, state$"),
-        ({}, "it holds no arrays, but nothing$"),
-        ([ONE], "it holds no dictionary of arrays$"),
-        (3, "it holds no dictionary of arrays$"),
-        ({"model": Call("argparse", "Namespace")}, "it holds no arrays, but model$"),
+        ({"epoch": 3, "state": {"x": ONE}}, "it contains no arrays, but epoch, state$"),
+        ({}, "it contains no arrays, but nothing$"),
+        ([ONE], "it contains no dictionary of arrays$"),
+        (3, "it contains no dictionary of arrays$"),
+        ({"model": Call("argparse", "Namespace")}, "it contains no arrays, but model$"),
         (
             {"a\x1b[2J": ONE},
-            r"an array under the name a\\x1b\[2J, which can't be printed in a line$",
+            r"an array under the name a\\x1b\[2J, which has unprintable characters$",
         ),
-        ({"module.a": ONE, "a": TWO}, "it holds a twice, with a prefix and without$"),
+        ({"module.a": ONE, "a": TWO}, "it contains a twice, with a prefix and without$"),
         (
             Call("timm.models", "ViT"),
             r"it asks to load timm\.models\.ViT; only arrays and plain containers are read$",
@@ -439,10 +439,10 @@ def test_what_describes_an_array_is_bounded():
     assert not is_count(True)
     assert sizes((1,) * 32) == (1,) * 32  # as many as NumPy 1 has
     for wrong in ((1,) * 33, [1], (1, -1)):
-        with pytest.raises(Unreadable, match="whose shape or strides are no tuple of sizes"):
+        with pytest.raises(Unreadable, match="whose shape or strides aren't a tuple of sizes"):
             sizes(wrong)
     for shape, strides, first in (((2,), (), 0), ((), (1,), 0), ((2,), (1,), -1)):
-        with pytest.raises(Unreadable, match="whose shape, strides and offset don't agree"):
+        with pytest.raises(Unreadable, match="whose shape, strides and offset are inconsistent"):
             Array("<f4", shape, strides, "", first)
     for dtype, shape, strides, held, passing in (
         ("|u1", (3,), (1,), 3, 3), ("bfloat16", (3,), (1,), 12, 6), ("<f8", (3,), (1,), 12, 24),
@@ -464,7 +464,7 @@ def test_weights_lie_in_three_dictionaries_at_most(tmp_path, depth, read):
     if read:
         assert read_weights(file).arrays.keys() == {"a"}
     else:
-        with pytest.raises(InputError, match="holds no array"):
+        with pytest.raises(InputError, match="contains no array"):
             read_weights(file)
 
 
@@ -485,5 +485,5 @@ def test_a_path_that_python_3_13_wrote_is_a_path(tmp_path):
 
 def test_a_torchscript_program_that_holds_itself_ends(tmp_path):
     write_zip(tmp_path / "a.pt", b"\x80\x02c__torch__\nA\n)\x81q\x00}(X\x01\x00\x00\x00ah\x00ub.")
-    with pytest.raises(InputError, match="it holds no arrays"):
+    with pytest.raises(InputError, match="it contains no arrays"):
         read_weights(tmp_path / "a.pt")

@@ -90,15 +90,15 @@ def test_other_configurations(tmp_path):
         ("[" * 100_000, "can't be read as a configuration of timm's (RecursionError"),
         ('{"architecture": "a", "x": \xff', "UnicodeDecodeError"),
         ('{"architecture": "a", "architecture": "b"}', "it has the same name twice"),
-        ('{"architecture": "a", "mean": [NaN, 0, 0]}', "it holds NaN, which is no number"),
+        ('{"architecture": "a", "mean": [NaN, 0, 0]}', "it contains NaN, which isn't a number"),
         (
             '{"architecture": "a", "crop_pct": 1e999}',
-            "it holds the number 1e999, which is too large",
+            "it contains the number 1e999, which is too large",
         ),
-        ('{"architecture": "a", "x": ' + "9" * 5000 + "}", "it holds a number of 5000 digits"),
+        ('{"architecture": "a", "x": ' + "9" * 5000 + "}", "it contains a number of 5000 digits"),
         (
             "{}," * 200_000,
-            "its content would take more than 64 MiB and three times its 600000 bytes",
+            "its content would take more than 64 MiB and more than three times its 600000 bytes",
         ),
         (" " * (4 << 20) + "{}", "it has more than 4194304 bytes"),
     ],
@@ -179,7 +179,9 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path, kind):
             file.write_bytes(b"")
     with pytest.raises(InputError, match="no weights at|it is empty"):
         read_weights(tmp_path / "weights.pth")
-    with pytest.raises(InputError, match="it is no regular file|can't be read as a configuration"):
+    with pytest.raises(
+        InputError, match="it isn't a regular file|can't be read as a configuration"
+    ):
         read_config(tmp_path)
 
 
@@ -250,7 +252,7 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
         "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config],
         "hf-hub:org/older@v2": [str(older / "pytorch_model.bin"), [2], config],
         "hf-hub:org/plain": [str(plain / "model.safetensors"), [1], {}],
-        "hf-hub:org/none": f"hf-hub:org/none: the repository holds neither {' nor '.join(neither)}",
+        "hf-hub:org/none": f"hf-hub:org/none: the repository has neither {' nor '.join(neither)}",
         "hf-hub:org/older": f"hf-hub:org/older: {' or '.join(neither)} {unknown}",
         "hf-hub:org/half": f"hf-hub:org/half: config.json {unknown}",
         "hf-hub:a/b/c": f"hf-hub:a/b/c: model.safetensors {unknown}",
@@ -278,12 +280,12 @@ def test_a_runs_folder_stands_for_its_best(tmp_path):
         (saved / name).mkdir(parents=True)
         save_file({"a": np.float32([1])}, saved / name / "model.safetensors")
     (saved / "last").symlink_to("epoch_0002")
-    message = f"^{tmp_path}/run is the folder of a run that wasn't evaluated yet; its newest weights are {saved}/last$"
+    message = f"^{tmp_path}/run is the folder of a run without an evaluation so far; its newest weights are {saved}/last$"
     with pytest.raises(InputError, match=message):
         find_weights(tmp_path / "run")
     with pytest.raises(
         InputError,
-        match=rf"holds the checkpoints of a run; give the run's folder, {tmp_path}/run, or",
+        match=rf"contains the checkpoints of a run; pass the run's folder, {tmp_path}/run, or",
     ):
         find_weights(saved)
     (saved / "best").symlink_to("epoch_0001")

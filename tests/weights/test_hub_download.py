@@ -152,7 +152,7 @@ def test_true_loads_timms_weights_of_the_name(hub, tmp_path):
     assert found[4][0] == [pytest.approx(stem, abs=1e-4), False]
     assert found[5][0].startswith("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k: ")
     assert "can't be downloaded (404 Client Error" in found[5][0]
-    assert found[6][0] == "timm has no weights of vit_digits; give pretrained=FILE, or leave it out"
+    assert found[6][0] == "timm has no weights of vit_digits; pass pretrained=FILE, or leave it out"
     # From the cache, when the Hub has gone; what is absent there is one line.
     gone, errors = asked([questions[0], questions[5]], tmp_path, "http://127.0.0.1:1")
     assert gone[0][0] == found[0][0]

@@ -277,8 +277,8 @@ def test_a_file_that_is_changed_while_it_is_loaded(tmp_path, monkeypatch, way, a
     monkeypatch.setattr(WeightFile, "check_unchanged", change)
     with pytest.raises(InputError) as caught:
         load_weights(model, file)
-    useless = "; the model has only some of its tensors: don't use it"
-    expected = f"{file}: it was changed while it was read; load it again when nobody writes it"
+    useless = "; the model was loaded partially and can't be used"
+    expected = f"{file}: it changed while it was read; load it again once it is written completely"
     assert str(caught.value) == expected + useless * bool(after)
     now = {name: value.numpy() for name, value in model.state_dict().items()}
     changed = [name for name in before if (before[name] != now[name]).any()]

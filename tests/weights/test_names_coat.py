@@ -104,15 +104,15 @@ def test_a_file_whose_shared_tensors_differ_is_refused(tmp_path, name, own):
     arrays = file_arrays(small_coat("coat_parallel"))
     for other in (arrays[name] + 1, np.ones((3, 1), "float32")):
         write_weights(tmp_path / "a.safetensors", arrays | {name: other})
-        with pytest.raises(
-            InputError, match=f"{own} and {name} differ, CoaT has one tensor for both"
-        ):
+        with pytest.raises(InputError, match=f"{own} and {name} differ, but CoaT shares them"):
             load_weights(small_coat("coat_parallel"), tmp_path / "a.safetensors")
 
 
 def test_parallel_blocks_are_told(tmp_path):
     write_weights(tmp_path / "lite.safetensors", file_arrays(small_coat()))
-    with pytest.raises(InputError, match="its names tell MODEL.PARALLEL_DEPTH 0: set that"):
+    with pytest.raises(
+        InputError, match="according to the names of its tensors, set MODEL.PARALLEL_DEPTH 0"
+    ):
         load_weights(
             small_coat(parallel_depth=1, embed_dims=(8, 16, 16, 16)), tmp_path / "lite.safetensors"
         )

@@ -59,7 +59,8 @@ def test_the_norm_that_fcmae_has_not_got_starts_at_one(tmp_path):
     model.head.norm.weight.set_value(paddle.full([16], 3.0))
     report = load_weights(model, file, strict=False)
     assert report.notes == [FCMAES_REST] + [
-        f"head.norm.{one} computed: its toolkit's files leave it out" for one in ("weight", "bias")
+        f"head.norm.{one} computed, because files of its toolkit omit it"
+        for one in ("weight", "bias")
     ]
     assert report.fresh == ["head.fc.weight", "head.fc.bias"]
     assert (model.head.norm.weight.numpy() == 1).all()
@@ -70,6 +71,8 @@ def test_the_epsilon_of_transformers_is_taken_or_told(tmp_path):
     file = written(tmp_path / "model.safetensors", "transformers ConvNextV2ForImageClassification")
     assert with_switches(get_config("convnextv2_atto"), file).MODEL.HEAD_NORM_EPS == 1e-12
     report = load_weights(small_convnext("convnext_v2"), file)
-    assert report.notes == ["its names tell MODEL.HEAD_NORM_EPS 1e-12, the model has 1e-06"]
+    assert report.notes == [
+        "according to the names of its tensors, MODEL.HEAD_NORM_EPS is 1e-12, the model has 1e-06"
+    ]
     other = written(tmp_path / "other.safetensors", "facebookresearch/ConvNeXt-V2")
     assert with_switches(get_config("convnextv2_atto"), other).MODEL.HEAD_NORM_EPS == 1e-6

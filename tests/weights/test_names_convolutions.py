@@ -95,6 +95,6 @@ def test_a_bias_before_batch_norm_moves_its_mean():
 def test_statistics_under_both_names_are_an_error():
     arrays = {"bn1._mean": np.zeros(2), "bn1.running_mean": np.ones(2)}
     with pytest.raises(
-        InputError, match=r"bn1\._mean and bn1\.running_mean both mean bn1\.running_mean"
+        InputError, match=r"bn1\._mean and bn1\.running_mean both correspond to bn1\.running_mean"
     ):
         timm_names(None, arrays, "paddle", ())

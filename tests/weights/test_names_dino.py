@@ -182,7 +182,7 @@ def test_a_models_weights_begin_student_and_teacher(tmp_path):
     assert report.notes[0] == (
         "the file's tensors are those of encoder and teacher.encoder;"
         " center, patch_center, mask_token, head, patch_head, teacher.head, teacher.patch_head"
-        " start afresh"
+        " are initialised randomly"
     )
     assert set(report.loaded) == {name for name in after if "encoder." in name}
     assert set(report.checksums) == {name for name in after if name.startswith("encoder.")}

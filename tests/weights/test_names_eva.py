@@ -87,8 +87,9 @@ def test_periods_in_bfloat16_are_the_files_and_told(tmp_path):
     file = stored(case, tmp_path)
     exact = build(case, rope_bfloat16=False)
     assert 1e-4 < distance(answers(exact, case, file), case) < 1e-1
-    assert "its names tell MODEL.ROPE_BFLOAT16 True, the model has False" in str(
-        load_weights(exact, file)
+    assert (
+        "according to the names of its tensors, MODEL.ROPE_BFLOAT16 is True, the model has False"
+        in str(load_weights(exact, file))
     )
     config = with_switches(get_config("vit_small_patch16_dinov3"), file)
     assert (config.MODEL.ROPE_BFLOAT16, len(config.notes)) == (True, 1)
@@ -109,7 +110,10 @@ def test_the_scale_of_eva02s_rows_and_columns_is_read_from_their_table(tmp_path)
     found = {case: eva.switches(arrays(case)) for case in GOLDEN if "EVA" in case}
     assert list(found.values()) == [{"REF_FEAT_SHAPE": 4}] * 2
     report = load_weights(build("EVA-02 24", ref_feat_shape=6), stored("EVA-02 24", tmp_path))
-    assert "its names tell MODEL.REF_FEAT_SHAPE 4, the model has 6" in str(report)
+    assert (
+        "according to the names of its tensors, MODEL.REF_FEAT_SHAPE is 4, the model has 6"
+        in str(report)
+    )
     # of the pre-training
     grid = np.float32(arrays("EVA-02 24")["rope.freqs_cos"]).reshape(6, 6, -1)
     assert eva.switches({"blocks.0.attn.rope.freqs_cos": grid}) == {"REF_FEAT_SHAPE": 4}
@@ -123,7 +127,8 @@ def test_biases_of_zeros_are_dropped_where_the_model_has_none_and_others_are_ref
         plain = answers(build(case, qkv_bias=False), case, tmp_path / "theirs.safetensors")
         np.testing.assert_allclose(plain, expected, atol=1e-6 * np.ptp(expected), rtol=0)
         with pytest.raises(
-            InputError, match="unexpected .*_bias.*its names tell MODEL.QKV_BIAS True: set that"
+            InputError,
+            match="unexpected .*_bias.*according to the names of its tensors, set MODEL.QKV_BIAS True",
         ):
             answers(build(case, qkv_bias=False), case, stored(case, tmp_path))
 

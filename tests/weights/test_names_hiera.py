@@ -59,7 +59,9 @@ def test_masked_pre_trainings_encoder_goes_on_with_a_fresh_classifier(tmp_path):
     models = small_hiera(), small_hiera(q_pool=2)
     for model in models:
         report = load_weights(model, tmp_path / "mae.safetensors", strict=False)
-        assert report.changes == ["classifier left fresh: none in the file, 5 in the model"]
+        assert report.changes == [
+            "classifier initialised randomly: none in the file, 5 in the model"
+        ]
         fresh = {file_name(name) for name in model.state_dict()} - set(report.loaded)
         assert fresh == {"head.fc.weight", "head.fc.bias"}
         np.testing.assert_array_equal(model.head.norm.weight.numpy(), arrays["encoder_norm.weight"])

@@ -60,7 +60,7 @@ def test_the_authors_files_give_their_logits(file, name):
 def test_the_authors_epsilon_is_taken_and_told(file, tmp_path):
     model = small_metaformer(image_size=SIZES["metaformer"])
     assert load_weights(model, file).notes == [
-        "its names tell MODEL.HEAD_NORM_EPS 1e-05, the model has 1e-06"
+        "according to the names of its tensors, MODEL.HEAD_NORM_EPS is 1e-05, the model has 1e-06"
     ]
     assert difference(model, "metaformer") > 1e-4
     assert with_switches(get_config("caformer_s18"), file).MODEL.HEAD_NORM_EPS == 1e-5

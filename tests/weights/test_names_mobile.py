@@ -78,7 +78,8 @@ def test_a_file_of_the_other_form_is_refused_with_the_key(tmp_path, deploy):
     model = small_mobileone(deploy=deploy)
     before = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     with pytest.raises(
-        InputError, match=re.escape(f"its names tell MODEL.DEPLOY {not deploy}: set that")
+        InputError,
+        match=re.escape(f"according to the names of its tensors, set MODEL.DEPLOY {not deploy}"),
     ):
         load_weights(model, tmp_path / "other.safetensors")
     assert all(

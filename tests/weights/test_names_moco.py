@@ -101,7 +101,7 @@ def test_a_models_weights_begin_both_encoders(tmp_path):
     report = load_weights(start, tmp_path / "model.safetensors", strict=False)
     assert report.notes[0] == (
         "the file's tensors are those of momentum.encoder and encoder;"
-        " projector, predictor, momentum.projector start afresh; not trained: pos_embed"
+        " projector, predictor, momentum.projector are initialised randomly; not trained: pos_embed"
     )
     arrays = file_arrays(model)
     for name, array in file_arrays(start).items():

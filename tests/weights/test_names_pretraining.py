@@ -57,7 +57,7 @@ def test_an_encoder_is_fine_tuned_with_a_fresh_classifier_and_another_size(tmp_p
     kernel = "patch_embed.proj.weight"
     assert (file_arrays(tuned)[kernel] == network[f"encoder.{kernel}"]).all()
     # As a classifier it is refused.
-    with pytest.raises(InputError, match="it has no classifier; train one, or compute its feat"):
+    with pytest.raises(InputError, match="it has no classifier; train one, or use its feat"):
         create_model("vit_digits", tmp_path)
     assert create_model("vit_digits", tmp_path, num_classes=0).num_classes == 0
 
@@ -141,8 +141,8 @@ def test_names_that_do_not_go_together_are_one_line(tmp_path):
     both = prefixed("teacher.", arrays) | prefixed("teacher.backbone.", arrays)
     write_weights(tmp_path / "model.safetensors", both)
     message = (
-        r"model\.safetensors: its tensors don't go together \(teacher\.backbone\.(\S+)"
-        r" and teacher\.\1 both mean \1; remove one of them\)$"
+        r"model\.safetensors: its tensors are inconsistent \(teacher\.backbone\.(\S+)"
+        r" and teacher\.\1 both correspond to \1; remove one of them\)$"
     )
     with pytest.raises(InputError, match=message):
         load_weights(model, tmp_path)

@@ -61,7 +61,8 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
     config = with_switches(get_config(None, words), file)
     assert config.MODEL.PRETRAINED_WINDOW_SIZES == [3, 3, 2]
     assert any(
-        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], as the names in" in note for note in config.notes
+        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], according to the names in" in note
+        for note in config.notes
     )
     model = build_model(config)
     load_weights(model, file)
@@ -69,7 +70,7 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
     logits = model(paddle.to_tensor(values("images", (2, 3, 32, 32)))).numpy()
     np.testing.assert_allclose(logits, CASE["logits"], atol=1e-5 * np.ptp(CASE["logits"]), rtol=0)
     own = SwinTransformerV2(**CASE["model"] | {"pretrained_window_sizes": None})
-    told = "its names tell MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], the model has [4, 4, 2]"
+    told = "according to the names of its tensors, MODEL.PRETRAINED_WINDOW_SIZES is [3, 3, 2], the model has [4, 4, 2]"
     assert load_weights(own, file).notes == [told]
 
 
@@ -99,7 +100,7 @@ def test_windows_are_told_exactly(window, unit):
 
 @pytest.mark.parametrize("family", [beit, eva, swinv2])
 def test_a_traced_programs_keys_without_a_bias_are_left_out(family):
-    """timm keeps zeros for them, which no model here has; others aren't dropped."""
+    """timm keeps zeros for them, which isn't supported; others aren't dropped."""
     block = "layers.0.blocks.0." if family is swinv2 else "blocks.0."
     arrays = {
         f"{block}attn.k_bias": np.zeros(3, np.float32),

@@ -90,7 +90,7 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
     config = with_preprocessing(get_config("poolformer_s12", options))
     assert config.MODEL.FC_NORM is True
-    assert config.notes == [f"MODEL.FC_NORM True, as the names in {timms} tell"]
+    assert config.notes == [f"MODEL.FC_NORM True, according to the names in {timms}"]
     size = GOLDEN["poolformer"][case]["size"]
     expected = evaluated(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]), size)
     assert (evaluated(config, size) == expected).all()
@@ -108,13 +108,17 @@ def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
     )
     message = (
         r"theirs\.pdparams doesn't fit the model: missing head\.norm\.weight, head\.norm\.bias;"
-        r" unexpected norm\.weight, norm\.bias; its names tell MODEL\.FC_NORM False: set that$"
+        r" unexpected norm\.weight, norm\.bias; according to the names of its tensors, set MODEL\.FC_NORM False$"
     )
     with pytest.raises(InputError, match=message):
         load_weights(build_model(given), theirs)
-    with pytest.raises(InputError, match="its names tell MODEL.FC_NORM False: set that"):
+    with pytest.raises(
+        InputError, match="according to the names of its tensors, set MODEL.FC_NORM False"
+    ):
         load_weights(build_model(given), theirs, strict=False)  # for fine-tuning, too
-    with pytest.raises(InputError, match="its names tell MODEL.FC_NORM True: set that"):
+    with pytest.raises(
+        InputError, match="according to the names of its tensors, set MODEL.FC_NORM True"
+    ):
         load_weights(small_pyramid("poolformer", "poolformer"), timms_poolformer(tmp_path))
 
 
@@ -136,7 +140,11 @@ def test_pvtv2s_norms_have_the_files_epsilon(tmp_path, case, epsilon):
     assert epsilon == config.MODEL.NORM_EPS
     assert_golden(evaluated(config, GOLDEN["pvtv2"][case]["size"]), "pvtv2", case)
     report = load_weights(small_pyramid("pvtv2", case, norm_eps=1e-3), file)
-    told = ["its names tell MODEL.NORM_EPS 1e-06, the model has 0.001"] if epsilon else []
+    told = (
+        ["according to the names of its tensors, MODEL.NORM_EPS is 1e-06, the model has 0.001"]
+        if epsilon
+        else []
+    )
     assert report.notes == told
 
 
@@ -187,7 +195,7 @@ def test_gmlps_gates_have_the_files_epsilon(tmp_path):
 )  # fmt: skip
 def test_a_vit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, model, keys):
     save_weights(small_vit(**file), tmp_path / "file.safetensors")
-    with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
+    with pytest.raises(InputError, match=f"; according to the names of its tensors, set {keys}$"):
         load_weights(small_vit(**model), tmp_path / "file.safetensors")
 
 
@@ -206,7 +214,7 @@ def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file,
     plain = {"use_abs_pos_emb": False, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": False}
     plain |= {"init_values": None, "global_pool": "avg", "fc_norm": None}
     save_weights(small_beit(**plain | file), tmp_path / "file.safetensors")
-    with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
+    with pytest.raises(InputError, match=f"; according to the names of its tensors, set {keys}$"):
         load_weights(small_beit(**plain), tmp_path / "file.safetensors")
 
 
@@ -216,14 +224,17 @@ def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file,
 )
 def test_pvtv2s_attention_is_told(tmp_path, case, options, key):
     save_weights(small_pyramid("pvtv2", case, **options), tmp_path / "file.safetensors")
-    with pytest.raises(InputError, match=f"; its names tell {key}: set that$"):
+    with pytest.raises(InputError, match=f"; according to the names of its tensors, set {key}$"):
         load_weights(small_pyramid("pvtv2", "pvtv2"), tmp_path / "file.safetensors")
 
 
 @pytest.mark.parametrize(("file", "model"), [(1e-6, 0.0), (0.0, 1e-6)])
 def test_convnexts_layer_scale_is_told(tmp_path, file, model):
     save_weights(small_convnext(init_values=file), tmp_path / "file.safetensors")
-    with pytest.raises(InputError, match=f"; its names tell MODEL.INIT_VALUES {file}: set that$"):
+    with pytest.raises(
+        InputError,
+        match=f"; according to the names of its tensors, set MODEL.INIT_VALUES {file}$",
+    ):
         load_weights(small_convnext(init_values=model), tmp_path / "file.safetensors")
 
 
@@ -246,7 +257,7 @@ def test_convnexts_layer_scale_is_told(tmp_path, file, model):
 )
 def test_convnexts_stem_and_norm_are_told(tmp_path, file, model, keys):
     save_weights(small_convnext(file), tmp_path / "file.safetensors")
-    with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
+    with pytest.raises(InputError, match=f"; according to the names of its tensors, set {keys}$"):
         load_weights(small_convnext(**model), tmp_path / "file.safetensors")
 
 
@@ -261,15 +272,13 @@ def test_a_file_of_another_family_tells_no_keys(tmp_path):
         save_weights(source, tmp_path / "file.safetensors")
         with pytest.raises(InputError) as refusal:
             load_weights(model, tmp_path / "file.safetensors")
-        assert "its names tell" not in str(refusal.value)
+        assert "according to the names of its tensors" not in str(refusal.value)
 
 
 def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path):
     save_weights(small_vit(pre_norm=True), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
-    with pytest.raises(
-        InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"
-    ):
+    with pytest.raises(InputError, match="its model uses the quick GELU; set MODEL.ACT quick_gelu"):
         load_weights(small_vit(pre_norm=True), tmp_path)
     assert load_weights(small_vit(pre_norm=True, act="quick_gelu"), tmp_path).missing == []
 
@@ -291,13 +300,15 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         status, _, errors = program("main_single_gpu.py", *flags, *others, "-o", *words, *more)
         assert status == 0, errors
         run = tmp_path / others[-1].partition("=")[2]
-        assert f"MODEL.FC_NORM True, as the names in {file} tell" in (run / "log.txt").read_text()
+        assert (
+            f"MODEL.FC_NORM True, according to the names in {file}" in (run / "log.txt").read_text()
+        )
         assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is True
     status, _, errors = program(
         "main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "False"
     )
     assert (status, errors.count("error: ")) == (2, 1)
-    assert "its names tell MODEL.FC_NORM True: set that" in errors
+    assert "according to the names of its tensors, set MODEL.FC_NORM True" in errors
 
 
 # ---------------------------------------------------------- PaddleViT's MAE
@@ -327,7 +338,7 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
     write_weights(tmp_path / "mae.pdparams", theirs)
     model = small_vit()
     report = load_weights(model, tmp_path / "mae.pdparams")
-    assert report.notes == ["pos_embed computed: its toolkit's files leave it out"]
+    assert report.notes == ["pos_embed computed, because files of its toolkit omit it"]
     position = model.pos_embed.numpy()
     _, length, channels = position.shape
     for place in (0, 1, length - 1):
@@ -339,7 +350,7 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
             )
     with pytest.raises(
         InputError,
-        match="unexpected norm.weight, norm.bias; its names tell MODEL.GLOBAL_POOL token",
+        match="unexpected norm.weight, norm.bias; according to the names of its tensors, set MODEL.GLOBAL_POOL token",
     ):
         load_weights(small_vit(global_pool="avg"), tmp_path / "mae.pdparams")
     with pytest.raises(InputError, match="missing pos_embed"):  # there the class token has no place
@@ -348,7 +359,9 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
     norm = {f"encoder_norm.{leaf}": np.full(24, 2, np.float32) for leaf in ("weight", "bias")}
     # its later MAE, which reads the patches' mean
     write_weights(tmp_path / "mean.pdparams", theirs | norm)
-    with pytest.raises(InputError, match="its names tell MODEL.GLOBAL_POOL avg"):
+    with pytest.raises(
+        InputError, match="according to the names of its tensors, set MODEL.GLOBAL_POOL avg"
+    ):
         load_weights(small_vit(), tmp_path / "mean.pdparams")
 
 
@@ -387,14 +400,14 @@ def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, avera
     report = load_weights(model, file)
     assert (model.head.bias.numpy() == own["head.bias"] + average).all()
     assert report.notes == (
-        ["its model_ema was taken (it holds model_ema, model)"] if average else []
+        ["its model_ema was used (it contains model_ema, model)"] if average else []
     )
 
 
 def test_an_optimizers_state_is_no_weights(tmp_path):
     (tmp_path / "a.pdopt").write_bytes(program({}))
     with pytest.raises(
-        InputError, match=r"a\.pdopt is an optimizer's state; give its weights, .*a\.pdparams$"
+        InputError, match=r"a\.pdopt is the state of an optimizer; pass its weights, .*a\.pdparams$"
     ):
         load_weights(small_vit(), tmp_path / "a.pdopt")
 

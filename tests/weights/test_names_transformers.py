@@ -84,7 +84,7 @@ def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
         "quick_gelu",
         6,
     )
-    told = [note for note in config.notes if f"as the config.json of {path} tells" in note]
+    told = [note for note in config.notes if f"according to the config.json of {path}" in note]
     assert [note.partition(",")[0] for note in told] == [
         "MODEL.NUM_HEADS 6",
         "MODEL.NORM_EPS 0.0001",
@@ -103,14 +103,19 @@ def test_other_models_and_settings_are_refused(folder):
             "vit",
             {"model_type": "bert"},
             "vit_tiny_patch16_224",
-            "it is of a bert, which isn't here; take other weights",
+            "it describes a bert, which isn't supported; use other weights",
         ),
-        ("swin", {}, "vit_tiny_patch16_224", "it is of a Swin, vit_tiny_patch16_224 is a ViT"),
+        (
+            "swin",
+            {},
+            "vit_tiny_patch16_224",
+            "it describes a Swin, but vit_tiny_patch16_224 is a ViT",
+        ),
         (
             "swin",
             {"hidden_act": "relu"},
             "swin_tiny_patch4_window7_224",
-            "hidden_act is 'relu', models here have 'gelu' alone",
+            "hidden_act is 'relu', only 'gelu' is supported",
         ),
         (
             "vit",
@@ -134,25 +139,25 @@ def test_other_models_and_settings_are_refused(folder):
             "resnet",
             {"downsample_in_bottleneck": True},
             "resnet18",
-            "downsample_in_bottleneck is True, models here have",
+            "downsample_in_bottleneck is True, only",
         ),
         (
             "hiera",
             {"num_heads": [1, 2, 2, 2]},
             "hiera_tiny_224",
-            "num_heads is [1, 2, 2, 2], models here have [1, 2, 4, 8]",
+            "num_heads is [1, 2, 2, 2], only [1, 2, 4, 8]",
         ),
         (
             "hiera",
             {"masked_unit_size": [4, 4]},
             "hiera_tiny_224",
-            "masked_unit_size is [4, 4], models here have [8, 8]",
+            "masked_unit_size is [4, 4], only [8, 8]",
         ),
         (
             "hiera",
             {"masked_unit_attention": [True, False, True, False]},
             "hiera_tiny_224",
-            "masked_unit_attention is [True, False, True, False], models here have it in the first stages alone",
+            "masked_unit_attention is [True, False, True, False], only the first stages can have it",
         ),
         (
             "hiera",
@@ -164,7 +169,7 @@ def test_other_models_and_settings_are_refused(folder):
             "hiera",
             {"num_query_pool": 1},
             "hiera_tiny_224",
-            "num_query_pool is 1, models here have at least 2 with",
+            "num_query_pool is 1, expected at least 2 with",
         ),
         (
             "hiera",
@@ -182,13 +187,13 @@ def test_other_models_and_settings_are_refused(folder):
             "levit",
             {"key_dim": [8, 8, 4]},
             "levit_128s",
-            "key_dim is [8, 8, 4], models here have [8, 8, 8] alone",
+            "key_dim is [8, 8, 4], only [8, 8, 8] is supported",
         ),
         (
             "levit",
             {"down_ops": [[""]] * 3},
             "levit_128s",
-            "down_ops tells another way from stage to stage than models here have",
+            "down_ops has unsupported transitions between stages",
         ),
     ):
         path = folder(case, **changes)
@@ -311,7 +316,9 @@ def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
     assert config.MODEL.Q_POOL == 3
     model = build_model(config)
     report = load_weights(model, path, strict=False)
-    assert report.changes == ["classifier left fresh: none in the file, 1000 in the model"]
+    assert report.changes == [
+        "classifier initialised randomly: none in the file, 1000 in the model"
+    ]
     model.head.fc = paddle.nn.Linear(32, 7)
     for name, parameter in (("weight", model.head.fc.weight), ("bias", model.head.fc.bias)):
         value = positive(f"classifier.{name}", golden["shapes"][f"classifier.{name}"])

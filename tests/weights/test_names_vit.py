@@ -147,7 +147,7 @@ def test_googles_names_come_back():
     ],
 )
 def test_only_a_plain_vit_is_written_under_googles_names(options, name):
-    with pytest.raises(InputError, match=f"{name} has no place in Google's files"):
+    with pytest.raises(InputError, match=f"{name} can't be written to Google's format"):
         google_names(plain(**options), num_heads=3)
 
 
@@ -192,6 +192,6 @@ def test_linear_patches_become_a_convolution():
 def test_two_arrays_of_one_meaning_are_refused():
     with pytest.raises(
         InputError,
-        match=r"head\.bias and classifier\.bias both mean head\.bias; remove one of them",
+        match=r"head\.bias and classifier\.bias both correspond to head\.bias; remove one of them",
     ):
         timm_names(vit, {"head.bias": np.ones(7), "classifier.bias": np.ones(7)}, "paddle", ())

@@ -16,11 +16,11 @@ from weights import load_weights
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "peft.npz")
 KINDS = [name.partition("/")[0] for name in GOLDEN.files if name.endswith("/logits")]
 REFUSED = {
-    "refused: DoRA": "has use_dora True, which isn't computed here",
-    "refused: a rank by layer": "has rank_pattern a dictionary of 1, which isn't computed here",
-    "refused: a scale by layer": "has alpha_pattern a dictionary of 1, which isn't computed here",
-    "refused: a convolution": "it adapts patch_embed.proj, which is no Linear",
-    "refused: a factor's bias": "has lora_bias True, which isn't computed here",
+    "refused: DoRA": "has use_dora True, which isn't supported",
+    "refused: a rank by layer": "has rank_pattern a dictionary of 1, which isn't supported",
+    "refused: a scale by layer": "has alpha_pattern a dictionary of 1, which isn't supported",
+    "refused: a convolution": "it adapts patch_embed.proj, which isn't a Linear",
+    "refused: a factor's bias": "has lora_bias True, which isn't supported",
     "refused: PiSSA": "init_lora_weights is 'pissa', expected true, false or one of gaussian, orthogonal, eva",
     "refused: OLoRA": "init_lora_weights is 'olora', expected true, false or one of gaussian, orthogonal, eva",
 }

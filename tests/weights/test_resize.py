@@ -99,7 +99,7 @@ def test_input_channels_are_adapted_as_timm_does(count):
 def test_only_three_channels_become_others():
     four = np.ones((2, 4, 1, 1), np.float32)
     assert adapt_input_channels(four, 4) is four
-    with pytest.raises(InputError, match="reads 4 channels, expected 3 to make them 1"):
+    with pytest.raises(InputError, match="has 4 channels, expected 3 for an adaptation to 1"):
         adapt_input_channels(four, 1)
 
 

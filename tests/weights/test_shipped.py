@@ -43,7 +43,7 @@ def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / FILE.name).write_bytes(content)
     (tmp_path / "SHA256SUMS").write_bytes(FILE.with_name("SHA256SUMS").read_bytes())
     monkeypatch.setitem(SHIPPED, "digits", tmp_path / FILE.name)
-    with pytest.raises(InputError, match="its SHA-256 isn't what SHA256SUMS beside it lists"):
+    with pytest.raises(InputError, match="its SHA-256 isn't the one in SHA256SUMS next to it"):
         load_weights(create_model("vit_digits"), "digits")
 
 
@@ -63,14 +63,14 @@ def test_a_file_or_folder_of_the_name_is_never_passed_over(name, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     # A link that leads nowhere counts, too.
     os.symlink("nowhere", name)
-    message = f"^digits is the name of weights that come with the toolkit, and {tmp_path}/{name} is here, too"
+    message = f"^digits is the name of weights that are included in the toolkit, but {tmp_path}/{name} exists as well"
     with pytest.raises(InputError, match=message):
         find_weights("digits")
     os.unlink(name)
     (tmp_path / "digits").mkdir()
     model = create_model("vit_digits")
     save_weights(model, tmp_path / "digits" / "model.safetensors")
-    with pytest.raises(InputError, match=f"give {tmp_path}/digits, or {FILE}$"):
+    with pytest.raises(InputError, match=f"pass {tmp_path}/digits, or {FILE}$"):
         Predictor("digits")
     assert find_weights(tmp_path / "digits") == tmp_path / "digits" / "model.safetensors"
     assert find_weights(FILE) == FILE

@@ -81,8 +81,10 @@ def test_a_models_weights_are_the_encoders_and_the_rest_is_named(tmp_path, metho
         expected = arrays.pop(name.removeprefix("encoder."), before[name])
         assert (array == expected).all(), name
     assert not arrays
-    assert report.notes[0].startswith(f"the file's tensors are the encoder's; {fresh} start afresh")
-    assert report.notes[-1].startswith("left out, as there are no classes: head")
+    assert report.notes[0].startswith(
+        f"the file's tensors are the encoder's; {fresh} are initialised randomly"
+    )
+    assert report.notes[-1].startswith("ignored, because the model has no classes: head")
     assert "\n" not in str(report)
     assert set(report.loaded) == {name for name in after if name.startswith("encoder.")}
     # An evaluation needs the whole network.
@@ -109,7 +111,7 @@ def test_another_methods_network_gives_its_encoder(tmp_path):
     network = MaskedAutoencoder(vit(), 0.75, 8, 1, 2)
     report = load_weights(network, tmp_path / "simmim.safetensors", strict=False)
     assert report.notes[1] == "left out: 2 tensors of decoder, 1 of mask_token"
-    assert "decoder_pred start afresh; not trained: pos_embed" in report.notes[0]
+    assert "decoder_pred are initialised randomly; not trained: pos_embed" in report.notes[0]
     stored = load_file(tmp_path / "simmim.safetensors")
     positions = network.encoder.pos_embed
     np.testing.assert_array_equal(positions.numpy(), stored["encoder.pos_embed"])
@@ -127,7 +129,7 @@ def test_a_mask_token_alone_is_no_decoder(tmp_path):
 
 def test_a_model_of_another_architecture_is_refused(tmp_path):
     save_weights(small("swin")(num_classes=3), tmp_path / "swin.safetensors")
-    with pytest.raises(InputError, match="doesn't fit the model: missing cls_token.*a swin's"):
+    with pytest.raises(InputError, match="doesn't fit the model: missing cls_token.*a swin"):
         network = MaskedAutoencoder(vit(), 0.75, 8, 1, 2)
         load_weights(network, tmp_path / "swin.safetensors", strict=False)
 

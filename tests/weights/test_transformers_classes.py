@@ -195,14 +195,14 @@ def test_every_other_class_is_refused_by_its_name(kind, tmp_path):
         )
         with pytest.raises(
             InputError,
-            match=rf"its class \(architectures\) is {name}, which isn't read; expected one",
+            match=rf"its class \(architectures\) is {name}, which isn't supported; expected one",
         ):
             described_model(path)
     for several in ([], None, [*HEADS[kind]][:1] * 2):
         path = written(
             tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": several}
         )
-        with pytest.raises(InputError, match="which isn't read; expected one of"):
+        with pytest.raises(InputError, match="which isn't supported; expected one of"):
             described_model(path)
 
 
@@ -282,10 +282,12 @@ def test_the_task_is_that_of_problem_type(folder):
     assert Predictor(path, options=["TASK", "multilabel"]).task == "multilabel"
     with pytest.raises(
         InputError,
-        match="weights of TASK multilabel, found TASK classification; give -o TASK multi",
+        match="the weights are for TASK multilabel, found TASK classification; pass -o TASK multi",
     ):
         Predictor(path, options=["TASK", "classification"])
-    with pytest.raises(InputError, match="weights of TASK multilabel, found TASK classification"):
+    with pytest.raises(
+        InputError, match="the weights are for TASK multilabel, found TASK classification"
+    ):
         check_task(path, "classification")
     check_task(path, "multilabel")
 
@@ -299,9 +301,13 @@ def test_without_a_problem_type_the_user_decides(folder):
     ]
     check_task(path, "multilabel")
     path = folder("vit", problem_type="single_label_classification")
-    with pytest.raises(InputError, match="weights of TASK classification, found TASK multilabel"):
+    with pytest.raises(
+        InputError, match="the weights are for TASK classification, found TASK multilabel"
+    ):
         check_task(path, "multilabel")
-    with pytest.raises(InputError, match="weights of TASK classification, found TASK multilabel"):
+    with pytest.raises(
+        InputError, match="the weights are for TASK classification, found TASK multilabel"
+    ):
         Predictor(path, options=["TASK", "multilabel"])
 
 
@@ -319,16 +325,16 @@ def test_without_a_problem_type_the_user_decides(folder):
         ({"problem_type": 3}, "its problem_type is 3, expected a short text"),
         (
             {"id2label": {"0": "a"}},
-            "it has one label, which is a regression or a sigmoid there; expected two labels",
+            "it has one label, which means regression or a sigmoid; expected two labels",
         ),
         (
             {"id2label": None, "num_labels": 1},
-            "it has one label, which is a regression or a sigmoid there; expected",
+            "it has one label, which means regression or a sigmoid; expected",
         ),
         *(
             (
                 {"id2label": dict.fromkeys(keys, "a")},
-                "expected an object of names, of the outputs from 0 on without a",
+                "expected an object with the names of all outputs, from 0 on",
             )
             for keys in (
                 ("1", "2"),
@@ -341,11 +347,11 @@ def test_without_a_problem_type_the_user_decides(folder):
         ),
         (
             {"id2label": {"0": 0, "1": 1}},
-            "its id2label is a dictionary of 2, expected an object of names, of the outputs",
+            "its id2label is a dictionary of 2, expected an object with the names of all outputs, from 0",
         ),
         (
             {"id2label": ["a", "b"]},
-            "its id2label is ['a', 'b'], expected an object of names, of the outputs from 0",
+            "its id2label is ['a', 'b'], expected an object with the names of all outputs, from 0",
         ),
         (
             {"architectures": "ViTModel"},
@@ -353,7 +359,7 @@ def test_without_a_problem_type_the_user_decides(folder):
         ),
         (
             {"quantization_config": {"bits": 8}},
-            "quantization_config is a dictionary of 1, models here have None alone",
+            "quantization_config is a dictionary of 1, only None is supported",
         ),
     ],
 )
@@ -399,23 +405,23 @@ def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
         (
             "pvt_v2",
             {"strides": [4, 2, 2, 1]},
-            "strides is [4, 2, 2, 1], models here have [4, 2, 2, 2] alone",
+            "strides is [4, 2, 2, 1], only [4, 2, 2, 2] is supported",
         ),
         (
             "poolformer",
             {"padding": [2, 1, 1, 0]},
-            "padding is [2, 1, 1, 0], models here have [2, 1, 1, 1] alone",
+            "padding is [2, 1, 1, 0], only [2, 1, 1, 1] is supported",
         ),
         (
             "resnet",
             {"depths": [2, 2, 3, 2]},
-            "depths is [2, 2, 3, 2] of layer_type 'basic', which no ResNet here has",
+            "depths is [2, 2, 3, 2] of layer_type 'basic', which isn't supported",
         ),
-        ("dinov3", {"key_bias": True}, "key_bias is True, models here have False alone"),
+        ("dinov3", {"key_bias": True}, "key_bias is True, only False is supported"),
         (
             "dinov3_gated",
             {"hidden_act": "gelu"},
-            "hidden_act is 'gelu', models here have 'silu' alone",
+            "hidden_act is 'gelu', only 'silu' is supported",
         ),
     ],
 )
@@ -460,7 +466,7 @@ def test_features_are_no_classes(case, folder):
     predictor = Predictor(folder(case))
     with pytest.raises(
         InputError,
-        match=r"has no classifier: it gives features, and no classes; tools/features\.py",
+        match=r"has no classifier: it gives features, not classes; tools/features\.py",
     ):
         predictor([np.zeros((16, 16, 3), np.uint8)])
 
@@ -480,12 +486,12 @@ def test_an_exported_projection_gives_features(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     exported = Predictor(tmp_path / "out")
     assert exported.logits(np.zeros((1, 16, 16, 3), np.uint8)).shape[0] == 1
-    told = f"{tmp_path}/out has no classifier: it gives features, and no classes; an export of a classifier"
+    told = f"{tmp_path}/out has no classifier: it gives features, not classes; export a classifier"
     with pytest.raises(InputError, match=f"^{re.escape(told)}"):
         exported([np.zeros((16, 16, 3), np.uint8)])
     done = export(f"-output={tmp_path}/for-paddlex", "-format=paddlex")
     assert done.returncode == 2
-    assert "has no classifier: it gives features, and no classes" in done.stderr
+    assert "has no classifier: it gives features, not classes" in done.stderr
     assert not (tmp_path / "for-paddlex").exists()
 
 
@@ -555,7 +561,7 @@ def test_names_tell_the_keys_of_a_head_where_the_model_has_another(case, told, f
     config = description_of(path).to_config()
     (path / "config.json").unlink()
     other = {"global_pool": "token", "final_norm": True, "reg_tokens": 0}
-    with pytest.raises(InputError, match=f"its names tell .*{told}"):
+    with pytest.raises(InputError, match=f"according to the names of its tensors .*{told}"):
         load_weights(build_model(config, **other), path)
 
 
@@ -564,15 +570,15 @@ def test_names_tell_the_keys_of_a_head_where_the_model_has_another(case, told, f
     [
         (
             {"fc_norm": True},
-            "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens",
+            "FC_NORM is True, expected False, because GLOBAL_POOL token_avg needs normalised tokens",
         ),
         (
             {"class_token": False},
-            "GLOBAL_POOL is 'token_avg', expected 'avg' or 'map': without CLASS_TOKEN there is",
+            "GLOBAL_POOL is 'token_avg', expected 'avg' or 'map', because the model has no",
         ),
         (
             {"distilled": True},
-            "GLOBAL_POOL is 'token_avg', expected 'token': DISTILLED heads read their tokens",
+            "GLOBAL_POOL is 'token_avg', expected 'token', because DISTILLED heads read their tokens",
         ),
     ],
 )

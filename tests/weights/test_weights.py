@@ -74,11 +74,11 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
     with pytest.raises(InputError, match="no weights at"):
         find_weights(tmp_path / "absent")
     (tmp_path / "weights.pdparams").write_bytes(b"x")
-    with pytest.raises(InputError, match="it is no weight file"):
+    with pytest.raises(InputError, match="it isn't a weight file"):
         load_weights(model, tmp_path / "weights.pdparams")
     for content in (b"", b"short", b"\xff" * 64):
         (tmp_path / "bad.safetensors").write_bytes(content)
-        with pytest.raises(InputError, match="it is empty|it is no weight file"):
+        with pytest.raises(InputError, match="it is empty|it isn't a weight file"):
             load_weights(model, tmp_path / "bad")
 
 
@@ -106,7 +106,7 @@ def test_a_classifier_of_other_classes_stays_fresh_when_fine_tuning(tmp_path, di
     assert set(report.loaded) == set(fresh) - set(heads)
     assert str(report) == (
         f"{len(fresh) - len(heads)} tensors loaded from {file};"
-        " classifier left fresh: 1000 classes in the file, 10 in the model"
+        " classifier initialised randomly: 1000 classes in the file, 10 in the model"
     )
     for name, value in values(model).items():
         assert (value == (fresh if name in heads else stored)[name]).all(), name
@@ -117,12 +117,14 @@ def test_a_backbone_without_a_classifier_is_fine_tuned_and_no_more(tmp_path):
     file = save(source, tmp_path)
     model = create_model("vit_digits")
     report = load_weights(model, file, strict=False)
-    assert str(report).endswith("; classifier left fresh: none in the file, 10 in the model")
+    assert str(report).endswith(
+        "; classifier initialised randomly: none in the file, 10 in the model"
+    )
     assert (model.norm.weight == source.norm.weight).all()
     assert (model.patch_embed.proj.weight == source.patch_embed.proj.weight).all()
     with pytest.raises(
         InputError,
-        match=r"missing head.weight, .*; it has no classifier; train one, or compute its fea",
+        match=r"missing head.weight, .*; it has no classifier; train one, or use its fea",
     ):
         load_weights(model, file)
 
@@ -142,13 +144,13 @@ def test_a_head_that_reads_pre_logits_is_told(tmp_path, prefix):
     }
     np.savez(tmp_path / "a.npz", **{f"{prefix}{name}": array for name, array in arrays.items()})
     model = create_model("vit_digits")
-    cause = "its classifier reads a layer pre_logits, which no model here has"
+    cause = "its classifier reads a layer pre_logits, which isn't supported"
     assert str(load_weights(model, tmp_path / "a.npz", strict=False)).endswith(
-        f"classifier left fresh: {cause}"
+        f"classifier initialised randomly: {cause}"
     )
     with pytest.raises(
         InputError,
-        match=f"missing head.weight, head.bias; {cause}; train one, or compute its features",
+        match=f"missing head.weight, head.bias; {cause}; train one, or use its features",
     ):
         load_weights(model, tmp_path / "a.npz")
 
@@ -159,17 +161,17 @@ def test_a_head_that_reads_pre_logits_is_told(tmp_path, prefix):
         (
             0.0,
             np.zeros(10),
-            "its classifier's values are the same for all classes: each gets the same probability",
+            "the weights of its classifier are the same for all classes, so all classes get the same probability",
         ),
         (
             0.5,
             np.ones(10),
-            "its classifier's values are the same for all classes: each gets the same probability",
+            "the weights of its classifier are the same for all classes, so all classes get the same probability",
         ),
         (
             0.0,
             np.arange(10),
-            "its classifier's weights are 0: all images get the same probabilities",
+            "the weights of its classifier are 0, so all images get the same probabilities",
         ),
         (0.5, np.arange(10), ""),
     ],
@@ -254,7 +256,7 @@ def test_a_classifier_of_imagenet22k_keeps_imagenet1ks_rows(tmp_path, order, kep
 
 def test_another_number_of_rows_isnt_imagenet22ks(tmp_path):
     model = create_model("vit_digits", num_classes=1000)
-    told = "its classifier has 21843 classes, expected 21841 (MODEL.PRETRAINED_CLASSES imagenet22k) or 1000; set that to"
+    told = "its classifier has 21843 classes, expected 21841 (MODEL.PRETRAINED_CLASSES imagenet22k) or 1000; set it to"
     with pytest.raises(InputError, match=re.escape(told)):
         load_weights(
             model,
@@ -266,7 +268,9 @@ def test_another_number_of_rows_isnt_imagenet22ks(tmp_path):
     assert load_weights(model, whole, classes="imagenet22k").changes == []
     backbone = save(create_model("vit_digits", num_classes=0), tmp_path)
     report = load_weights(model, backbone, strict=False, classes="imagenet22k")
-    assert report.changes == ["classifier left fresh: none in the file, 1000 in the model"]
+    assert report.changes == [
+        "classifier initialised randomly: none in the file, 1000 in the model"
+    ]
     # a model of all classes takes all of them
     other = create_model("vit_digits", num_classes=21841)
     assert load_weights(other, save(other, tmp_path), classes="imagenet22k").changes == []
@@ -297,7 +301,7 @@ def test_other_classes_and_another_grid_are_both_told(tmp_path):
         create_model("vit_digits", image_size=4, num_classes=3), file, strict=False
     )
     assert str(report).endswith(
-        "; pos_embed resized from 4 x 4 to 2 x 2; classifier left fresh: 10 classes in the file, 3 in the model"
+        "; pos_embed resized from 4 x 4 to 2 x 2; classifier initialised randomly: 10 classes in the file, 3 in the model"
     )
 
 

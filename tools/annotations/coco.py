@@ -53,19 +53,17 @@ class Coco:
                 path = checked_name(row.get("file_name"))
                 name = path.rpartition(".")[0] or path
                 if name in names or _id(row, "id") in self.of_image:
-                    raise Unreadable(f"it has the image {printable(path)} or its id twice")
+                    raise Unreadable(f"the image {printable(path)}, or its id, occurs twice")
                 names.add(name)
                 self.of_image[row["id"]] = []
                 self._pictures.append(Picture(name, images / path, "", row))
             if not self._pictures:
-                raise Unreadable("it has no image")
+                raise Unreadable("it has no images")
             for row in rows["annotations"]:
                 if _id(row, "category_id") not in self.names:
-                    raise Unreadable(
-                        f"an annotation is of the unknown category {row['category_id']}"
-                    )
+                    raise Unreadable(f"an annotation has the unknown category {row['category_id']}")
                 if _id(row, "image_id") not in self.of_image:
-                    raise Unreadable(f"an annotation is of the unknown image {row['image_id']}")
+                    raise Unreadable(f"an annotation has the unknown image {row['image_id']}")
                 self.of_image[row["image_id"]].append(row)
 
     def labels(self) -> Sequence[str]:
@@ -105,7 +103,7 @@ class Coco:
             mask[runs_to_pixels(segmentation, (height, width))] = index
             return
         if type(segmentation) is not list or not segmentation:
-            raise Unreadable("it has no segmentation; boxes alone make no masks")
+            raise Unreadable("it has no segmentation, and boxes alone aren't enough for masks")
         for outline in segmentation:
             if type(outline) is not list or len(outline) % 2:
                 raise Unreadable("it has an outline that isn't a list of pairs x, y")
@@ -136,13 +134,13 @@ def runs_to_pixels(runs: dict[str, Any], shape: tuple[int, int]) -> np.ndarray:
         Unreadable: they aren't those of an image of this shape.
     """
     if runs.get("size") != list(shape):
-        raise Unreadable(f"it has runs of an image of another size than {shape[1]} x {shape[0]}")
+        raise Unreadable(f"it has runs for an image of another size than {shape[1]} x {shape[0]}")
     counts = runs.get("counts")
     total = shape[0] * shape[1]
     if type(counts) is str:
         counts = _counts_of_text(counts)
     elif type(counts) is not list or not all(type(c) is int and 0 <= c <= total for c in counts):
-        raise Unreadable("it has runs whose counts are neither numbers nor a text")
+        raise Unreadable("it has runs whose counts are neither numbers nor text")
     lengths = np.array(counts, np.int64)
     if lengths.sum() != total or lengths.min(initial=0) < 0:
         raise Unreadable(f"it has runs of {lengths.sum()} pixels, expected {total}")
@@ -159,13 +157,13 @@ def _counts_of_text(text: str) -> np.ndarray:
     """
     codes = np.frombuffer(text.encode("utf-8", "replace"), np.uint8).astype(np.int64) - 48
     if len(codes) and (codes.min() < 0 or codes.max() > 63 or codes[-1] & 32):
-        raise Unreadable("it has runs whose text isn't COCO's")
+        raise Unreadable("it has runs whose text isn't in COCO's format")
     is_last = codes & 32 == 0
     number = np.cumsum(is_last) - is_last
     begins = np.flatnonzero(np.diff(number, prepend=-1))
     place = np.arange(len(codes)) - begins[number] if len(codes) else codes
     if place.max(initial=0) >= _LONGEST_COUNT:
-        raise Unreadable("it has runs whose text isn't COCO's")
+        raise Unreadable("it has runs whose text isn't in COCO's format")
     values = np.zeros(len(begins), np.int64)
     np.add.at(values, number, (codes & 31) << 5 * place)
     last = np.flatnonzero(is_last)
@@ -202,7 +200,7 @@ def _categories(rows: list[dict[str, Any]]) -> dict[int, str]:
             raise Unreadable("a category has no name")
         check_name(name, "category's name")
         if _id(row, "id") in names:
-            raise Unreadable(f"it has the category {row['id']} twice")
+            raise Unreadable(f"the category {row['id']} occurs twice")
         names[row["id"]] = name
     return names
 

@@ -24,7 +24,7 @@ from tools.annotations.pictures import (
 
 # A filled outline takes time for each of its points in each row of the image.
 _MOST_WORK = 1_000_000_000
-_ADVICE = "; repair it, or annotate its image anew"
+_ADVICE = "; repair it, or annotate the image again"
 
 
 class LabelMe:
@@ -49,7 +49,7 @@ class LabelMe:
         ]
         if not self.files:
             raise InputError(
-                f"{folder}: no JSON file of LabelMe's in it or below it; it holds"
+                f"{folder}: no JSON file of LabelMe's in it or below it; it contains"
                 f" {describe_folder(folder)}"
             )
 
@@ -112,7 +112,7 @@ def _image_of(file: Path, content: dict[str, Any]) -> Path:
     beside = find_image(file.parent, file.stem)
     if beside is None:
         raise InputError(
-            f"{file}: its image '{printable(str(path), 80)}' isn't there; put it beside the annotation"
+            f"{file}: its image '{printable(str(path), 80)}' doesn't exist; put it next to the annotation"
         )
     return beside
 

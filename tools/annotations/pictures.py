@@ -68,8 +68,8 @@ class Indices(NamedTuple):
         """Returns the index of a label; raises InputError with ``where`` for an unknown one."""
         if label not in self.of:
             raise InputError(
-                f"{where}: the label '{printable(label, 60)}' isn't in -classes; add it, or write"
-                f" {IGNORED} in its place"
+                f"{where}: the label '{printable(label, 60)}' isn't in -classes; add it, or use"
+                f" {IGNORED} instead"
             )
         return self.of[label]
 
@@ -111,10 +111,10 @@ def annotation_json(path: Path) -> Any:
 def checked_name(name: Any) -> str:
     """Returns the name of a file that an annotation gives; raises Unreadable if it leads elsewhere."""
     if not isinstance(name, str) or not name or UNPRINTABLE.search(name):
-        raise Unreadable(f"'{printable(str(name), 60)}' is no name of a file")
+        raise Unreadable(f"'{printable(str(name), 60)}' isn't a file name")
     plain = name.replace("\\", "/")
     if plain.startswith("/") or ".." in plain.split("/"):
-        raise Unreadable(f"the name '{printable(name, 60)}' leads out of the folder")
+        raise Unreadable(f"the path '{printable(name, 60)}' is outside the folder")
     return os.path.normpath(plain)
 
 
@@ -126,7 +126,7 @@ def checked_points(points: Any, size: tuple[int, int], least: int) -> list[tuple
         least: points that there have to be.
 
     Raises:
-        Unreadable: they are no points, too few, or far outside of the image.
+        Unreadable: they aren't points, too few, or far outside of the image.
     """
     if not isinstance(points, list) or len(points) < least:
         raise Unreadable(f"an outline of fewer than {least} points")
@@ -139,7 +139,7 @@ def checked_points(points: Any, size: tuple[int, int], least: int) -> list[tuple
                 raise Unreadable("an outline whose points aren't pairs of numbers")
             if not -_OUTSIDE * side <= value <= (1 + _OUTSIDE) * side:
                 raise Unreadable(
-                    f"an outline at {printable(str(value), 40)}, outside of the image of"
+                    f"an outline at {printable(str(value), 40)}, outside the image of"
                     f" {size[0]} x {size[1]} pixels"
                 )
         checked.append((float(point[0]), float(point[1])))
@@ -158,7 +158,7 @@ def checked_size(width: Any, height: Any, size: tuple[int, int]) -> tuple[int, i
     if (width, height) not in (size, size[::-1]):
         given = f"{printable(str(width), 20)} x {printable(str(height), 20)}"
         raise Unreadable(
-            f"it is of an image of {given} pixels, the image has {size[0]} x {size[1]}"
+            f"it is for an image of {given} pixels, but the image has {size[0]} x {size[1]}"
         )
     return width, height
 
@@ -233,14 +233,14 @@ def write_folder(
     counts = [parts.count("val"), len(parts) - parts.count("val")]
     said = f"{counts[1]:,} training and {counts[0]:,} validation images of {len(names)} classes"
     if indices.unlabelled == indices.ignored:
-        said += f"; without a class {BACKGROUND}, pixels that nothing is drawn on are ignored"
+        said += f"; without a class {BACKGROUND}, pixels without an annotation are ignored"
     if empty := [name for name, count in zip(names, pixels, strict=True) if not count]:
         said += f"; {counted(len(empty), 'class has', 'classes have')} no pixel, such as {empty[0]}"
     if unclear:
         said += (
-            f"; EXIF turns {counted(unclear, 'image', 'images')}, and nothing says which way"
-            " the annotations are: set DATA.EXIF_ORIENTATION True if they are of the turned images,"
-            " and look at them with tools/show_batch.py"
+            f"; {counted(unclear, 'image has', 'images have')} an EXIF rotation, and it is unknown whether"
+            " the annotations follow it: set DATA.EXIF_ORIENTATION True if they do,"
+            " and check them by tools/show_batch.py"
         )
     return said
 
@@ -251,7 +251,7 @@ def _write_pair(
     """Writes an image, as it is, and its mask.
 
     A mask is stored as its image is, with the same note of EXIF. So both fit each other, whether
-    DATA.EXIF_ORIENTATION turns them or not. Where nothing says which way it was annotated, it has
+    DATA.EXIF_ORIENTATION turns them or not. Where it is unknown which way it was annotated, it has
     no note, and the key decides.
 
     Returns:
@@ -265,7 +265,7 @@ def _write_pair(
     # A picture may be turned by its EXIF, and be annotated as it is shown.
     if annotated not in (size, size[::-1]):
         raise InputError(
-            f"{picture.image}: it has {size[0]} x {size[1]} pixels, its annotation is of"
+            f"{picture.image}: it has {size[0]} x {size[1]} pixels, but its annotation has"
             f" {annotated[0]} x {annotated[1]}; annotate this image"
         )
     orientation = orientation_of(data)

@@ -27,7 +27,7 @@ _BYTES_PER_LINE = 300
 class Voc:
     """The masks in SegmentationClass/.
 
-    Where labelmap.txt is beside it, masks are pictures of its colours. Otherwise they hold the
+    Where labelmap.txt is next to it, masks are pictures of its colours. Otherwise they hold the
     indices of the class names, and 255 is ignored.
 
     Args:
@@ -72,7 +72,7 @@ class Voc:
         image = find_image(self.images, name)
         if image is None or not mask.is_file():
             raise InputError(
-                f"{printable(name)}: its {'image' if image is None else 'mask'} isn't there; expected"
+                f"{printable(name)}: its {'image' if image is None else 'mask'} is missing; expected"
                 f" {self.images / name}.jpg and {mask}"
             )
         return Picture(name, image, part, mask)
@@ -126,7 +126,7 @@ def read_labelmap(file: Path) -> dict[str, tuple[int, ...]]:
             if len(values) != 3 or len(words) != 3 or max(values) > 255:
                 raise Unreadable(f"line {number}: '{printable(text, 60)}' has no colour R,G,B")
             if check_name(label, f"line {number}") in colours or tuple(values) in colours.values():
-                raise Unreadable(f"line {number}: its label or its colour is there already")
+                raise Unreadable(f"line {number}: its label or its colour occurs twice")
             colours[label] = tuple(values)
         if not colours:
             raise Unreadable("it has no label")

@@ -18,7 +18,7 @@ def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
     state.
 
     Returns a function that makes all ranks save. It returns the largest cost among the ranks, up to
-    the moment at which training can go on, when every rank has copied its tensors. The memory is
+    the moment at which training can continue, when every rank has copied its tensors. The memory is
     that of a rank's copies, and the CPU time is that of its training thread. The elapsed time also
     includes waiting for cores. The files are written in the background, as in a run, and the next
     call waits for them.

@@ -37,7 +37,7 @@ def loader(arguments: argparse.Namespace) -> None:
     """Measures the training data's loading.
 
     Raises:
-        InputError: no images, a peer that isn't there or can't do what is asked, keys that aren't
+        InputError: no images, a peer that isn't there or doesn't support the request, keys that aren't
             free here.
     """
     positive(arguments, "workers", "images", "batch_size")

@@ -176,7 +176,7 @@ def measure(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
 
 
 def head(report: dict[str, Any]) -> list[str]:
-    """Returns the lines that tell what was run where."""
+    """Returns the lines that say what was run where."""
     on = report["machine"]
     known = report["versions"] | {
         f"their {name}": version for name, version in report["peer_versions"].items()

@@ -111,7 +111,7 @@ class Rounds:
         else:
             self.after.append(took)
             if way.writing():
-                figures["a step beside the writing"].append(took)
+                figures["a step during the writing"].append(took)
         if place == QUIET - 1:
             # The first save maps the memory of its buffers, which the allocator keeps.
             part = "training waits, later saves"
@@ -177,7 +177,7 @@ class BySaver:
 
     def readers(self) -> dict[str, Callable[[], Any]]:
         """Saves once more, without a step meanwhile, and returns functions that read the save."""
-        self.save(Progress(epoch=1), {}, written="written, no step beside it")
+        self.save(Progress(epoch=1), {}, written="written, no step at the same time")
         self.settle()
         path = self.saver.path
         training = self.training

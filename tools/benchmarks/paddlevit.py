@@ -40,7 +40,7 @@ def paddlevit(arguments: argparse.Namespace) -> None:
     """Measures training steps of each model of ``-cfg`` beside PaddleViT's own.
 
     Raises:
-        InputError: ``--paddlevit`` is no checkout of it, or a model isn't PaddleViT's.
+        InputError: ``--paddlevit`` isn't a checkout of it, or a model isn't PaddleViT's.
     """
     positive(arguments, "batch_size", "reports", "threads")
     kinds: dict[str, Run] = {}

@@ -61,7 +61,7 @@ def paddle_package(versions: dict[str, str]) -> Finding:
     if not builds:
         return False, "found no Paddle; make install"
     if len(builds) == 2:
-        both = "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins"
+        both = "paddlepaddle and paddlepaddle-gpu, of which the one installed last is used"
         return False, f"found {both}; uninstall both, then make install"
     version = versions[builds[0]]
     if _numbers(version) < (2, 6):
@@ -80,7 +80,7 @@ def libraries(versions: dict[str, str]) -> Finding:
     if _numbers(paddle) < (3,) and _numbers(versions["numpy"]) >= (2,):
         return False, f'{shown}: Paddle {paddle} was built against NumPy 1; pip install "numpy<2"'
     if _numbers(paddle) < (3,) and _numbers(versions["protobuf"]) >= (7,):
-        reason = f"Paddle {paddle}'s fleet uses what protobuf 7 no longer has"
+        reason = f"Paddle {paddle}'s fleet uses functions that protobuf 7 removed"
         return False, f'{shown}: {reason}; pip install "protobuf<7"'
     return True, shown
 
@@ -173,7 +173,7 @@ def interfaces() -> Finding:
             continue
         prefixes = tuple(chosen.split(","))
         if not any(name.startswith(prefixes) for name in interface_addresses):
-            problem = f"{variable}={chosen} names no interface with an address"
+            problem = f"{variable}={chosen} isn't an interface with an address"
             return False, f"{problem}; there are {shown}"
     return True, shown
 
@@ -191,15 +191,13 @@ def host(name: str, several: bool) -> Finding:
         return False, f"{problem}; name it in /etc/hosts, with its address"
     loopback = address.startswith("127.")
     if loopback and several and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        problem = (
-            f"{name} resolves to {address}, where gloo would listen and no other machine reaches it"
-        )
+        problem = f"{name} resolves to {address}, where gloo would listen, but which no other machine can reach"
         advice = (
             "give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host"
         )
         return False, f"{problem}; {advice}"
     if not loopback and address not in addresses().values():
-        problem = f"{name} resolves to {address}, which is no address of this machine"
+        problem = f"{name} resolves to {address}, which isn't an address of this machine"
         return False, f"{problem}; correct /etc/hosts or DNS"
     note = ""
     if loopback and several:
@@ -245,7 +243,10 @@ def port(master: str, timeout: float = 3.0) -> Finding:
     try:
         socket.create_connection((address, int(number)), timeout).close()
     except ConnectionRefusedError:
-        return True, f"{name} answers; nothing listens at {number} yet: start there first"
+        return (
+            True,
+            f"{name} answers; nothing listens at {number} yet: start the program there first",
+        )
     except OSError as error:
         return False, f"{master} doesn't answer ({error}); check the address, routes and firewalls"
     return True, f"{master} answers"
@@ -259,7 +260,7 @@ def shared_memory(folder: str = "/dev/shm", least: int = MIN_SHARED_MEMORY) -> F
     users = "NCCL and Paddle's own loader put their buffers there"
     advice = f"docker run --shm-size=1g, or --ipc=host ({users})"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return False, f"{folder} isn't there or can't be written; {advice}"
+        return False, f"{folder} doesn't exist or isn't writable; {advice}"
     space = os.statvfs(folder)
     free = space.f_bavail * space.f_frsize
     if free < least:
@@ -310,7 +311,7 @@ def clock(now: float) -> Finding:
     """
     shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     if now < SOURCE_TIME:
-        return False, f"{shown} is before this toolkit was written: let NTP set the clock"
+        return False, f"{shown} is before this toolkit was written: set the clock by NTP"
     return True, shown
 
 
@@ -322,14 +323,12 @@ def operators() -> Finding:
 
     missing = ""
     if not images.load():
-        missing = "; not those of images, which Pillow computes: python -m ops.build"
+        missing = "; except those of images, for which Pillow is used: python -m ops.build"
     if num_gpus():
-        return True, f"a GPU needs none{missing}"
+        return True, f"not needed on a GPU{missing}"
     if ops.load():
         return True, f"{ops.library().parent.name}{missing}"
-    problem = (
-        "not compiled for this Paddle, which makes training slow (docs/evidence/performance.md)"
-    )
+    problem = "not compiled for this Paddle, so training is slow (docs/evidence/performance.md)"
     return False, f"{problem}; python -m ops.build"
 
 
@@ -363,7 +362,7 @@ def loader(cfg: str, options: Sequence[str], least: float = MIN_IMAGES) -> Findi
     images_text = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels"
     shown = f"{images_text}: {rate:.0f} images/s per worker"
     if rate < least:
-        advice = "pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/evidence/performance.md)"
+        advice = "for slow storage, use tools/make_shards.py or DATA.CACHE (docs/evidence/performance.md)"
         return False, f"{shown}: few; {advice}"
     return True, shown
 

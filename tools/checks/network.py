@@ -33,12 +33,12 @@ def can_fence() -> tuple[bool, str]:
         is_shut = store.shut(listener)
         open_after = [address for address in addresses().values() if _connects(address, port)]
     reachable = [address for address in open_before if not address.startswith("127.")]
-    where = ", ".join(reachable) or "no address but loopback"
+    where = ", ".join(reachable) or "no address other than loopback"
     if not is_shut or open_after:
-        reason = "this kernel filters no sockets: Paddle's store answers anybody for the whole run"
-        advice = "let a firewall pass the run's machines alone (docs/evidence/guarantees.md, The network)"
+        reason = "this kernel doesn't filter sockets: Paddle's store accepts anybody during the whole run"
+        advice = "restrict access to the machines of the run by a firewall (docs/evidence/guarantees.md, The network)"
         return False, f"{reason} (at {where}); {advice}"
-    until = "until all ranks are connected, then nobody else connects"
+    until = "until all ranks are connected; then nobody else can connect"
     return True, f"Paddle's store listens at {where} {until}"
 
 

@@ -1,4 +1,4 @@
-"""What timm and transformers compute of a published folder: another interpreter runs this.
+"""Runs a published folder by timm and transformers, in another interpreter.
 
     PYTHON published_peer.py FOLDER IMAGES.npz
 

@@ -117,7 +117,7 @@ class Bench:
                 returned.
 
         Raises:
-            RunError: the program failed, or didn't end in time. The doctor's exit status 1 is no
+            RunError: the program failed, or didn't end in time. The doctor's exit status 1 isn't a
                 failure: it has found something to do.
         """
         environ = os.environ | environment
@@ -139,7 +139,7 @@ class Bench:
                         printed, errors = process.communicate(timeout=0.002 if until else 0.5)
                         break
                     if time.monotonic() > self.deadline:
-                        raise RunError(f"no end within the {LIMIT} s of a check")
+                        raise RunError(f"not finished within {LIMIT} s")
                 else:
                     return ""
             finally:
@@ -193,7 +193,7 @@ def flash(bench: Bench) -> Finding:
     plain = answer["plain"]
 
     def cost(way: dict[str, float]) -> str:
-        # A CPU doesn't tell how much is kept.
+        # A CPU doesn't report how much is kept.
         memory = "" if bench.rehearsing else f" and {way['MB']:.0f} MB kept"
         return f"{way['ms']:.3g} ms{memory}"
 
@@ -229,7 +229,7 @@ def transfers(bench: Bench) -> Finding:
             others[where] = number
     found = f"a step brings the {answer['columns']} columns of its batch to the device"
     if loaded <= answer["columns"] and not others:
-        return True, f"{found}, and nothing else goes there or back"
+        return True, f"{found}, and copies nothing else to or from the device"
     most_first = sorted(others.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{number:g} {where}" for where, number in most_first)
     if not others:
@@ -322,7 +322,7 @@ def resume(bench: Bench) -> Finding:
         return False, "the run that was to be killed had ended already; run this check again"
     newest = max(file.name for file in saved.glob("epoch_*"))
     bench.run("main_single_gpu.py", "-resume=auto", f"-output={killed}")
-    return compare_bits(f"killed after {newest}, gone on with", whole, killed)
+    return compare_bits(f"killed after {newest}, resumed with", whole, killed)
 
 
 def sharding(bench: Bench) -> Finding:
@@ -337,7 +337,7 @@ def sharding(bench: Bench) -> Finding:
     bench.run("main_multi_gpu.py", "-ngpus=2", *options.split(), f"-output={whole}")
     checkpoint = whole / "checkpoints" / "epoch_0001"
     bench.run("main_multi_gpu.py", f"-resume={checkpoint}", f"-output={again}")
-    what = "fleet's sharding on 2 ranks, saved after epoch_0001, gone on with"
+    what = "fleet's sharding on 2 ranks, saved after epoch_0001, resumed with"
     return compare_bits(what, whole, again)
 
 
@@ -374,9 +374,7 @@ def all_reduce(bench: Bench) -> Finding:
     ranks = bench.ngpus or (2 if bench.rehearsing else bench.about["gpus"])
     printed = bench.run("tools/doctor.py", f"-ngpus={ranks}")
     if not (line := re.search(r"^(ok|todo) +all-reduce +(.*)$", printed, re.MULTILINE)):
-        raise RunError(
-            f"tools/doctor.py says nothing of an all-reduce: {printed.splitlines()[-1:]}"
-        )
+        raise RunError(f"tools/doctor.py doesn't report an all-reduce: {printed.splitlines()[-1:]}")
     return line[1] == "ok", line[2]
 
 

@@ -19,7 +19,7 @@ from tools.checks.machine import Finding
 from tools.gpu import checks
 from tools.gpu.checks import LIMIT, ROOT, Bench
 
-REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
+REHEARSAL = "rehearsal on a CPU: the results don't apply to a GPU"
 CHECKS: dict[str, Callable[[Bench], Finding]] = {
     "attention": checks.attention,
     "flash": checks.flash,
@@ -50,10 +50,10 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         InputError: there is no GPU, or a flag that does nothing here.
     """
     if not arguments.gpu:
-        raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
+        raise InputError("--rehearse and --only need --gpu; add it, or leave them out")
     for flag in arguments.changed:
         if flag not in ("gpu", "rehearse", "only", "ngpus"):
-            raise InputError(f"-{flag} does nothing with --gpu; leave it out")
+            raise InputError(f"-{flag} has no effect with --gpu; leave it out")
     if is_launched():
         raise InputError(
             "--gpu starts ranks by itself, but a launcher started this;"
@@ -62,9 +62,7 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
     try:
         tempfile.gettempdir()
     except OSError as error:
-        raise InputError(
-            f"{error.strerror}; let TMPDIR name a folder that can be written"
-        ) from None
+        raise InputError(f"{error.strerror}; set TMPDIR to a writable folder") from None
     begun = time.monotonic()
     todo = 0
     with temporary_folder() as folder:
@@ -91,14 +89,14 @@ def no_gpu(about: dict[str, Any]) -> str:
     """Returns the error that Paddle sees no GPU, with advice."""
     advice = "install paddlepaddle-gpu"
     if about["built"]:
-        advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
+        advice = "check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
     found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
     return f"{found}; {advice} (docs/guides/gpu.md), or rehearse on the CPU with --gpu --rehearse"
 
 
 def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
     """Returns the finding of a check, which has LIMIT seconds. A check that raises an error counts
-    as something to do, and the other checks go on.
+    as something to do, and the other checks continue.
     """
     bench.deadline = time.monotonic() + LIMIT
     try:
@@ -121,7 +119,7 @@ def header(bench: Bench) -> list[str]:
         driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         described["gpus"] = about["kinds"]
         described["cuda"] = about["cuda"]
-        described["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi isn't there"
+        described["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi not found"
     machine = measure.machine()
     python = f"Python {platform.python_version()}"
     cpu = f"{machine['cpu']}, {machine['cores']} cores"

@@ -3,7 +3,7 @@ own.
 
 The arguments are the probe's name and a request in JSON. The answer is the last line that is
 printed, in JSON, too. Such a process leaves no memory on the device. If it hangs, it can be ended,
-and if it crashes, the others go on.
+and if it crashes, the others continue.
 """
 
 import collections

@@ -43,7 +43,7 @@ def files() -> Iterator[Path]:
     """Yields the toolkit's files, relative to the repository: its code, its configurations and what
     they read.
     """
-    # the version, which runs note, and what messages tell to install
+    # the version, which runs note, and what messages say to install
     yield from (Path("pyproject.toml"), Path("constraints.txt"))
     yield from sorted(Path().glob("*.py"))
     for room in _ROOMS:
@@ -80,7 +80,7 @@ def stub(text: str, names: set[str]) -> str:
 
 
 class BuildPackage(build_py):
-    """``build_py`` that also copies the toolkit's files, each module with a stub beside it."""
+    """``build_py`` that also copies the toolkit's files, each module with a stub next to it."""
 
     def run(self) -> None:
         target = Path(self.build_lib) / "paddle_vit_toolkit"
@@ -100,5 +100,5 @@ class BuildPackage(build_py):
                 (target / file.with_suffix(".pyi")).write_text(text, encoding="utf-8")
 
     def get_source_files(self) -> list[str]:
-        """Returns what a source distribution has to hold."""
+        """Returns the files of a source distribution."""
         return [*super().get_source_files(), *map(str, files())]

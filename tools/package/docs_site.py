@@ -81,7 +81,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         target, _, anchor = (found[3] or found[4]).partition("#")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(own), target))
         if not (ROOT / path).exists():
-            raise FileNotFoundError(f"{own}: {target} leads to no file")
+            raise FileNotFoundError(f"{own}: {target} isn't a file")
         address = _address(path)
         if address is None:
             if not config.repo_url:

@@ -23,7 +23,7 @@ def add_flags(parser: Parser) -> None:
     """Adds the flags of an evaluation to a command's own."""
     for name in FLAGS:
         parser.add_argument(
-            f"-{name}", f"--{name}", metavar="VALUE", help="with --greedy: as -eval takes it"
+            f"-{name}", f"--{name}", metavar="VALUE", help="with --greedy: as for -eval"
         )
     parser.add_argument(
         "-o",
@@ -31,7 +31,7 @@ def add_flags(parser: Parser) -> None:
         nargs="+",
         action="extend",
         metavar="KEY VALUE",
-        help="with --greedy: any keys of the evaluation; KEY=VALUE as well",
+        help="with --greedy: set any keys of the evaluation; KEY=VALUE works as well",
     )
 
 
@@ -49,8 +49,8 @@ def words_of(arguments: Any, weights: Path) -> list[str]:
     given["cfg"] = given["cfg"] or run_file(weights)
     if given["cfg"] is None:
         raise InputError(
-            f"{weights} is in no run's folder, whose config.yaml tells how it is evaluated;"
-            " give -cfg=FILE, and the data by -dataset and -data_path"
+            f"{weights} isn't in the folder of a run, whose config.yaml describes the evaluation;"
+            " pass -cfg=FILE, and the data by -dataset and -data_path"
         )
     # The evaluation counts the devices itself, whatever number trained.
     given["ngpus"] = given["ngpus"] or "-1"

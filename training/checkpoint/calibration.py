@@ -1,4 +1,4 @@
-"""What a calibration stores in the description of weights (``tools/calibrate.py``).
+"""The calibration in the description of weights (``tools/calibrate.py``).
 
 The scaling of logits isn't needed again: it is part of the weights. It is stored to be read by
 people, and to say that the weights were calibrated.
@@ -128,7 +128,7 @@ def read_calibration(entries: Any, outputs: int) -> Calibration:
         thresholds = len(one["thresholds"])
         if outputs and thresholds not in (1, outputs):
             raise Unreadable(
-                f"its calibration has {thresholds} thresholds of a coverage, expected 1 or {outputs}"
+                f"its calibration has {thresholds} thresholds per coverage, expected 1 or {outputs}"
             )
         sets.append(PredictionSets(**{name: one[name] for name in _SETS}))
     rejections = []

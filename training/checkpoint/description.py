@@ -143,7 +143,7 @@ class Description:
         config = get_config(None, words)
         if unknown := sorted(self.values.keys() - default_values(config).keys()):
             raise InputError(
-                f"it has the key {printable(unknown[0])}, which {config.MODEL.TYPE} doesn't take"
+                f"it has the key {printable(unknown[0])}, which {config.MODEL.TYPE} doesn't have"
             )
         values = {key.replace(".", "__"): value for key, value in self.values.items()}
         config = with_values(config, "the weights' description", **values)
@@ -176,7 +176,7 @@ def _describes(key: str) -> bool:
 
 def without_training_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Returns a description's values without the keys that have an effect in training alone, such as
-    MODEL.DROPPATH. Those of an architecture that isn't here stay.
+    MODEL.DROPPATH. Those of an unsupported architecture stay.
     """
     kind = str(values.get("MODEL.TYPE", "")).lower()
     if kind not in architectures():
@@ -230,7 +230,9 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
     try:
         description.to_config()
     except InputError as error:
-        raise InputError(f"{file}: what it says of its model: {error}; give -cfg") from None
+        raise InputError(
+            f"{file}: its description of the model is invalid: {error}; pass -cfg"
+        ) from None
     return description
 
 
@@ -270,8 +272,8 @@ def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
     trained_for = task_of(path, adapter)
     if trained_for not in (None, task):
         raise InputError(
-            f"{adapter or path}: weights of TASK {trained_for}, found TASK {task};"
-            f" give -o TASK {trained_for}"
+            f"{adapter or path}: the weights are for TASK {trained_for}, found TASK {task};"
+            f" pass -o TASK {trained_for}"
         )
 
 
@@ -289,7 +291,7 @@ def check_normalisation(config: Configuration, key: str, path: str | Path) -> No
         if trained_with != expected:
             raise InputError(
                 f"{key} {path} was trained with {name} {trained_with}, found {expected} in its YAML;"
-                " give the config.yaml of its run as the YAML"
+                " use the config.yaml of its run"
             )
 
 
@@ -346,7 +348,7 @@ def _printable(classes: list[str], file: Path | str) -> list[str]:
     """Returns the names of classes, or raises InputError if one can't be printed."""
     if bad := [name for name in classes if not _is_class(name)]:
         raise InputError(
-            f"{file}: the name of its class '{printable(bad[0], 60)}' can't be printed;"
+            f"{file}: the class name '{printable(bad[0], 60)}' has unprintable characters;"
             " rename it there"
         )
     return classes
@@ -411,7 +413,7 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     shipped = shipped_configs()
     if name not in [file.stem for file in shipped] and shipped_model(name) is None:
         raise InputError(
-            f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}"
+            f"{path}: its config.json names {name}, which isn't a model of this toolkit{instead(name, shipped)}"
         )
     words = ["MODEL.PRETRAINED", str(path)]
     if (outputs := stored.get("num_classes")) is not None:

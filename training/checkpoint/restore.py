@@ -57,7 +57,7 @@ def load_checkpoint(
         for tensor, value in report.checksums.items():
             checksums[f"{file}: {tensor}"] = value
         if report.changes:
-            raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
+            raise InputError(f"{chosen}: it is a checkpoint of another model ({report.changes[0]})")
     _restore_unmerged(chosen, models)
 
     parameters = dict(model.named_parameters())
@@ -70,7 +70,7 @@ def load_checkpoint(
             checksums[f"{storage.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
             raise InputError(
-                f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one"
+                f"{chosen}: {file}: {key} holds NaN or infinite values; use an earlier one"
             )
         name, _, kind = key.partition("/")
         if name not in parameters:
@@ -82,7 +82,7 @@ def load_checkpoint(
         if not fits or value.dtype != np.float32:
             raise InputError(
                 f"{chosen}: {file}: {key} is {value.dtype} {list(value.shape)},"
-                f" expected float32 {shape}; take another checkpoint"
+                f" expected float32 {shape}; use another checkpoint"
             )
         restored.add(name)
         if parameter.name in updated_here:
@@ -95,7 +95,7 @@ def load_checkpoint(
     # Paddle takes the state of all parameters, or of none.
     if restored and missing:
         raise InputError(
-            f"{chosen}: {missing[0]} didn't train in its run, and has no optimizer state"
+            f"{chosen}: {missing[0]} wasn't trained in its run and has no optimizer state"
             f" ({len(missing)} such parameters); leave TRAIN.FREEZE and METHOD.NORM_LAST_LAYER as they"
             " were, or start from its weights with -pretrained"
         )
@@ -134,18 +134,18 @@ def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[
         expected = arrays.keys() if keys is None else keys
         if added := arrays.keys() - expected:
             raise InputError(
-                f"{chosen}: {file} holds {min(added)}, which {storage.INDEX} doesn't have there;"
+                f"{chosen}: {file} contains {min(added)}, which {storage.INDEX} doesn't list for it;"
                 f" {_OTHER}"
             )
         if missing := expected - arrays.keys():
             raise InputError(
-                f"{chosen}: {file} has no {min(missing)}, which {storage.INDEX} has there; {_OTHER}"
+                f"{chosen}: {file} lacks {min(missing)}, which {storage.INDEX} lists for it; {_OTHER}"
             )
         yield arrays
 
 
 def _restore_unmerged(chosen: Path, models: Mapping[str, paddle.nn.Layer]) -> None:
-    """Restores what the models' files have merged or left out.
+    """Restores the tensors that files of models have merged or left out.
 
     That is adapters, the weights beside them, and a projection (``weights.adapters``).
     """

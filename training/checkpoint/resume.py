@@ -58,7 +58,7 @@ _FREE = (
     "TRAIN.RECIPE_BATCH",
     "AMP_EVAL",
 )
-# Optimizers that keep the same moments, so that one can go on with another's state.
+# Optimizers that keep the same moments, so that one can continue with another's state.
 _SAME_STATE = ("AdamW", "Adam", "LAMB")
 # The beginnings of keys that are compared with those of the checkpoint's run.
 _COMPARED = ("TASK", "METHOD.", "DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
@@ -98,7 +98,7 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
     may_be_done = config.MODEL.RESUME == AUTO and progress.epoch == epochs
     if progress.epoch >= epochs and not may_be_done:
         raise InputError(
-            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {epochs};"
+            f"epoch {progress.epoch} is completed and TRAIN.NUM_EPOCHS is {epochs};"
             " raise it with -o TRAIN.NUM_EPOCHS N"
         )
     return progress, chosen
@@ -119,17 +119,19 @@ def rewind_folder(training: Training, progress: Progress, chosen: Path | None) -
         lost = _rewind_checkpoints(run.checkpoints, chosen, progress)
         if others := storage.remove_leftovers(run.checkpoints):
             run.info(
-                f"{run.checkpoints} also holds {some_of(others)}, which no run made:"
-                " left as they are"
+                f"{run.checkpoints} also contains {some_of(others)}, which no run wrote;"
+                " they are kept"
             )
         for name in dict.fromkeys(lost.values()):
-            run.info(f"the best so far, {name}, isn't whole; the best from now on takes its place")
+            run.info(
+                f"the best checkpoint so far, {name}, is incomplete; the next best one replaces it"
+            )
         run.rewind(progress.epoch, progress.step if progress.samples else 0)
     progress.forget_best(all_gather(lost)[0])
 
 
 def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | None:
-    """Returns the verified checkpoint to go on from; None: the run starts afresh.
+    """Returns the verified checkpoint to resume from; None: the run starts afresh.
 
     Args:
         directory: the folder of the run's own checkpoints.
@@ -153,7 +155,7 @@ def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | 
     if asked == AUTO:
         newest = _newest(directory, notes)
         if newest is None:
-            notes.append(f"-resume=auto: no checkpoint in {directory}; the run starts afresh")
+            notes.append(f"-resume=auto: no checkpoint in {directory}; starting a new run")
         return newest
 
     # A run's folder stands for its newest checkpoint.
@@ -161,7 +163,7 @@ def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | 
         newest = _newest(chosen / "checkpoints", notes)
         if newest is None:
             raise InputError(
-                f"-resume={asked}: {chosen / 'checkpoints'} holds no checkpoint to go on from"
+                f"-resume={asked}: {chosen / 'checkpoints'} contains no checkpoint to resume from"
             )
         # In this run's own folder, later ones that are damaged don't count, as for auto.
         if newest.parent == directory:
@@ -172,13 +174,13 @@ def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | 
     existing = storage.find_checkpoints(directory)
     if (existing or chosen.parent == directory) and not storage.is_name(chosen.name):
         raise InputError(
-            f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back"
+            f"{chosen}: the checkpoints of a run are named epoch_<number>; rename it back"
         )
     # An earlier resume may have copied the chosen run's best checkpoint into this folder.
     if not all(_is_copy(own, chosen.parent / own.name) for own in existing):
         raise InputError(
-            f"{directory} holds another run than {chosen};"
-            " go on from its own, or choose another -output"
+            f"{directory} contains another run than {chosen};"
+            " resume from its own checkpoint, or choose another -output"
         )
     position = storage.position(chosen)
     if later := [own.name for own in existing if storage.position(own) > position]:
@@ -205,11 +207,11 @@ def _newest(directory: Path, notes: list[str]) -> Path | None:
             read_state(checkpoint)
             return checkpoint
         except InputError as error:
-            notes.append(str(error).partition("; take an earlier one")[0])
+            notes.append(str(error).partition("; use an earlier one")[0])
     if checkpoints:
         raise InputError(
-            f"{directory}: none of its {len(checkpoints)} checkpoints is whole ({notes[0]});"
-            " remove them to start afresh"
+            f"{directory}: none of its {len(checkpoints)} checkpoints is complete ({notes[0]});"
+            " remove them to start over"
         )
     return None
 
@@ -233,7 +235,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
     """
     if not chosen.is_dir():
         raise InputError(
-            f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False
+            f"rank {rank()} can't access {chosen}; all machines need the same folder", shared=False
         )
     config = training.config
     run = training.run
@@ -250,7 +252,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
     # Earlier releases stored no version of the toolkit.
     here = {name: version for name, version in versions().items() if name in state["versions"]}
     if state["versions"] != here:
-        run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
+        run.info(f"saved with {state['versions']}, resumed with {here}: the last digits may differ")
     for line in changes_of_behaviour(config, training.model, state.get("behaviour", 1)):
         run.info(line)
     within = f", {state['samples']} samples into the next" if state["samples"] else ""
@@ -271,32 +273,32 @@ def _check_state(
     config = training.config
     if before["TASK"] != config.TASK:
         raise InputError(
-            f"{chosen} is of a run of TASK {printable(str(before['TASK']))}, found TASK {config.TASK};"
-            " leave TASK as it was, or start from the weights with -pretrained"
+            f"{chosen} is from a run of TASK {printable(str(before['TASK']))}, found TASK {config.TASK};"
+            " keep that TASK, or start from the weights with -pretrained"
         )
     with storage.reading_checkpoint(chosen, storage.STATE, "the state of a run of this task"):
         for metrics in state["best"].values():
             if config.BEST_METRIC not in ("auto", *metrics):
                 raise InputError(
                     f"BEST_METRIC is {config.BEST_METRIC}, which the best evaluation of {chosen}"
-                    " hasn't measured; leave it as it was"
+                    " hasn't measured; keep the previous metric"
                 )
             training.task.score(metrics)
             training.task.line("best", metrics)
     for change in _compare(config, before, chosen):
-        training.run.info(f"changed, as the command line names it: {change}")
+        training.run.info(f"changed by the command line: {change}")
     if state.get("length"):
         # The length was measured for these two settings.
         now = dict(leaves(config))
         for key in ("TRAIN.MAX_MINUTES", "TRAIN.NUM_EPOCHS"):
             if before[key] != now[key]:
                 raise InputError(
-                    f"{chosen}: TRAIN.MAX_MINUTES fixed its run's length,"
+                    f"{chosen}: TRAIN.MAX_MINUTES determined the length of its run,"
                     f" {state['length'][1]:.4g} epochs; {key} is {now[key]} and was"
-                    f" {printable(str(before[key]))}: leave it so, or start from the weights with"
+                    f" {printable(str(before[key]))}; keep it, or start from the weights with"
                     " -pretrained"
                 )
-    advice = "give its own data, or start from its weights with -pretrained"
+    advice = "use its own data, or start from its weights with -pretrained"
     images = len(training.loader.dataset)
     if state["images"] != images:
         raise InputError(
@@ -313,9 +315,9 @@ def _check_state(
     within_epoch = bool(state["samples"])
     if config.DATA.SHUFFLE_MODE == "shard" and within_epoch and state["ranks"] != world_size():
         raise InputError(
-            f"{chosen} is within an epoch of {state['ranks']} processes' own parts"
-            f" (DATA.SHUFFLE_MODE shard), found {world_size()}; go on with {state['ranks']},"
-            " or from a checkpoint at an epoch's end"
+            f"{chosen} is within an epoch that {state['ranks']} processes share"
+            f" (DATA.SHUFFLE_MODE shard), found {world_size()}; use {state['ranks']},"
+            " or a checkpoint at the end of an epoch"
         )
     # In the run's own file TRAIN.LAST_EPOCH says where the run began, which isn't compared.
     source = value_sources(config).get("TRAIN.LAST_EPOCH")
@@ -334,7 +336,7 @@ def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dic
         try:
             settings = default_values(config) | kept_values(state["config"])
         except InputError as error:
-            raise Unreadable(f"its configuration can't be one: {error}") from None
+            raise Unreadable(f"its configuration is invalid: {error}") from None
         if type(name := settings["TRAIN.OPTIMIZER.NAME"]) is not str:
             raise Unreadable(f"its TRAIN.OPTIMIZER.NAME is {value_text(name)}, expected a text")
         return settings
@@ -351,8 +353,8 @@ def _compare(config: Configuration, before: dict[str, Any], chosen: Path) -> lis
     optimizer = now["TRAIN.OPTIMIZER.NAME"]
     if optimizer_before != optimizer and not {optimizer_before, optimizer} <= set(_SAME_STATE):
         raise InputError(
-            f"{chosen} holds the state of {optimizer_before}, with which {optimizer} can't go on;"
-            " leave TRAIN.OPTIMIZER.NAME as it was, or start from its weights with -pretrained"
+            f"{chosen} has the optimizer state of {optimizer_before}, which {optimizer} can't use;"
+            " keep TRAIN.OPTIMIZER.NAME, or start from its weights with -pretrained"
         )
     changes = {}
     for key, value in now.items():
@@ -363,7 +365,7 @@ def _compare(config: Configuration, before: dict[str, Any], chosen: Path) -> lis
     if unnamed := [change for key, change in changes.items() if key not in named]:
         raise InputError(
             f"{chosen} was trained with other settings: {', '.join(unnamed)};"
-            " leave them as they were, or name what is meant to change with a flag or -o KEY VALUE"
+            " keep them, or set what you want to change with a flag or -o KEY VALUE"
         )
     return list(changes.values())
 
@@ -380,14 +382,14 @@ def changes_of_behaviour(
         return
     if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
         yield (
-            "its batch norms took in variances over n values;"
-            " from here on, over n - 1, as PyTorch's"
+            "its batch norms averaged variances over n values;"
+            " from now on over n - 1, as in PyTorch"
         )
     tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
     if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
         yield (
             "its tables of relative positions had no weight decay;"
-            " from here on they have, as BEiT's authors'"
+            " from now on they have, as in the code of BEiT's authors"
         )
 
 
@@ -395,7 +397,7 @@ def _rewind_checkpoints(directory: Path, chosen: Path | None, progress: Progress
     """Restores the folder of checkpoints to its state when ``chosen`` was written.
 
     Returns:
-        By split, the best checkpoints that aren't whole.
+        By split, the best checkpoints that are incomplete.
     """
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
@@ -436,7 +438,7 @@ def _bring_checkpoint(best: Path, directory: Path) -> bool:
     """Copies a checkpoint into the run's folder, unless it lies there already.
 
     Returns:
-        Whether it is there now: one that isn't whole isn't copied.
+        Whether it is there now: an incomplete one isn't copied.
     """
     try:
         names = storage.verify(best)

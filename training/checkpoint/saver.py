@@ -77,7 +77,7 @@ class Saver:
 
     Args:
         models: the model as "val" and, with MODEL_EMA, the averaged one as "ema".
-        train: what is trained on; a run can't go on with another number of samples.
+        train: what is trained on; a run can't continue with another number of samples.
         progress: where the run begins: its checkpoint is there, or there is nothing to save yet.
 
     Attributes:
@@ -153,7 +153,7 @@ class Saver:
             last: whether nothing will be saved after this.
 
         Raises:
-            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR goes on and there
+            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR continues and there
                 will be another save.
         """
         problem = self._end_writing()
@@ -171,11 +171,11 @@ class Saver:
         text = f"{problem.text}; {instead}" if instead else problem.text
         if problem.fatal or last:
             raise RunError(text, shared=True)
-        self.run.info(f"{text}; the run goes on (SAVE_ON_ERROR)")
+        self.run.info(f"{text}; the run continues (SAVE_ON_ERROR)")
         self.failure = None
 
     def _end_writing(self) -> "_Problem | None":
-        """Waits until no rank writes; returns what went wrong, the same on every rank."""
+        """Waits until no rank writes; returns the problem, the same on every rank."""
         # The ranks meet again and again: in one long wait gloo would give up after 30 s.
         while True:
             statuses = all_gather(self._status())
@@ -234,7 +234,7 @@ class Saver:
                 self._start(time.perf_counter(), self._write_content, Path(begun))
             if self._end_writing() is None:
                 saved = Path(begun).parent / self.path.name
-                return f"it is saved in {saved}, from where -resume goes on with a new -output"
+                return f"it is saved in {saved}; resume from there with a new -output"
             if rank() == 0:
                 remove(Path(begun))
         return ""
@@ -245,9 +245,9 @@ class Saver:
             if last := newest_whole(self.run.checkpoints):
                 path = last.resolve()
                 if path.name == self.path.name:
-                    return f"but {path} is whole"
-                return f"the last whole checkpoint is {path}"
-        return "there is none before it"
+                    return f"but {path} is complete"
+                return f"the last complete checkpoint is {path}"
+        return "there is no earlier checkpoint"
 
     def save(
         self,
@@ -364,7 +364,7 @@ class Saver:
             took = time.perf_counter() - started
             self.run.local.info(
                 f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s;"
-                f" the training waited {waited:.3f} s"
+                f" training waited {waited:.3f} s"
             )
 
         self.thread = threading.Thread(target=work, daemon=True)
@@ -410,7 +410,7 @@ class Saver:
         return files
 
     def _adapter_files(self, arrays: dict[str, Arrays]) -> dict[str, Arrays]:
-        """Returns the files of what a training added to a model (``weights.adapters``).
+        """Returns the files of the tensors that a training added to a model (``weights.adapters``).
 
         There are none if it added nothing.
         """
@@ -549,16 +549,16 @@ class Saver:
             directory, checkpoints, keep_last, save_freq
         )
         for other in set(kept) - self.kept:
-            why = "it holds what no run made, or is another user's"
+            why = "it contains files of another program, or belongs to another user"
             self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
         self.kept.update(kept)
 
 
 def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
-    """Begins a copy of what ``tensors`` hold now.
+    """Begins a copy of the current values of ``tensors``.
 
     On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the
-    tensors comes after it, and this process goes on. (A stream of its own would save the GPU the
+    tensors comes after it, and this process continues. (A stream of its own would save the GPU the
     time of the copy. But Paddle chooses the stream only for the whole process.)
 
     Returns:

@@ -143,9 +143,7 @@ def read_state(chosen: Path) -> dict[str, Any]:
         check_form(state, {"format": _FORM["format"]}, ("format",))
         if state["format"] not in FORMATS:
             formats = " and ".join(map(str, FORMATS))
-            raise InputError(
-                f"{chosen} has the format {state['format']}, this release reads {formats}"
-            )
+            raise InputError(f"{chosen} has format {state['format']}, this release reads {formats}")
         check_form(state, _FORM, tuple(name for name in _FORM if name not in _OPTIONAL))
         check_form(state["scaler"], _SCALER, tuple(_SCALER), "scaler.")
         # The ranks take equally many samples: some may be taken twice at an epoch's end.
@@ -156,11 +154,11 @@ def read_state(chosen: Path) -> dict[str, Any]:
             )
         if len(state["window"]) not in (0, state["ranks"]):
             raise Unreadable(
-                f"its window is of {len(state['window'])} processes, expected {state['ranks']}"
+                f"its window has {len(state['window'])} processes, expected {state['ranks']}"
             )
         name = storage.checkpoint_name(state["epoch"], state["samples"])
         if storage.is_name(chosen.name) and chosen.name != name:
-            raise Unreadable(f"it is of {name}: the folder has another's name")
+            raise Unreadable(f"it belongs to {name}; the folder was renamed")
     return state
 
 

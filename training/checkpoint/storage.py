@@ -74,7 +74,7 @@ _SUM = ".sum"
 _MOST_SHARES = 1 << 13
 # The index of ViT-B's state has 50,000 bytes.
 _LONGEST_INDEX = 16 << 20
-_ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
+_ADVICE = "; use an earlier one, or -resume=auto, which uses the newest complete one"
 
 Arrays = dict[str, np.ndarray]
 
@@ -108,7 +108,7 @@ def check_visible(directory: Path) -> None:
                 mark = str(stack.enter_context(making_mark(existing)))
             except OSError as error:
                 problem = (
-                    f"{directory}: can't make the run's folder ({error.strerror});"
+                    f"{directory}: can't create the run's folder ({error.strerror});"
                     " choose another with -output"
                 )
         mark, problem = all_gather((mark, problem))[0]
@@ -118,9 +118,9 @@ def check_visible(directory: Path) -> None:
     if not all(sees_it):
         ranks = ", ".join(str(place) for place, sees in enumerate(sees_it) if not sees)
         raise InputError(
-            f"{directory} isn't seen by rank {ranks}, which has to write its share of the"
-            " optimizer's state there (DIST.STRATEGY.sharding);"
-            " give an -output that all machines see"
+            f"rank {ranks} can't access {directory}, where it has to write its share of the"
+            " optimizer's state (DIST.STRATEGY.sharding);"
+            " choose an -output that all machines share"
         )
 
 
@@ -131,7 +131,7 @@ def find_checkpoints(directory: Path) -> list[Path]:
 
 
 def position(folder: Path) -> tuple[int, float]:
-    """Returns what orders checkpoints: (epoch, samples of it; infinity at its end)."""
+    """Returns the sort key of checkpoints: (epoch, samples of it; infinity at its end)."""
     match = _NAME.fullmatch(folder.name)
     assert match is not None
     epoch, samples = match.groups()
@@ -169,7 +169,7 @@ def write_checkpoint(
         state: the content of state.json.
         metadata: by file.
         begun: what ``begin_checkpoint`` has made. Rank 0's files that an earlier try has left there
-            are written anew.
+            are written again.
         sharing: with it other ranks write files into ``begun``, too, and this waits for them.
 
     Raises:
@@ -206,7 +206,7 @@ def _check_finite(name: str, files: dict[str, Arrays]) -> None:
                 raise RunError(
                     f"{name} isn't saved: {key} of {file} holds NaN or infinite values;"
                     " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"
-                    " and go on from a checkpoint before it went wrong"
+                    " and resume from a checkpoint before it went wrong"
                 )
 
 
@@ -271,7 +271,7 @@ def write_share(begun: Path, name: str, arrays: Arrays) -> None:
 
     Args:
         begun: the checkpoint's unfinished folder, which rank 0 has made. A share that an earlier
-            try has left there is written anew.
+            try has left there is written again.
         name: the checkpoint's name.
 
     Raises:
@@ -337,8 +337,8 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
         for key, share in index["weight_map"].items():
             if share not in shares:
                 raise Unreadable(
-                    f"it has {printable(key)} in {printable(share)},"
-                    f" which is none of its {ranks} shares"
+                    f"it lists {printable(key)} in {printable(share)},"
+                    f" which isn't one of its {ranks} shares"
                 )
             shares[share].add(key)
     return shares
@@ -386,7 +386,7 @@ def replace_link(link: Path, to: str) -> None:
         OSError: a file or a folder lies in its place.
     """
     if os.path.lexists(link) and not link.is_symlink():
-        raise OSError(errno.EEXIST, "it is no link to a checkpoint", str(link))
+        raise OSError(errno.EEXIST, "it isn't a link to a checkpoint", str(link))
     temporary = unfinished_path(link)
     temporary.symlink_to(to)
     os.replace(temporary, link)
@@ -469,7 +469,7 @@ def _empty(folder: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> list[str]:
-    """Removes what runs that were killed have left unfinished.
+    """Removes unfinished files of runs that were killed.
 
     Returns:
         The names of the other hidden entries, which no run made. They stay.
@@ -497,7 +497,7 @@ def verify(folder: Path) -> list[str]:
         with contextlib.suppress(InputError):
             expected += (
                 f"; {find_weights(folder)} is a file: -pretrained takes its weights, "
-                f"and -last_epoch={_epoch(folder)} goes on with the schedule, "
+                f"and -last_epoch={_epoch(folder)} continues the schedule, "
                 "without the optimizer's state"
             )
         raise InputError(f"no checkpoint at {folder}: {expected}")
@@ -506,17 +506,15 @@ def verify(folder: Path) -> list[str]:
     for name, digest in sums.items():
         with reading_checkpoint(folder, name, "a file"):
             if sha256_of(folder / name) != digest:
-                raise Unreadable("it isn't what was written (its SHA-256 differs)")
+                raise Unreadable("its content has changed (its SHA-256 differs)")
     # The index is verified by now: it says which shares there have to be.
     with reading_checkpoint(folder, SUMS, "a list of files"):
         expected = {INDEX, *shares_of(folder)} if INDEX in sums else {OPTIMIZER}
         listed = {name for name in sums if name in (OPTIMIZER, INDEX) or _SHARE.fullmatch(name)}
         if missing := sorted(expected - listed):
-            raise Unreadable(f"it has no line for {missing[0]}")
+            raise Unreadable(f"it doesn't list {missing[0]}")
         if added := sorted(listed - expected):
-            raise Unreadable(
-                f"it has a line for {added[0]}, which isn't a share of this checkpoint"
-            )
+            raise Unreadable(f"it lists {added[0]}, which isn't a share of this checkpoint")
     return [SUMS, *sums]
 
 
@@ -525,7 +523,7 @@ def _read_sums(folder: Path) -> dict[str, str]:
     sums = read_sums(folder)
     for name in (MODEL, INDEX if INDEX in sums else OPTIMIZER, STATE):
         if name not in sums:
-            raise Unreadable(f"it has no line for {name}")
+            raise Unreadable(f"it doesn't list {name}")
     return sums
 
 

@@ -44,11 +44,11 @@ def build_criterion(
     kind = config.TRAIN.DISTILLATION_TYPE
     if kind is not None and teacher is None:
         raise InputError(
-            f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is no teacher; set TRAIN.TEACHER_MODEL"
+            f"TRAIN.DISTILLATION_TYPE is {kind!r} but there is no teacher; set TRAIN.TEACHER_MODEL"
         )
     if kind is None and teacher is not None:
         raise InputError(
-            "TRAIN.DISTILLATION_TYPE is None and there is a teacher; set it to hard or soft"
+            "TRAIN.DISTILLATION_TYPE is None but there is a teacher; set it to hard or soft"
         )
     targets = Targets(
         distributions=gives_distributions(config),

@@ -34,7 +34,7 @@ def arcface(
     """Returns the cross-entropy of cosines, with a margin on the angle to the image's class.
 
     Args:
-        arcface_margin: is added to the angle, in radians. MODEL.HEAD_COSINE is ArcFace's scale, 64.
+        arcface_margin: the margin that is added to the angle, in radians. MODEL.HEAD_COSINE is ArcFace's scale, 64.
     """
     assert targets.cosine_scale is not None
     criterion = ArcFace(targets.smoothing, targets.weight)

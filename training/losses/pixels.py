@@ -22,7 +22,7 @@ Kind = Literal["cross_entropy", "ohem", "focal"]
 
 
 class PixelLoss:
-    """A loss of pixels, with Dice beside it.
+    """A loss of pixels, with Dice in addition.
 
     Args:
         kind: "cross_entropy": the mean over the pixels. "ohem": the mean over the hardest ones

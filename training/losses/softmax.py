@@ -59,7 +59,7 @@ def label_losses(logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
     """Returns the cross-entropy of each sample: logits [B, K], labels [B] int64 -> [B]."""
     logits = logits.astype("float32")
     if ops.usable(logits):
-        # An unused ignore_index: a label that is no class is an error, -100 included.
+        # An unused ignore_index: a label that isn't a class is an error, -100 included.
         return F.nll_loss(log_softmax(logits), labels, ignore_index=-(1 << 62), reduction="none")
     loss = F.cross_entropy(logits, labels, reduction="none").reshape([-1])
     if not _is_cut_off(loss):

@@ -109,6 +109,6 @@ def _counts(
     """Returns the number of images, and the number of images of each class."""
     if labels is None or not len(labels):
         raise InputError(
-            f"{key} is 'auto' and there are no training labels; give a factor per class"
+            f"{key} is 'auto', but there are no training labels; set a factor per class"
         )
     return len(labels), np.bincount(every_label(labels), minlength=classes)

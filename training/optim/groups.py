@@ -46,8 +46,8 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
             raise InputError(
-                f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random;"
-                " give -pretrained=FILE"
+                f"TRAIN.ADAPTER.NAME is {name}, but the weights to freeze are random;"
+                " pass -pretrained=FILE"
             )
         trained = adapters.choose(config)(model)
         rest = own_parameters(model).keys() - trained
@@ -59,8 +59,8 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
         parameters[name].stop_gradient = True
     if all(parameter.stop_gradient for parameter in parameters.values()):
         raise InputError(
-            f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters"
-            " to train"
+            f"TRAIN.FREEZE {config.TRAIN.FREEZE} freezes all {len(parameters)} parameters;"
+            " nothing would be trained"
         )
     return [name for name in parameters if name in frozen]
 
@@ -68,7 +68,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
 def own_parameters(model: nn.Layer) -> dict[str, Any]:
     """Returns a model's parameters by their structured names.
 
-    The projection of a feature distillation is no layer of the model's own, and isn't among them.
+    The projection of a feature distillation isn't a layer of the model's own, and isn't among them.
     """
     return {
         name: parameter

@@ -48,8 +48,8 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
         optimizer, config.TRAIN.WEIGHT_DECAY
     ):
         raise InputError(
-            f"TRAIN.WEIGHT_DECAY_END is {config.TRAIN.WEIGHT_DECAY_END:g}, but no weight decay of"
-            f" {config.TRAIN.OPTIMIZER.NAME} was found that could change; leave it out"
+            f"TRAIN.WEIGHT_DECAY_END is {config.TRAIN.WEIGHT_DECAY_END:g}, but the weight decay of"
+            f" {config.TRAIN.OPTIMIZER.NAME} can't be changed during training; leave it out"
         )
     return optimizer
 

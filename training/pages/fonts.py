@@ -90,6 +90,6 @@ def _warn(missing: set[str]) -> None:
         _warned.append(letter)
         print(
             f"the fonts of this machine lack the letter {printable(letter)} (U+{ord(letter):04X}):"
-            " a box is drawn; install Noto Sans CJK, say",
+            " a box is drawn instead; install a font such as Noto Sans CJK",
             file=sys.stderr,
         )

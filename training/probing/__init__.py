@@ -1,1 +1,1 @@
-"""What frozen features are worth: classifiers of them that are cheap to fit, and signs of a collapse."""
+"""Evaluates frozen features: by classifiers that are cheap to fit, and for signs of a collapse."""

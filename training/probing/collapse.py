@@ -46,12 +46,12 @@ class Spread(NamedTuple):
         """A line that names a collapse; "": there is none."""
         if self.feature_std < LEAST_DEVIATION * self.healthy:
             return (
-                "collapse: all images have nearly the same features: their deviation is"
-                f" {self.feature_std:.1e}, healthy is {self.healthy:.1e}"
+                "collapse: all images have nearly the same features: their standard deviation is"
+                f" {self.feature_std:.1e}, expected about {self.healthy:.1e}"
             )
         if self.rankme < LEAST_RANK and self.channels > 1:
             return (
-                "collapse: the features lie on one line: RankMe is"
+                "collapse: the features vary in one dimension only: RankMe is"
                 f" {self.rankme:.2f} of {self.channels}"
             )
         return ""

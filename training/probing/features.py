@@ -95,7 +95,7 @@ def compute_features(
         places = places[is_read]
     unusable = sum(all_gather(int((~np.isfinite(values)).any(1).sum())))
     if unusable:
-        raise RunError(f"the weights give no finite features for {unusable} images", shared=True)
+        raise RunError(f"the features of {unusable} images aren't finite", shared=True)
     return Features(values, places, np.asarray(loader.dataset.labels))
 
 

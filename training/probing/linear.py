@@ -71,8 +71,8 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
         mask[images[: round(HELD_OUT * len(images))]] = True
     if not mask.any():
         raise InputError(
-            f"the {len(labels)} training images are too few to hold a part out, on which a linear"
-            " classifier's penalty and rate are chosen; leave logistic and sgd out of -probes"
+            f"{len(labels)} training images are too few to hold out a part for choosing the linear"
+            " classifier's penalty and learning rate; remove logistic and sgd from -probes"
         )
     return mask
 

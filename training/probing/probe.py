@@ -27,7 +27,7 @@ class Probe:
 
     The images are prepared as for an evaluation, also where the task's evaluation has views of
     them. Labels are used here even if the task ignores them. Nothing is random or changes the
-    training, so a checkpoint holds no state of it.
+    training, so a checkpoint has no state of it.
 
     Args:
         model: the network, not wrapped.
@@ -65,8 +65,8 @@ class Probe:
         self.is_labelled = all(map(_has_labels, (train, val_loader.dataset)))
         if not self.is_labelled:
             self.note = (
-                "PROBE: the images don't have one label each, so only RankMe and the deviation of the"
-                " features are measured, and no k-NN"
+                "PROBE: the images don't have one label each, so RankMe and the deviation of the"
+                " features are measured, but not k-NN"
             )
             if config.BEST_METRIC == "knn":
                 raise InputError(
@@ -74,7 +74,7 @@ class Probe:
                 )
         elif len(images) < config.PROBE.K:
             raise InputError(
-                f"PROBE.K is {config.PROBE.K}, but {len(images)} training images are compared;"
+                f"PROBE.K is {config.PROBE.K}, but only {len(images)} training images are compared;"
                 " lower it, or raise PROBE.IMAGES"
             )
         # It has what the loader reads.

@@ -1,4 +1,4 @@
-"""What a run records of its probes (PROBE.FREQ). Paddle isn't imported here."""
+"""The records of a run's probes (PROBE.FREQ). Paddle isn't imported here."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -125,9 +125,9 @@ def _summary(run: FinishedRun) -> str:
     rows.append(["images", *(f"{one['num_samples']:,}" for one in evaluations)])
     if any(best):
         rows.append(["best evaluation", *map(_best_text, best)])
-        sentences = ["The figures are of the last evaluation."]
+        sentences = ["These figures are from the last evaluation."]
     else:
-        sentences = ["The figures are of an evaluation alone."]
+        sentences = ["These figures are from an evaluation run."]
     sentences.append(f"Weights: {run.result.get('weights', 'unknown')}.")
     if "ended" in run.result:
         sentences.append(f"The run ended early: {run.result['ended']}.")
@@ -180,7 +180,7 @@ def _drawn(title: str, file: Path) -> str:
     """Returns the section of a picture that the run drew; "" if there is none.
 
     Raises:
-        InputError: the file is no PNG.
+        InputError: the file isn't a PNG.
     """
     if not file.exists():
         return ""
@@ -188,7 +188,7 @@ def _drawn(title: str, file: Path) -> str:
         data = whole_file(file, _LARGEST_PICTURE)
         # A link may lead to any file, which must not get into the page.
         if not data.startswith(_PNG):
-            raise Unreadable("it is no PNG")
+            raise Unreadable("it isn't a PNG")
     return page.section(title, page.picture(title, data))
 
 
@@ -311,7 +311,7 @@ def _configuration(run: FinishedRun) -> str:
         key, _, values = line.partition(": ")
         rows.append((key, *values.split(" -> ", 1)))
     table = page.table(["key", "default", "here"], rows, numbers=False)
-    return page.section("Configuration, where it isn't the default", page.scroll_box(table))
+    return page.section("Configuration: changed keys", page.scroll_box(table))
 
 
 def _machine(run: FinishedRun) -> str:

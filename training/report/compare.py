@@ -149,8 +149,8 @@ def compare(folders: Sequence[Path]) -> Compared:
     for name, run in runs.items():
         if run.config.TASK != first.config.TASK:
             raise InputError(
-                f"{name} is of TASK {run.config.TASK}, {first_name} of {first.config.TASK};"
-                " compare runs of one TASK"
+                f"{name} has TASK {run.config.TASK}, {first_name} has {first.config.TASK};"
+                " compare runs of the same TASK"
             )
     compared = Compared(runs, _kinds(runs), _differences(runs), verdicts=[])
     pairs = [(compared.kinds[0], other) for other in compared.kinds[1:]]
@@ -166,7 +166,7 @@ def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
     """Returns the folders by the shortest ends of their paths that differ."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) < len(paths):
-        raise InputError("a run is given twice; give different runs")
+        raise InputError("a run is given twice; compare different runs")
     names: list[str] = []
     for length in range(1, 1 + max(len(path.parts) for path in paths)):
         names = [str(Path(*path.parts[-length:])) for path in paths]
@@ -250,32 +250,29 @@ def _verdict_by_images(
         if table is None or other_table is None:
             task = compared.runs[name].config.TASK
             if not answers_of(task):
-                return f"{names}: not tested: TASK {task} gives no classes that are right or wrong"
+                return f"{names}: not tested: TASK {task} doesn't predict classes"
             return (
-                f"{names}: not tested: a run without predictions.csv (REPORT) has no images to"
-                " compare"
+                f"{names}: not tested: a run has no predictions.csv (REPORT), so its images can't be"
+                " compared"
             )
         right.append(_scores(table))
         other_right.append(_scores(other_table))
     if not all(compared.same_images(*pair) for pair in pairs):
-        return (
-            f"{names}: not tested: they were evaluated on different images, or on other labels of"
-            " them"
-        )
+        return f"{names}: not tested: they were evaluated on different images or labels"
     if len(pairs) == 1:
         names = " against ".join(pairs[0])
     first = np.concatenate(right)
     if is_of_pixels:
         better, other_better, probability = wilcoxon(first, np.concatenate(other_right))
         test = (
-            f"of {len(first):,} images {better} have a higher mIoU in the first, {other_better} in"
+            f"of {len(first):,} images {better} have a higher mIoU in the first run, {other_better} in"
             " the second, Wilcoxon's signed-rank test"
         )
         return f"{names}: {test}{_conclusion(probability, comparisons)}"
     alone, other_alone, probability = mcnemar(first, np.concatenate(other_right))
     test = (
-        f"of {len(first):,} images {alone} are right in the first alone, {other_alone} in the"
-        " second alone, McNemar's exact test"
+        f"of {len(first):,} images {alone} are right in the first run only, {other_alone} in the"
+        " second only, McNemar's exact test"
     )
     return f"{names}: {test}{_conclusion(probability, comparisons)}"
 
@@ -292,7 +289,7 @@ def _conclusion(probability: float, comparisons: int) -> str:
     if comparisons > 1:
         level_text += f", {LEVEL} over {comparisons} comparisons"
     larger = probability < level
-    verdict = "larger than chance" if larger else "no larger than chance may make it"
+    verdict = "statistically significant" if larger else "not statistically significant"
     return f": p = {probability:.3g}; the difference is {verdict} (level {level_text})"
 
 
@@ -301,7 +298,7 @@ def screen(compared: Compared) -> str:
     heads, rows = compared.table()
     lines = _align([heads, *rows])
     lines += compared.spreads()
-    lines += ["", "configuration, where they differ:"]
+    lines += ["", "keys that differ:"]
     if compared.differences:
         rows = [[f"  {key}", *values] for key, values in compared.differences]
         lines += _align([["  key", *compared.runs], *rows])
@@ -342,7 +339,7 @@ def page_of(compared: Compared) -> str:
         *map(page.paragraph, [*compared.spreads(), *compared.verdicts]),
         page.section("Curves", page.grid(pictures)),
         page.section(
-            "Configuration, where they differ",
+            "Configuration: keys that differ",
             page.scroll_box(differences) or page.paragraph("nowhere"),
         ),
     )

@@ -67,13 +67,13 @@ def read_pixel_table(file: Path) -> PixelTable:
         table = csv_rows(lines_of(lines, allowance))
         head = tuple(next(table, ()))
         if head[: len(PIXEL_COLUMNS)] != PIXEL_COLUMNS:
-            raise Unreadable(f"its first line isn't {','.join(PIXEL_COLUMNS)}")
+            raise Unreadable(f"its first line has to be {','.join(PIXEL_COLUMNS)}")
         shares = array("d")
         numbers = array("q")
         digest = hashlib.sha256()
         images = Paths(_rows(table, head, shares, numbers, digest))
         if not len(images):
-            raise Unreadable("it holds no sample")
+            raise Unreadable("it contains no samples")
         pixel_acc, mean_iou = np.frombuffer(shares, np.float64).reshape(-1, 2).T
         label, predicted, pixels = np.frombuffer(numbers, np.int64).reshape(-1, 3).T
         return PixelTable(images, digest.digest(), pixel_acc, mean_iou, label, predicted, pixels)
@@ -103,14 +103,14 @@ def _rows(
 def _percent(text: str) -> float:
     value = float(text) if len(text) < _LONGEST_NUMBER else -1.0
     if not 0 <= value <= 100:
-        raise Unreadable(f"{text[:20]!a} is no percentage")
+        raise Unreadable(f"{text[:20]!a} isn't a percentage")
     return value
 
 
 def _count(text: str) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) < _LONGEST_NUMBER
     if not is_number or int(text) >= _MOST_PIXELS:
-        raise Unreadable(f"{text[:20]!a} is no number of pixels")
+        raise Unreadable(f"{text[:20]!a} isn't a number of pixels")
     return int(text)
 
 
@@ -126,7 +126,7 @@ def read_confusion(file: Path) -> np.ndarray:
         head = next(table, [])
         classes = len(head) - 1
         if classes < 1 or head[0] != "label":
-            raise Unreadable("its first line isn't label and the names of classes")
+            raise Unreadable("its first line has to be label and the class names")
         allowance.take(8 * classes * classes)
         matrix = np.zeros((classes, classes), np.int64)
         count = 0
@@ -185,7 +185,7 @@ def classes(run: Any, matrix: np.ndarray) -> str:
         if shares[label]:
             taken_for = f"{run.name_of(int(others[label]))}: {shares[label]:.2f} %"
         rows.append([*row, f"{totals[label]:,}", taken_for])
-    content = page.table([*heads, "pixels", "taken for most often"], rows)
+    content = page.table([*heads, "pixels", "confused most often with"], rows)
     if len(ious) > _MOST_CLASSES:
         content += page.paragraph(f"and {len(ious) - _MOST_CLASSES:,} more")
     return page.section("Classes", page.scroll_box(content))
@@ -204,8 +204,8 @@ def pictures(run: Any, table: PixelTable) -> str:
         shares = (_text(float(each[place])) for each in (table.mean_iou, table.pixel_acc))
         rows.append([table.images[place], *shares, taken])
     heads = ["picture, the lowest mIoU first", "mIoU (%)", "pixel accuracy (%)"]
-    found = page.table([*heads, "taken most often"], rows)
-    return page.scroll_box(found) or page.paragraph("No picture has a wrong pixel.")
+    found = page.table([*heads, "confused most often"], rows)
+    return page.scroll_box(found) or page.paragraph("All pixels are right.")
 
 
 def _text(value: float | None) -> str:

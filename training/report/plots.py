@@ -82,9 +82,7 @@ def confusion(
     short_names = [shorten(name, 18) for name in names]
     axis.set_xticks(range(count), short_names, rotation=90, fontsize=size)
     axis.set_yticks(range(count), short_names, fontsize=size)
-    axis.set_xlabel(
-        "predicted" if whole else f"predicted, of the {count} classes that are confused most often"
-    )
+    axis.set_xlabel("predicted" if whole else f"predicted, of the {count} most confused classes")
     axis.set_ylabel("label")
     return figure_png(drawn)
 
@@ -101,9 +99,11 @@ def reliability(calibration: Calibration) -> bytes:
     right = calibration.right[filled]
     mean = calibration.probability[filled]
     width = 0.92 / BINS
-    above.bar(centres[filled], right, width, color=_BLUE, label="share of right answers")
-    above.plot(mean, right, ".", color=_ORANGE, label="at their mean probability")
-    above.plot([0, 1], [0, 1], color="#666", linewidth=1, linestyle="--", label="as it should be")
+    above.bar(centres[filled], right, width, color=_BLUE, label="accuracy")
+    above.plot(mean, right, ".", color=_ORANGE, label="at the mean probability of the bin")
+    above.plot(
+        [0, 1], [0, 1], color="#666", linewidth=1, linestyle="--", label="perfect calibration"
+    )
     above.set(ylim=(0, 1.02), xlim=(0, 1), ylabel="right")
     above.legend(fontsize=8, loc="upper left")
     below.bar(centres, calibration.images, width, color="#888")

@@ -114,7 +114,7 @@ def read_run(folder: Path) -> FinishedRun:
     """
     if not (folder / "result.json").exists():
         raise InputError(
-            f"{folder}: holds no result.json: it is no run's folder, or the run isn't over"
+            f"{folder}: no result.json; it isn't a run's folder, or the run hasn't finished"
         )
     result = read_result(folder, ADVICE)
     config = get_config(folder / "config.yaml")
@@ -144,7 +144,7 @@ def read_run(folder: Path) -> FinishedRun:
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
-        raise InputError(f"{file}: holds no record of a run; move it away")
+        raise InputError(f"{file}: isn't a record of a run; move it away")
     return FinishedRun(
         folder, config, evaluated, classes, predictions, pixel_tables, confusion, curves, labels
     )
@@ -154,8 +154,8 @@ def _check_same_size(file: Path, images: int, evaluation: dict[str, Any]) -> Non
     """Raises InputError if a table has another number of images than result.json."""
     if images != evaluation["num_samples"]:
         raise InputError(
-            f"{file}: it has {images} samples, result.json {evaluation['num_samples']}: another"
-            " evaluation's; move the file away"
+            f"{file}: it has {images} samples, result.json {evaluation['num_samples']}: it is from"
+            " another evaluation; move the file away"
         )
 
 
@@ -169,8 +169,8 @@ def _confusion(file: Path, result: dict[str, Any]) -> np.ndarray:
     accuracy = 100 * int(np.trace(matrix)) / max(1, int(matrix.sum()))
     if abs(accuracy - result.get("pixel_acc", accuracy)) > 1e-3:
         raise InputError(
-            f"{file}: its pixel accuracy is {accuracy}, that of result.json {result['pixel_acc']}:"
-            " another evaluation's; move the file away"
+            f"{file}: its pixel accuracy is {accuracy}, in result.json {result['pixel_acc']}:"
+            " it is from another evaluation; move the file away"
         )
     return matrix
 
@@ -188,8 +188,8 @@ def _check_same_evaluation(
     expected_accuracy = evaluation.get("acc1", accuracy)
     if samples != expected_samples or abs(accuracy - expected_accuracy) > 1e-3:
         raise InputError(
-            f"{file}: its samples and accuracy are {samples}, {accuracy}, those of result.json"
-            f" {expected_samples}, {evaluation.get('acc1')}: another evaluation's;"
+            f"{file}: its samples and accuracy are {samples}, {accuracy}, in result.json"
+            f" {expected_samples}, {evaluation.get('acc1')}: it is from another evaluation;"
             " move the file away"
         )
 
@@ -207,14 +207,14 @@ def read_predictions(file: Path) -> PredictionTable:
         single_label = head[: len(SINGLE_LABEL_COLUMNS)] == SINGLE_LABEL_COLUMNS
         if not single_label and head != MULTILABEL_COLUMNS:
             expected = f"{','.join(SINGLE_LABEL_COLUMNS)}, nor {','.join(MULTILABEL_COLUMNS)}"
-            raise Unreadable(f"its first line isn't {expected}")
+            raise Unreadable(f"its first line has to be {expected}")
         # Arrays, and Paths for the names, hold tables of millions of images in little memory.
         numbers = array("i")
         probabilities = array("d")
         digest = hashlib.sha256()
         images = Paths(_rows(table, head, numbers, probabilities, digest))
         if not len(images):
-            raise Unreadable("it holds no sample")
+            raise Unreadable("it contains no samples")
         label, predicted, right = np.frombuffer(numbers, np.int32).reshape(-1, 3).T
         return PredictionTable(
             images=images,
@@ -257,5 +257,5 @@ def _rows(
 def _probability(text: str) -> float:
     value = float(text) if len(text) < 30 else -1.0
     if not 0 <= value <= 1:
-        raise Unreadable(f"{text[:20]!a} is no probability")
+        raise Unreadable(f"{text[:20]!a} isn't a probability")
     return value

@@ -1,4 +1,4 @@
-"""What the readers of a run's tables share."""
+"""The common part of the readers of a run's tables."""
 
 from collections.abc import Iterator
 from typing import IO
@@ -22,5 +22,5 @@ def lines_of(file: IO[bytes], allowance: Allowance) -> Iterator[str]:
 def class_number(text: str) -> int:
     """Returns the number of a class that a cell holds."""
     if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < MOST_CLASSES):
-        raise Unreadable(f"{text[:20]!a} is no class's number")
+        raise Unreadable(f"{text[:20]!a} isn't the number of a class")
     return int(text)

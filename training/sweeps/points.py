@@ -183,7 +183,9 @@ def read_sweep(file: Path) -> Sweep:
             raise InputError(f"{file}: {key} is {quoted(value)}, expected {kinds[key].__name__}")
     for key in ("command", "keys"):
         if not content.get(key):
-            raise InputError(f"{file} has no {key}; docs/guides/sweep.md shows a sweep's file")
+            raise InputError(
+                f"{file} has no {key}; docs/guides/sweep.md describes the file of a sweep"
+            )
     program, *words = _command_words(file, content["command"])
     method = content.get("method", "grid")
     refuse_other(f"{file}: method", method, METHODS)
@@ -193,7 +195,7 @@ def read_sweep(file: Path) -> Sweep:
     if method == "grid":
         _check_grid(file, keys)
         if "runs" in content:
-            raise InputError(f"{file}: a grid has a run for each point; leave runs out")
+            raise InputError(f"{file}: a grid runs each point once; leave runs out")
         points = math.prod(len(distribution.choices) for distribution in keys.values())
     else:
         if "runs" not in content:
@@ -212,7 +214,7 @@ def read_sweep(file: Path) -> Sweep:
             raise InputError(f"{file}: {name} is {count}, expected 1 to {MOST}")
     if processes > 1 and program == PROGRAMS[0]:
         raise InputError(
-            f"{file}: devices is {processes}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}"
+            f"{file}: devices is {processes}, but {PROGRAMS[0]} uses one; use {PROGRAMS[1]}"
         )
     if method == "optuna" and not importlib.util.find_spec("optuna"):
         raise InputError(
@@ -238,21 +240,21 @@ def _check_grid(file: Path, keys: Mapping[str, Distribution]) -> None:
     for key, distribution in keys.items():
         if not distribution.choices:
             raise InputError(
-                f"{file}: {key} is an interval, but method grid needs values; list them"
+                f"{file}: {key} is an interval, but method grid needs a list of values"
             )
     for key, distribution in keys.items():
         if len(set(distribution.choices)) < len(distribution.choices):
             raise InputError(
-                f"{file}: {key} has a value twice, and a grid would repeat its runs; leave one out"
+                f"{file}: {key} has a value twice, so the grid would repeat runs; remove one"
             )
 
 
 def _check_seeds(file: Path, seeds: list[Any], keys: Mapping[str, Distribution]) -> None:
-    """Raises InputError unless seeds are different whole numbers, and SEED is no key besides."""
+    """Raises InputError unless seeds are different whole numbers, and SEED isn't a key besides."""
     whole = all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds) or (seeds and "SEED" in keys):
         raise InputError(
-            f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no"
+            f"{file}: seeds is {quoted(seeds)}, expected different whole numbers from 0 on, and no"
             " key SEED"
         )
 
@@ -263,7 +265,7 @@ def _command_words(file: Path, command: str) -> list[str]:
         words = shlex.split(command)
     except ValueError as error:
         # A quote isn't closed.
-        raise InputError(f"{file}: command can't be read ({error})") from None
+        raise InputError(f"{file}: command can't be parsed ({error})") from None
     if words[:1] == ["python"]:
         words = words[1:]
     if not words or words[0] not in PROGRAMS:
@@ -276,7 +278,7 @@ def _command_words(file: Path, command: str) -> list[str]:
         flag = name.lstrip("-").replace("-", "_") if name.startswith("-") else ""
         if name in _RESERVED or flag in _RESERVED_FLAGS:
             raise InputError(
-                f"{file}: command has {argument}, which the sweep gives or has no use for;"
+                f"{file}: command has {argument}, which the sweep sets itself or doesn't support;"
                 " leave it out"
             )
     return words
@@ -289,7 +291,7 @@ def _distribution(where: str, key: str, values: Any) -> Distribution:
         where: names the file and the key in errors.
     """
     if key in _RESERVED:
-        raise InputError(f"{where} is the sweep's own; leave it out")
+        raise InputError(f"{where} is set by the sweep; leave it out")
     kind = "choice"
     if isinstance(values, dict) and len(values) == 1:
         [(kind, values)] = values.items()
@@ -473,8 +475,8 @@ def _default_metric(config: Configuration) -> str:
         return config.BEST_METRIC
     if loss_is_relative(config.TASK):
         raise InputError(
-            f"no metric is given, and a lower loss of TASK {config.TASK} doesn't mean a better model;"
-            " add metric: knn (of labelled images), rankme or loss; the first two need PROBE.FREQ"
+            f"metric is missing, and a lower loss of TASK {config.TASK} doesn't mean a better model;"
+            " add metric: knn (labelled images), rankme or loss; the first two need PROBE.FREQ"
         )
     return _metrics(config)[0]
 
@@ -485,12 +487,12 @@ def _check_metric(metric: str, config: Configuration) -> None:
     if name in PROBED and config.PROBE.FREQ != config.VALIDATE_FREQ:
         raise InputError(
             f"PROBE.FREQ is {config.PROBE.FREQ}, expected VALIDATE_FREQ ({config.VALIDATE_FREQ}),"
-            f" because metric is {metric}: any evaluation may be the best"
+            f" because metric is {metric}, and any evaluation may be the best"
         )
     dataset = config.DATA.DATASET
     if name == "knn" and not {"labels", "*"} & set(dataset_columns(dataset)):
         raise InputError(
-            f"metric is {metric}, but DATA.DATASET {dataset} has no labels; take rankme"
+            f"metric is {metric}, but DATA.DATASET {dataset} has no labels; use rankme"
         )
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
         raise InputError(

@@ -36,7 +36,7 @@ _LONGEST_LINE = 2 << 20
 _MOST_LABELS = 40
 # Names of the files and folders that a sweep writes.
 _WRITTEN = r"[0-9]{4,}(_seed[0-9]+)?(\.txt)?|sweep\.(json|csv|png)|points\.jsonl|\.lock"
-_ANEW = "; remove it to begin anew"
+_ANEW = "; remove it to start over"
 _REPEAT = "; remove it to repeat the run"
 
 
@@ -74,14 +74,14 @@ def lock(output: Path) -> int:
         others = [name for name in os.listdir(output) if name != LOCK]
         if others and not (output / FILE).exists():
             raise InputError(
-                f"{output} holds {printable(others[0])} and no sweep; give another output"
+                f"{output} contains {printable(others[0])}, but no sweep; choose another output"
             )
         refuse_links(output, _WRITTEN)
         descriptor = open_lock(output / LOCK, rb"[0-9]+")
     except OSError as error:
         where = error.filename or output
         raise InputError(
-            f"{where}: can't be a sweep's ({error.strerror}); give another output"
+            f"{where}: can't be used for a sweep ({error.strerror}); choose another output"
         ) from None
     _wait_for_lock(descriptor, output)
     os.truncate(descriptor, 0)
@@ -109,8 +109,8 @@ def _wait_for_lock(descriptor: int, output: Path) -> None:
             if is_alive or time.monotonic() > deadline:
                 process = owner or "that has just begun"
                 raise InputError(
-                    f"{output}: another sweep writes there (process {process}); wait for it, or"
-                    " give another output"
+                    f"{output}: another sweep is using it (process {process}); wait for it, or"
+                    " choose another output"
                 ) from None
             time.sleep(0.2)
 
@@ -137,8 +137,8 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
         changed.append("keys")
     if changed:
         raise InputError(
-            f"{file} is of a sweep with other {changed[0]}; give another output, or put the file"
-            " back as it was"
+            f"{file} is from a sweep with a different {changed[0]}; choose another output, or restore"
+            " the file"
         )
     if not planned:
         # Optuna's points can't be computed again, so they are taken from the files.
@@ -157,8 +157,7 @@ def _added_points(sweep: Sweep, known: int) -> list[Point]:
         lines = whole_file(file, _LONGEST).split(b"\n")[:-1]
         if known + len(lines) > MOST:
             raise Unreadable(
-                f"it has {len(lines)} points, and {FILE} {known}:"
-                f" more than the {MOST} that a sweep has"
+                f"it has {len(lines)} points, and {FILE} {known}: a sweep has at most {MOST}"
             )
         points = [parsed_json(line) for line in lines]
     _check_points(sweep, points, file)
@@ -168,7 +167,7 @@ def _added_points(sweep: Sweep, known: int) -> list[Point]:
 def _check_points(sweep: Sweep, points: list[Point], file: Path) -> None:
     """Raises InputError unless Optuna may have suggested the points."""
     form = {
-        key: Rule("a value that the sweep's file gives", distribution.holds)
+        key: Rule("a value from the sweep's file", distribution.holds)
         for key, distribution in sweep.keys.items()
     }
     with reading(file, "a sweep's points", _ANEW):
@@ -177,7 +176,7 @@ def _check_points(sweep: Sweep, points: list[Point], file: Path) -> None:
             if unknown := sorted(point.keys() - form.keys()):
                 raise Unreadable(
                     f"its points[{index}] has {printable(unknown[0], 60)},"
-                    " which is no key of the sweep"
+                    " which isn't a key of the sweep"
                 )
 
 
@@ -247,11 +246,11 @@ def last_line(file: Path) -> str:
             text.seek(max(0, os.fstat(text.fileno()).st_size - 2000))
             lines = text.read(2000).decode(errors="replace").split("\n")
     except (OSError, Unreadable) as error:
-        return f"what it printed can't be read ({error})"
+        return f"its output can't be read ({error})"
     for line in reversed(lines):
         if line.strip():
             return printable(line, 300)
-    return "it printed nothing"
+    return "it printed no output"
 
 
 class Row(NamedTuple):

@@ -1,7 +1,7 @@
 """The names of tensors in other toolkits' weight files, and how they become timm's.
 
 Each family of architectures has a module here, to which a model's class refers as
-``ImageModel.weight_names``. Its function ``timm_names`` renames a file's tensors. Names also tell
+``ImageModel.weight_names``. Its function ``timm_names`` renames a file's tensors. Names also show
 how a file's model computes, so a module may have further functions:
 
 - ``model_keys(arrays)``: keys of MODEL that change the model's tensors, found by timm's names. A
@@ -111,12 +111,12 @@ def unread_classifier(arrays: Collection[str]) -> str:
         arrays: the file's own names.
     """
     if any(re.match(r"(opt/target/)?pre_logits\b", name) for name in arrays):
-        return "its classifier reads a layer pre_logits, which no model here has"
+        return "its classifier reads a layer pre_logits, which isn't supported"
     return ""
 
 
 def has_switches(family: ModuleType | None) -> bool:
-    """Returns whether files of this family's models may tell ``switches``."""
+    """Returns whether files of this family's models may imply ``switches``."""
     return hasattr(family, "switches")
 
 

@@ -13,7 +13,7 @@ _HEADS = re.compile(r"(mask_token$|lm_head\.|cls_pt_layers\.)")
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of ``models.pretraining.beit.BeitPretraining``.
 
-    Sources: beit/ and beit2/ of microsoft/unilm. Their encoder's names get a prefix; ``weights.names.beit`` tells what
+    Sources: beit/ and beit2/ of microsoft/unilm. Their encoder's names get a prefix; ``weights.names.beit`` says what
     becomes of these. A file that has the prefix stays as it is.
 
     Args:

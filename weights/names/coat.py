@@ -50,8 +50,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
             sources[name] = source
         elif named[name].shape != array.shape or named[name].tobytes() != array.tobytes():
             raise InputError(
-                f"{sources[name]} and {source} differ, CoaT has one tensor for both;"
-                " take other weights"
+                f"{sources[name]} and {source} differ, but CoaT shares them; take other weights"
             )
     return named
 

@@ -113,9 +113,7 @@ def switches(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         is_exact = np.allclose(periods, exact, rtol=1e-4, atol=0)
         is_rounded = np.allclose(periods, to_bfloat16(exact), rtol=1e-4, atol=0)
         if periods.shape != exact.shape or not (is_exact or is_rounded):
-            raise InputError(
-                f"rope_embed.periods aren't powers of {_BASE:g}, which DINOv3's are here"
-            )
+            raise InputError(f"rope_embed.periods aren't powers of {_BASE:g}, as DINOv3 needs")
         keys["ROPE_BFLOAT16"] = not is_exact
     # EVA-02
     tables = [array for name, array in arrays.items() if re.search(r"(^|\.)rope\.freqs_cos$", name)]

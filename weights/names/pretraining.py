@@ -1,4 +1,4 @@
-"""The model in a network that is trained without labels, told by the names of its tensors."""
+"""The model in a network that is trained without labels, identified by the names of its tensors."""
 
 import re
 from collections import Counter

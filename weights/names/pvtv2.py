@@ -25,7 +25,7 @@ _RULES = (
     (r"\.ffn\.pe_conv\.", ".mlp.dwconv."),
     (r"\.ffn\.", ".mlp."),
 )
-# Files whose norms all have this epsilon, told by the name of their first embedding.
+# Files whose norms all have this epsilon, identified by the name of their first embedding.
 _EPSILONS = {
     # PaddleViT's PVTv2
     "patch_embedding1.patch_embed.weight": 1e-6,

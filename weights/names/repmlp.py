@@ -1,4 +1,4 @@
-"""What files of RepMLPNet tell. The authors' names and PaddleViT's are ours."""
+"""Names in files of RepMLPNet. The authors' names and PaddleViT's are ours."""
 
 from collections.abc import Collection
 from typing import Any

@@ -36,7 +36,7 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
         else:
             if name in renamed:
                 raise InputError(
-                    f"{sources[name]} and {source} both mean {name}; remove one of them"
+                    f"{sources[name]} and {source} both correspond to {name}; remove one of them"
                 )
             renamed[name] = array
             sources[name] = source
@@ -141,7 +141,7 @@ def to_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
     for name in arrays:
         if not any(re.match(_pattern(timm), name) for timm, _ in layers):
             raise InputError(
-                f"{name} has no place in Google's files, which are of plain ViTs and MLP-Mixers"
+                f"{name} can't be written to Google's format, which has plain ViTs and MLP-Mixers only"
             )
     rules = [(_pattern(timm), flax.replace("<i>", r"\1")) for timm, flax in layers]
     leaves = [

@@ -47,7 +47,7 @@ def _window(table: np.ndarray) -> int:
             log8(1 + 8 (H - 1) / (side - 1)).
 
     Returns:
-        the side, or 0 if it can't be told.
+        the side, or 0 if it is unknown.
     """
     if table.ndim != 4 or table.shape[1] < 3 or not table.size:
         return 0

@@ -82,12 +82,12 @@ def tower_names(arrays: Arrays) -> Arrays:
     Arrays of the image tower are left out.
 
     Raises:
-        Unreadable: the file holds no text tower.
+        Unreadable: the file has no text tower.
         InputError: two arrays get the same name.
     """
     layout = layout_of(arrays)
     if not layout:
-        raise Unreadable("it holds no text tower; take weights of CLIP or SigLIP with both towers")
+        raise Unreadable("it has no text tower; use weights of CLIP or SigLIP with both towers")
     scales = {}
     for name, array in arrays.items():
         if name in _SCALES:

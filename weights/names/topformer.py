@@ -12,8 +12,8 @@ _RULES = (
     (r"\.norm\.", ".bn."),
     (r"^head\.l\.", "head.linear."),
 )
-# The layers of an inverted residual, in PaddleViT's order. The last convolution has its norm beside
-# it.
+# The layers of an inverted residual, in PaddleViT's order. The last convolution has its norm next
+# to it.
 _LAYERS = ("conv1_1x1.", "conv2_kxk.", "conv3_1x1.conv.", "conv3_1x1.bn.")
 
 

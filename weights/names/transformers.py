@@ -256,7 +256,7 @@ def timm_names(arrays: Arrays) -> Arrays:
 
 
 def _finish_encoder(arrays: Arrays) -> Arrays:
-    """Joins queries, keys and values, and renames what the rules can't tell.
+    """Joins queries, keys and values, and renames what the rules can't express.
 
     BEiT's keys have no bias, so the biases of queries and values stay apart. The distillation token
     of a DeiT without a teacher becomes a register token, because no head reads it.

@@ -366,13 +366,13 @@ def test_every_parameter_belongs_to_one_group():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: small_eva(num_classes=0), "MAE can't train Eva: it takes a Hiera, or an"),
-        (lambda: small_beit(num_classes=0), "MAE can't train Beit: it takes a Hiera, or an"),
+        (lambda: small_eva(num_classes=0), "MAE can't train Eva: it needs a Hiera, or an"),
+        (lambda: small_beit(num_classes=0), "MAE can't train Beit: it needs a Hiera, or an"),
         (
             lambda: small_beit("beit_all_but_tables", num_classes=0),
             "set USE_REL_POS_BIAS and USE_SHARED_REL_POS_BIAS False",
         ),
-        (lambda: small_vit(num_classes=0, prompt_tokens=2), "MAE trains no prompts"),
+        (lambda: small_vit(num_classes=0, prompt_tokens=2), "MAE doesn't train prompts"),
         (lambda: small_vit(num_classes=0, patch_drop=0.5), "MODEL.PATCH_DROP is 0.5, expected 0"),
         (
             lambda: small_vit("vit_siglip", num_classes=0),
@@ -387,7 +387,7 @@ def test_an_encoder_that_cant_be_trained_so_is_one_line(make, message):
 
 @pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - {"vit"}))
 def test_other_architectures_are_refused_with_the_names_of_those_that_serve(kind):
-    with pytest.raises(InputError, match="MAE can't train .*: it takes a Hiera, or .*: ViT, DeiT"):
+    with pytest.raises(InputError, match="MAE can't train .*: it needs a Hiera, or .*: ViT, DeiT"):
         MaskedAutoencoder(SMALL_MODELS[kind](num_classes=0), **SMALL)
 
 

@@ -46,7 +46,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 ROOT = _HERE if (_HERE / "models").is_dir() else _HERE.parents[2]
 if not (ROOT / "models" / "__init__.py").is_file():
     raise ImportError(
-        f"{ROOT} isn't the toolkit, of which {__file__} is a part; install it by pip install FOLDER"
+        f"{ROOT} isn't the toolkit that {__file__} belongs to; install it by pip install FOLDER"
     )
 __path__.append(str(ROOT))
 
