@@ -450,8 +450,8 @@ class TRAIN(Section):
     # The learning rate when the schedule ends. step, multistep: the lowest rate.
     END_LR: Factor = key(0.0, TRAINING, is_not("TRAIN.LR_SCHEDULER.NAME", "constant"))
 
-    # The batch size that the three rates are meant for. They scale with the effective batch: all
-    # devices, ACCUM_ITER steps. None: the rates stay.
+    # The batch size that BASE_LR, WARMUP_START_LR and END_LR are meant for. They are multiplied by
+    # the effective batch (all devices, ACCUM_ITER steps) divided by this. None: they don't scale.
     LINEAR_SCALED_LR: Batch | None = key(None, TRAINING)
 
     # The rates grow with the batch. "sqrt": with the square root of the batches' ratio.

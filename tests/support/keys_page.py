@@ -24,15 +24,13 @@ HEAD = """# All keys
 Every key that a YAML file or `-o` can set. [Configuration](configuration.md) describes how to set them. The column
 *Needs* names what has to be set for a key to have an effect: setting a key that would do nothing is an error. Keys of
 TRAIN and METHOD have an effect in training alone, which isn't repeated.
-
-This page is generated from the declarations in the code
-(`PYTHONPATH=.:tests python tests/support/keys_page.py`).
 """
 MODELS = """
 ## Keys of the architectures
 
 Besides the keys above, each architecture takes these keys of MODEL. `MODEL.TYPE` names the architecture.
-`python tools/list_models.py --keys NAME` prints the values of a model.
+`python tools/list_models.py --keys NAME` prints the values of a model. This page is generated from the declarations in the
+code, by `PYTHONPATH=.:tests python tests/support/keys_page.py`.
 """
 COLUMNS = "| Key | Type | Default | Needs | Meaning |"
 LONGEST_TYPE = 60  # of more letters, the choices stand at the end of the meaning
