@@ -474,7 +474,7 @@ def _check(
     file_type = guess_type(from_transformers(stored.arrays))
     is_other = file_type is not None and file_type != guess_type(state)
     if is_other and not settings and 2 * len(report.missing) > len(state):
-        problems.append(f"the names of its tensors suggest a {file_type}")
+        problems.append(f"the names of its tensors suggest MODEL.TYPE {file_type}")
     heads = classifiers_of(model, state)
     if heads and not report.unexpected and report.missing == heads:
         reason = unread_classifier(stored.arrays) or "it has no classifier"

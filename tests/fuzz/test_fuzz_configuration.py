@@ -175,7 +175,7 @@ def test_what_is_no_file_is_one_line(tmp_path):
         ), path
     (tmp_path / "bom.yaml").write_bytes("\ufeffSEED: 3\r\n".encode())
     assert get_config(tmp_path / "bom.yaml").SEED == 3
-    assert "found UTF-16 at byte 0; save it as UTF-8" in read(
+    assert "found UTF-16 at position 0; save it as UTF-8" in read(
         "SEED: 3\n".encode("utf-16"), tmp_path
     )
 

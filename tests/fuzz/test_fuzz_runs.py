@@ -229,7 +229,7 @@ WRONG = [
     ("samples", 34, "its samples are 34, expected no more than its 32 images"),
     ("samples", 1 << 40, "its samples are 1099511627776, expected"),
     ("epoch", -1, "its epoch is -1, expected a number of epochs"),
-    ("epoch", 7, "it is of epoch_0008_sample_000000016; the folder was renamed"),
+    ("epoch", 7, "it belongs to epoch_0008_sample_000000016; the folder was renamed"),
     ("epoch", 10**30, "its epoch is 1000000000000000000000000000000, expected"),
     ("step", 1.5, "its step is 1.5, expected a number of steps"),
     ("format", True, "its format is True, expected a whole number"),

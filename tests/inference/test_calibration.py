@@ -53,7 +53,8 @@ def test_sets_are_mapies(place):
     tuning_labels = GOLDEN[f"tuning_labels_{place}"]
     others, other_labels = problem(place + 10, 500, classes, scale)
     others = softmax(others)
-    is_tuning = (others[:, None] == tuning[None]).all(2).any(1)
+    # The last bits of NumPy's ``exp`` depend on the CPU.
+    is_tuning = (np.abs(others[:, None] - tuning[None]) < 1e-12).all(2).any(1)
     assert is_tuning.sum() == len(tuning)
     others = others[~is_tuning]
     other_labels = other_labels[~is_tuning]

@@ -234,7 +234,7 @@ def test_the_script_for_several_nodes_says_what_is_missing_or_taken(tmp_path):
     incomplete = start(tmp_path, *script, NNODES=2, MASTER_PORT=29500)
     assert statuses(incomplete) == [2]
     assert (
-        "found NNODES=2, MASTER_PORT=29500, missing NODE_RANK, MASTER_ADDR; the first"
+        "found NNODES=2, MASTER_PORT=29500, missing NODE_RANK, MASTER_ADDR; see the first"
         in printed(incomplete)
     )
     with socket.socket() as taken:

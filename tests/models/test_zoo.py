@@ -216,7 +216,7 @@ def others():
 def test_weights_of_another_architecture_say_which(kind, others, tmp_path):
     save_weights(others.get(kind) or SMALL_MODELS[kind](), tmp_path / "model.safetensors")
     other = others["mixer" if kind == "resnet" else "resnet"]
-    with pytest.raises(InputError, match=f"; the names of its tensors suggest a {kind}'s$"):
+    with pytest.raises(InputError, match=f"; the names of its tensors suggest MODEL.TYPE {kind}$"):
         load_weights(other, tmp_path, strict=False)
 
 
