@@ -244,7 +244,7 @@ def _keys(
     if kind.lower() == "resnet" and name in _RESNET:
         resnet_keys = _resnet_keys(name, value)
         if resnet_keys is None:
-            values = "'avg' or 'blur'" if name == "aa_layer" else "an attn_layer, 'se' or 'eca',"
+            values = "'avg' or 'blur'" if name == "aa_layer" else "an attn_layer of 'se' or 'eca'"
             raise InputError(f"{argument}, but {kind} only supports {values}; {advice}")
         return resnet_keys
     candidates = [_KEYS.get(name, name.upper())]

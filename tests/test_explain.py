@@ -331,7 +331,7 @@ def test_every_key_has_a_meaning():
     told = explain(get_config(), ["*"])
     assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == []
     assert found["BASE"].startswith(
-        "YAML files that are merged before this one, the first lowest. Paths"
+        "YAML files that this one is based on; later ones override earlier ones."
     )
     assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith(
         '"late": of the start of the epoch before (DeiT, PVT).'

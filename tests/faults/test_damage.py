@@ -204,7 +204,8 @@ def test_the_ranks_agree_that_a_damaged_best_is_the_best_no_more(tmp_path):
     errors = run_ranks(train, resumed, tmp_path, 64)
     assert os.readlink(checkpoints / "best") == "epoch_0003", errors
     assert (
-        "the best checkpoint so far, epoch_0001, is incomplete" in (tmp_path / "log.txt").read_text()
+        "the best checkpoint so far, epoch_0001, is incomplete"
+        in (tmp_path / "log.txt").read_text()
     )
 
 

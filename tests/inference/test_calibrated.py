@@ -288,7 +288,7 @@ def test_the_file_of_the_neighbours_has_to_be_the_one(place, calibrated, tmp_pat
     predictor = Predictor(alone)
     # the other scores need no file
     assert predictor([image], reject=0.1)[0].unknown is not None
-    with pytest.raises(InputError, match=f"score knn needs {NEIGHBOURS} beside .*; copy it"):
+    with pytest.raises(InputError, match=f"score knn needs {NEIGHBOURS} next to .*; copy it"):
         predictor([image], reject=0.1, score="knn")
     damaged = bytearray((calibrated[0] / NEIGHBOURS).read_bytes())
     damaged[-1] ^= 1

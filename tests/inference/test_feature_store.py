@@ -269,7 +269,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     record.write_text(json.dumps(whole))
     lines = (tmp_path / "features.csv").read_bytes().splitlines(keepends=True)
     rows = lines[1:]
-    moved = "its row 3 is numbered '4': rows were removed, added or moved"
+    moved = "its row 3 has the number '4': rows were removed, added or moved"
     gone = "it has 3 rows, the features have 10"
     for kept, message in (
         (rows[:3], f"{gone}; restore it, or make the features again"),

@@ -137,7 +137,7 @@ def test_a_file_is_whole_or_absent(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with (
         pytest.raises(
-            RunError, match=r"it isn't written \(No space left on device\); free some space"
+            RunError, match=r"it can't be written \(No space left on device\); free some space"
         ),
         writing("it"),
     ):

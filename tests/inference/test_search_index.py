@@ -272,7 +272,7 @@ def test_a_strangers_index_is_read_or_refused(tmp_path):
         (whole[:-1], "doesn't match 7 images of 3 features"),
         (with_head(rows=6), "doesn't match 6 images"),
         (with_head(rows=0), "its rows is 0, expected a number of images from 1 on"),
-        (with_head(rows=1 << 47, width=1 << 31), "aren't those of"),
+        (with_head(rows=1 << 47, width=1 << 31), "which doesn't match"),
         (with_head(width=-3), "its width is -3, expected"),
         (with_head(kind="index of images, 9"), "its kind is 'index of images, 9', expected"),
         (with_head(sha256=None), "its sha256 is None, expected a SHA-256"),

@@ -146,7 +146,7 @@ def test_a_worker_with_another_model_isnt_used(capsys):
             await pool.ended
 
     asyncio.run(lives())
-    went = "error: a worker can't be replaced, 1 go on: "
+    went = "error: a worker can't be replaced, 1 continue: "
     assert capsys.readouterr().err.splitlines() == [
         f"{went}model has changed since the server started; start the server again",
         f"{went}no weights at model",

@@ -483,7 +483,7 @@ def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
         ]
     with pytest.raises(
         InputError,
-        match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start it",
+        match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start one",
     ):
         nodes.launcher_flags()
     monkeypatch.setattr(

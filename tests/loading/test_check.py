@@ -506,7 +506,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
             "--split SHARE or --apply FILE need -output DIR",
         ),
         (["--report=x.pdf"], "expected a file that ends in .html"),
-        (["--report=no/x.html"], "its folder isn't there"),
+        (["--report=no/x.html"], "its folder doesn't exist"),
         (["--groups=x"], "SPLIT_GROUPS has no effect without DATA.VAL_SPLIT or DATA.FOLDS"),
         (["--split=2", "-output=x"], "DATA.VAL_SPLIT is 2.0, expected 0 < value < 1"),
         (

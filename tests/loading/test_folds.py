@@ -163,7 +163,7 @@ def test_folds_of_arrays_are_cached_apart(tmp_path):
     ("options", "message"),
     [
         (["DATA.FOLDS", "1"], "DATA.FOLDS is 1, expected 2 to 1000"),
-        (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, of FOLDS"),
+        (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, below FOLDS"),
         (
             ["DATA.SPLIT_GROUPS", "x"],
             "DATA.SPLIT_GROUPS has no effect without DATA.VAL_SPLIT or DATA.FOLDS",

@@ -310,11 +310,11 @@ def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, optio
 @pytest.mark.parametrize(
     ("name", "known", "told"),
     [
-        ("cat ", "cat", "'cat '; 'cat ' and 'cat' differ in spaces alone"),
-        ("big  cat", "big cat", "differ in spaces alone"),
-        ("Cat", "cat", "'Cat'; 'Cat' and 'cat' differ in upper and lower case alone"),
-        ("cafe\u0301", "caf\u00e9", "differ in Unicode's form (NFC and NFD) alone"),
-        ("Cafe\u0301 ", "caf\u00e9", "differ in spaces, case or Unicode's form alone"),
+        ("cat ", "cat", "'cat '; 'cat ' and 'cat' differ only in spaces"),
+        ("big  cat", "big cat", "differ only in spaces"),
+        ("Cat", "cat", "'Cat'; 'Cat' and 'cat' differ only in upper and lower case"),
+        ("cafe\u0301", "caf\u00e9", "differ only in Unicode's form (NFC and NFD)"),
+        ("Cafe\u0301 ", "caf\u00e9", "differ only in spaces, case or Unicode's form"),
         ("cow", "cat", "lacks: 'cow'"),
     ],
 )
@@ -565,7 +565,7 @@ def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, mes
         (
             "multilabel_csv",
             "a/0.png,1,0\na/1.png,0,1\n",
-            "its first line is an image, not a header; expected image",
+            "its first line is an image, not a header; expected a header such as image",
         ),
         (
             "multilabel_csv",

@@ -119,7 +119,10 @@ def test_images_of_any_size_are_taken():
     ("options", "message"),
     [
         (["MODEL.EMBED_DIMS", "[8, 8]"], r"EMBED_DIMS is \[8, 8\], expected 3 numbers: one per"),
-        (["MODEL.NUM_HEADS", "[1, 3, 7]"], "NUM_HEADS has 7 where EMBED_DIMS has 384, no multiple"),
+        (
+            ["MODEL.NUM_HEADS", "[1, 3, 7]"],
+            "NUM_HEADS has 7 where EMBED_DIMS has 384, which it doesn't divide",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -72,7 +72,7 @@ def test_a_file_tells_whether_its_layers_are_merged(tmp_path, deploy):
     config = with_switches(get_config("repmlp_b_224", [*options, "DATA.IMAGE_SIZE", "64"]), file)
     assert deploy == config.MODEL.DEPLOY
     assert not load_weights(build_model(config), file).fresh
-    with pytest.raises(InputError, match=f"MODEL.DEPLOY {deploy}: set that"):
+    with pytest.raises(InputError, match=f"set MODEL.DEPLOY {deploy}"):
         load_weights(small_repmlp(deploy=not deploy), file)
 
 
