@@ -417,7 +417,7 @@ def test_a_module_says_what_to_write():
     ):
         with pytest.raises(
             ModuleNotFoundError,
-            match=f"No module named '{name}'; for PaddleViT's, .*docs/paddlevit",
+            match=f"No module named '{name}'; for PaddleViT's, .*docs/migrate/paddlevit",
         ):
             importlib.import_module(name)
     exec("from training.losses import CrossEntropy, SoftTargetCrossEntropy, Teacher")

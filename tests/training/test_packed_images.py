@@ -88,7 +88,7 @@ def test_an_evaluation_and_a_prediction_give_one_answer(tmp_path):
     assert len(flipped) == 18
     with pytest.raises(InputError, match="NUM_TOKENS 16 images aren't cropped; use -tta"):
         list(predictor.stream(list(map(str, images)), workers=0, tta="five"))
-    with pytest.raises(InputError, match=r"an export needs images of one size; pass -o DATA\.NUM"):
+    with pytest.raises(InputError, match=r"an export takes images of one size; pass -o DATA\.NUM"):
         write_export(predictor.config, predictor.model, tmp_path / "export", [])
     assert not (tmp_path / "export").exists()
 

@@ -191,7 +191,7 @@ def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_
     }
     assert found == others
     assert not (tmp_path / f".config.yaml.{dead}.89abcdef").exists()
-    assert f"{checkpoints} also holds .bashrc, " in told
+    assert f"{checkpoints} also contains .bashrc, " in told
     assert "which no run wrote; they are kept" in told
 
 

@@ -75,7 +75,7 @@ def test_the_image_is_named(tmp_path, program, flags, workers, held):
     _, errors = process.communicate(timeout=15)
     who = r"loader worker \d+" if workers else r"process \d+"
     rank = r"(rank \d: )?" if workers else ""
-    line = rf"{rank}error: no progress in 4.8 s \(DIST.TIMEOUT\): {who} reads sample 37; repair or remove it\n"
+    line = rf"{rank}error: no progress in 4.8 s \(DIST.TIMEOUT\): {who} is reading sample 37; repair or remove it\n"
     assert re.fullmatch(line, errors), errors
     # nobody but the kernel can end it (docs/evidence/faults.md)
     alone = program == "main_single_gpu" and not workers
