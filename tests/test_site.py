@@ -170,7 +170,11 @@ def test_a_line_break_between_chinese_characters_is_no_space(folder, text, shown
 
 # What somebody types, and the page that has to be the first.
 SEARCHES = {
-    "index.html": {"SLURM": "guides/slurm.html", "resuming": "guides/resume.html"},
+    "index.html": {
+        "SLURM": "guides/slurm.html",
+        "resuming": "guides/resume.html",
+        "LINEAR_SCALED_LR": "reference/keys.html",
+    },
     "zh/index.html": {"多标签": "guides/multilabel.html", "断点续训": "guides/resume.html"},
 }
 
@@ -204,12 +208,17 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 def found_first(browser, address, query):
     browser.open(address)
+    # The theme loads its search when the input gets the focus.
     browser.value(
         "(() => { const input = document.querySelector('[data-md-component=search-query]');"
+        "document.querySelector('#__search').click();"
         f"input.focus(); input.value = {json.dumps(query)};"
-        "input.dispatchEvent(new Event('keyup', {bubbles: true})); })()"
+        "window.typed = () => { for (const kind of ['focus', 'keyup', 'input'])"
+        "input.dispatchEvent(new Event(kind, {bubbles: true})); }; })()"
     )
-    browser.wait("document.querySelector('.md-search-result__link')", seconds=10)
+    browser.wait(
+        "typed() || document.querySelector('.md-search-result__link') !== null", seconds=30
+    )
     return browser.value("document.querySelector('.md-search-result__link').href.split('?')[0]")
 
 
