@@ -106,9 +106,9 @@ def newest(run):
 def assert_went_on(run, checkpoint):
     """The last start took up ``checkpoint``."""
     taken = re.findall(
-        r"resumed after .*, from .*/(\w+)\n|the run (starts) afresh", (run / "log.txt").read_text()
+        r"resumed after .*, from .*/(\w+)\n|; (starting) a new run", (run / "log.txt").read_text()
     )
-    assert taken[-1] == ((checkpoint, "") if checkpoint != "nothing" else ("", "starts"))
+    assert taken[-1] == ((checkpoint, "") if checkpoint != "nothing" else ("", "starting"))
 
 
 def writing(run):
