@@ -23,7 +23,8 @@ CASES = {
     "setr_naive": f"MODEL.TYPE vit {PLAIN}",
     "setr_pup": f"MODEL.TYPE vit {PLAIN}",
     "setr_mla": f"MODEL.TYPE vit {PLAIN}",
-    "dpt": f"MODEL.TYPE vit {PLAIN} HEAD.DROPOUT 0.0",
+    # Batch norms over few values and ReLUs near 0 enlarge rounding, which depends on the CPU.
+    "dpt": f"MODEL.TYPE vit {PLAIN} HEAD.DROPOUT 0.0 HEAD.FUSION_BATCH_NORM False",
     "topformer": "MODEL.TYPE topformer MODEL.DROPPATH 0.0 HEAD.DROPOUT 0.0",
     "trans2seg": "MODEL.TYPE resnet MODEL.DEPTH 18 HEAD.STRIDE 64",
     "eomt": f"MODEL.TYPE vit {PLAIN} HEAD.NUM_QUERIES 6 HEAD.NUM_BLOCKS 2",
@@ -66,8 +67,8 @@ def test_a_graph_has_the_layers_loss_and_gradients(head, monkeypatch):
     # values enlarge to parts of a thousand: as much as noise of 1e-7 in the image.
     monkeypatch.setattr(ops, "_enabled", False)
     options = ["TASK", "segmentation", "HEAD.NAME", head, "MODEL.NUM_CLASSES", "3"]
-    # TopFormer's last maps of 64 pixels have one place.
-    size = "128" if head == "topformer" else "64"
+    # TopFormer's last maps of 64 pixels have one place, ResNet's four.
+    size = "128" if head in ("topformer", "trans2seg") else "64"
     options += [*CASES[head].split(), "DATA.IMAGE_SIZE", size, "DATA.CROP_MODE", "own"]
     config = get_config(None, options)
     loss, gradients = trained(config, traced=False)
@@ -77,7 +78,6 @@ def test_a_graph_has_the_layers_loss_and_gradients(head, monkeypatch):
     assert len(gradients) > 10
     largest = max(np.linalg.norm(gradient) for gradient in gradients.values())
     for name, gradient in gradients.items():
-        # The gradient of a bias before a batch norm is rounding alone. A CPU with AVX-512 rounds
-        # other gradients by up to 8e-3.
-        allowed = 2e-2 * (np.linalg.norm(gradient) + 1e-3 * largest)
+        # The gradient of a bias before a batch norm is rounding alone.
+        allowed = 3e-4 * (np.linalg.norm(gradient) + 1e-3 * largest)
         assert np.linalg.norm(graph_gradients[name] - gradient) <= allowed, name
