@@ -91,7 +91,8 @@ def get_dataset(
     limit = config.MODEL.NUM_CLASSES if reads_classes else "auto"
     if limit == 0:
         raise InputError(
-            "MODEL.NUM_CLASSES is 0, a model without a classifier; set the number of classes, or auto"
+            "MODEL.NUM_CLASSES is 0, a model without a classifier; set the number of classes, or"
+            " auto"
         )
     reader = datasets.choose(config)
     if not pixels_alone:
@@ -140,7 +141,8 @@ def _check_task(config: Configuration, name: str) -> None:
     is_other = {task, config.TASK} == {"classification", "multilabel"}
     if is_other or (needed and task not in ("classification", "multilabel", "any", config.TASK)):
         raise InputError(
-            f"DATA.DATASET '{name}' is for TASK {task}, TASK is {config.TASK}; change one of the two"
+            f"DATA.DATASET '{name}' is for TASK {task}, TASK is {config.TASK}; change one of the"
+            " two"
         )
     missing = [column for column in needed if column not in columns]
     # With a "*", the files say which further columns there are. Labels have to be declared.
@@ -476,7 +478,8 @@ def get_dataloader(
             if not isinstance(dataset, EncodedDataset):
                 kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
                 raise InputError(
-                    f"DATA.LOADER is 'dali', which decodes files, but {kind} yields decoded images; set it to paddle"
+                    f"DATA.LOADER is 'dali', which decodes files, but {kind} yields decoded"
+                    " images; set it to paddle"
                 )
             if further := [
                 name for name in (*dataset.masks, *dataset.values) if name in dataset.columns
@@ -510,13 +513,15 @@ def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) ->
         return
     if dataset.views:
         raise InputError(
-            f"TASK {config.TASK} draws several views of an image, which can't be applied to the column"
+            f"TASK {config.TASK} draws several views of an image, which can't be applied to the"
+            " column"
             f" '{dataset.needed_masks[0]}'; remove one of the two"
         )
     policy = config.TRAIN.AUTO_AUGMENT
     if train and policy and policy.partition("-")[0] == "augmix":
         raise InputError(
-            f"TRAIN.AUTO_AUGMENT '{policy}' blends shifted copies of an image, which can't be applied to the"
+            f"TRAIN.AUTO_AUGMENT '{policy}' blends shifted copies of an image, which can't be"
+            " applied to the"
             f" column '{dataset.needed_masks[0]}'; use another policy"
         )
     if not train and config.EVAL and config.DATA.CORRUPTION == "elastic_transform":

@@ -245,7 +245,8 @@ class Allowance:
         self.left -= count
         if self.left < 0:
             raise Unreadable(
-                f"its content would take more than 64 MiB and more than three times its {self.size} bytes"
+                "its content would take more than 64 MiB and more than three times its"
+                f" {self.size} bytes"
             )
         self.counted_at = time.thread_time()
         if self.counted_at > self.until:

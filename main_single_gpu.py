@@ -20,11 +20,13 @@ def main():
     config = config_from_arguments("main_single_gpu.py")
     if launchers.is_launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
         raise InputError(
-            "main_single_gpu.py runs one process, but a launcher started several; launch main_multi_gpu.py"
+            "main_single_gpu.py runs one process, but a launcher started several; launch"
+            " main_multi_gpu.py"
         )
     if config.NGPUS > 1:
         raise InputError(
-            f"main_single_gpu.py runs one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py"
+            f"main_single_gpu.py runs one process, found NGPUS {config.NGPUS}; run"
+            " main_multi_gpu.py"
         )
     import_paddle()
     main_worker(*read_datasets(config))

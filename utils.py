@@ -80,7 +80,8 @@ def num_processes(ngpus: int) -> int:
     if ngpus > devices:
         kind = "visible GPUs" if gpus else "cores (no GPU is visible)"
         raise InputError(
-            f"NGPUS asks for {ngpus} processes, found {devices} {kind}; lower -ngpus, or use -1 for all"
+            f"NGPUS asks for {ngpus} processes, found {devices} {kind}; lower -ngpus, or use -1"
+            " for all"
         )
     return devices if ngpus == -1 else ngpus
 
@@ -247,7 +248,8 @@ def all_gather(data: Any) -> list[Any]:
         if not secret.same(code, secret.mac(key, f"{sender} {_calls}".encode(), pickled)):
             raise RunError(
                 f"a message claiming to be from rank {sender} failed authentication:"
-                f" it came from another program, or {secret.SECRET_VARIABLE} differs between the ranks"
+                f" it came from another program, or {secret.SECRET_VARIABLE} differs between the"
+                " ranks"
             )
         gathered.append(pickle.loads(pickled))
     return gathered

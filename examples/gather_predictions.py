@@ -114,7 +114,8 @@ def main() -> None:
         raise InputError("-output is missing: the CSV file to write")
     if config.TASK != "classification":
         raise InputError(
-            f"TASK is {config.TASK}; this example writes one class per row; use tools/predict.py for several"
+            f"TASK is {config.TASK}; this example writes one class per row; use tools/predict.py"
+            " for several"
         )
     import paddle.distributed as dist
 

@@ -107,7 +107,8 @@ class Sheet:
     def __init__(self, config: Configuration, images: Paths, top: int) -> None:
         if len(images) > MOST:
             raise InputError(
-                f"-output: one picture shows at most {MOST} images, found {len(images)}; use a folder"
+                f"-output: one picture shows at most {MOST} images, found {len(images)}; use a"
+                " folder"
             )
         self.captioned = Captioned(config, images, SHEET_SIDE, top)
         self.papers = []

@@ -123,7 +123,8 @@ class FeatureExtractor(Predictor):
         super().__init__(path, cfg, options, batch_size=batch_size)
         if self.config.HEAD.NAME is not None:
             raise InputError(
-                f"{printable(str(path))} is a model for pixels, which has no features of whole images;"
+                f"{printable(str(path))} is a model for pixels, which has no features of whole"
+                " images;"
                 " pass the YAML file of its encoder (-cfg)"
             )
         # A search may run in another folder, so the paths are absolute.

@@ -114,7 +114,8 @@ def compare_with_eager(
     fidelity = Fidelity(difference, agreement, len(images), kinds, outputs)
     if precision == "float32" and difference > TOLERANCE:
         raise RunError(
-            f"the logits of the exported model differ from those of the eager model by {difference:.1e} of their range",
+            "the logits of the exported model differ from those of the eager model by"
+            f" {difference:.1e} of their range",
             shared=True,
         )
     if precision != "float32" and agreement < least:

@@ -41,7 +41,8 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     if parameters.is_file() and parameters.stat().st_size > _LARGEST:
         size = parameters.stat().st_size / 2**30
         raise InputError(
-            f"the weights take {size:.1f} GiB, but an ONNX file can have 2 GiB at most; use -format paddle"
+            f"the weights take {size:.1f} GiB, but an ONNX file can have 2 GiB at most; use"
+            " -format paddle"
         )
     # The name of the file to write is None. With a file, paddle2onnx would fold constants by
     # polygraphy, which installs packages by pip.

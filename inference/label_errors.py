@@ -260,7 +260,8 @@ def _checked(parts: list[Images]) -> list[Images]:
             raise InputError(f"the images of '{images.config.DATA.DATASET}' have no labels")
         if images.has_several != isinstance(dataset.labels, LabelSets):
             raise InputError(
-                f"{printable(str(images.path))} was trained by TASK {images.task}, which doesn't match the labels"
+                f"{printable(str(images.path))} was trained by TASK {images.task}, which doesn't"
+                " match the labels"
                 f" of '{images.config.DATA.DATASET}'"
             )
         if images.names is None:

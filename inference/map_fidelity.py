@@ -56,7 +56,8 @@ def compare_maps(
             raise RunError("the weights yield non-finite logits", shared=True)
         if not np.isfinite(logits).all():
             raise RunError(
-                f"the logits of the exported model aren't finite in {precision}; use another -precision"
+                f"the logits of the exported model aren't finite in {precision}; use another"
+                " -precision"
             )
         largest = max(largest, float(np.abs(logits - expected).max() / (np.ptp(expected) or 1)))
         classes = expected.argmax(1)

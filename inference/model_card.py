@@ -362,7 +362,8 @@ def _limits(card: Card) -> Iterator[str]:
         )
     if evaluation is not None:
         yield (
-            "It was evaluated on images of one source. Its accuracy on images of other cameras, places or"
+            "It was evaluated on images of one source. Its accuracy on images of other cameras,"
+            " places or"
             " times wasn't measured."
         )
     calibrated = card.description.calibration

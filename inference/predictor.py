@@ -716,7 +716,8 @@ def _config_of_export(
     if export.format in paddlex.FORMATS:
         raise InputError(
             f"{export.folder} is an export of -format {export.format}, which returns"
-            " probabilities; use the checkpoint that it was made from, or an export of another format"
+            " probabilities; use the checkpoint that it was made from, or an export of another"
+            " format"
         )
     if cfg is not None:
         raise InputError(f"{export.folder} is an export, whose model is known; leave out -cfg")
@@ -725,6 +726,7 @@ def _config_of_export(
     for key, value in leaves(config):
         if (key == "AMP" or key in export.description.values) and value != made_for[key]:
             raise InputError(
-                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out, or export again"
+                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out,"
+                " or export again"
             )
     return config, export.description

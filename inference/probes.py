@@ -47,7 +47,8 @@ class Probes(NamedTuple):
             images = images[images > 0]
         if count < len(names):
             raise InputError(
-                f"the training set has {count} labels for {len(names)} classes; a probe needs at least one"
+                f"the training set has {count} labels for {len(names)} classes; a probe needs at"
+                " least one"
                 " of each"
             )
         if absent := [name for name, number in zip(names, images, strict=True) if not number]:

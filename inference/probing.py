@@ -94,7 +94,8 @@ def read_sets(
         )
     if config.TASK != "classification":
         raise InputError(
-            f"the images of '{config.DATA.DATASET}' have several labels, but a probe needs one per image"
+            f"the images of '{config.DATA.DATASET}' have several labels, but a probe needs one"
+            " per image"
         )
     config, train, val = get_datasets(config)
     assert train is not None

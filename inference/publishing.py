@@ -280,7 +280,8 @@ def _answers(command: Sequence[str]) -> dict[str, Any]:
         line = (done.stdout.splitlines() or [""])[-1]
     if not line.startswith("{"):
         raise InputError(
-            f"-python {command[0]} returned no logits: it needs torch and timm (tools/check_parity.py -h)"
+            f"-python {command[0]} returned no logits: it needs torch and timm"
+            " (tools/check_parity.py -h)"
         )
     with reading(f"-python {command[0]}", "what timm computes"):
         return parsed_json(line.encode(), finite=False)

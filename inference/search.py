@@ -58,7 +58,8 @@ def of_text(features: FeatureExtractor, text: str, tell: Callable[[str], Any] = 
     """
     if features.made["pool"] != "embedding":
         raise InputError(
-            f"{printable(text, 80)} isn't a file, and texts can only be compared with embeddings of CLIP"
+            f"{printable(text, 80)} isn't a file, and texts can only be compared with embeddings"
+            " of CLIP"
             " and SigLIP: pass -pool embedding when the features are computed"
         )
     tokens = features.text_encoder.tokens([text])
@@ -223,7 +224,8 @@ class Collected:
         for query in queries:
             if query.features.shape != (width,):
                 raise InputError(
-                    f"the query has {query.features.shape[0]} features, the stored ones {width}; are they"
+                    f"the query has {query.features.shape[0]} features, the stored ones {width};"
+                    " are they"
                     " from another model?"
                 )
         features = np.stack([query.features for query in queries])

@@ -123,7 +123,8 @@ def add_images(
     extractor = features(None if stored is None else stored.made)
     if stored is not None and extractor.made["sha256"] != stored.made["sha256"]:
         raise InputError(
-            f"{printable(str(extractor.weights))} doesn't have the weights of the features of {file}"
+            f"{printable(str(extractor.weights))} doesn't have the weights of the features of"
+            f" {file}"
             " (its SHA-256 differs); pass those weights by -checkpoint, or make another index"
         )
     errors: list[str] = []

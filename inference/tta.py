@@ -44,7 +44,8 @@ class FiveCrops(EvalTransform):
             )
         if config.DATA.CROP_MODE == "squash" and self.resize_to == self.size:
             raise InputError(
-                "-tta: an image that is squashed to the size of the crop has only one crop; use -tta flip,"
+                "-tta: an image that is squashed to the size of the crop has only one crop; use"
+                " -tta flip,"
                 " or -o DATA.CROP_PCT 0.9"
             )
 

@@ -65,7 +65,8 @@ def _check_etcd(master: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            f"no etcd server answers at MASTER {master} ({reason}); start one there, or correct MASTER"
+            f"no etcd server answers at MASTER {master} ({reason}); start one there, or correct"
+            " MASTER"
         ) from None
 
 

@@ -97,6 +97,7 @@ def check_blocks(
     side = round(math.sqrt(min_block))
     if side * side > count or side >= min(grid):
         raise InputError(
-            f"METHOD.MIN_BLOCK is {min_block}, but no block of this size fits into the {count} masked {where};"
+            f"METHOD.MIN_BLOCK is {min_block}, but no block of this size fits into the {count}"
+            f" masked {where};"
             " lower it"
         )

@@ -246,7 +246,8 @@ def set_outputs(config: Configuration, *datasets: Labelled) -> None:
         if {config.TASK, task} == {"classification", "multilabel"}:
             count = "several labels" if has_sets else "one label"
             raise InputError(
-                f"TASK is {config.TASK}, but the images of '{config.DATA.DATASET}' have {count} each"
+                f"TASK is {config.TASK}, but the images of '{config.DATA.DATASET}' have {count}"
+                " each"
             )
         if isinstance(dataset.labels, LabelSets):
             dataset.labels.outputs = config.MODEL.NUM_CLASSES

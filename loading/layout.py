@@ -133,7 +133,8 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
             )
         if path == default:
             raise InputError(
-                f"-data_path is missing: pass the dataset's folder (the default, {default}, doesn't exist)"
+                f"-data_path is missing: pass the dataset's folder (the default, {default},"
+                " doesn't exist)"
             )
         raise InputError(f"{given}, but there is no such folder{_nearest_folder(path)}")
     if not os.path.isdir(path):
@@ -216,7 +217,8 @@ def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[s
     name, one, other = nested[0]
     several = f" ({len(nested):,} such classes)" if len(nested) > 1 else ""
     return (
-        f"the class {name} has no images itself, but folders of images, such as {one} and {other}{several};"
+        f"the class {name} has no images itself, but folders of images, such as {one} and"
+        f" {other}{several};"
         " if these are classes, move them next to it"
     )
 

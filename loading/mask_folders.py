@@ -172,7 +172,8 @@ def declared_classes(
         if ignore_index != "auto":
             raise InputError(
                 f"DATA.IGNORE_INDEX is {ignore_index}, but masks have the colours in"
-                f" {root / COLORS}; leave it out (there, a line without a name is an ignored colour)"
+                f" {root / COLORS}; leave it out (there, a line without a name is an ignored"
+                " colour)"
             )
         return read_colors(root / COLORS)
     advice = f"add its class to {root / FILE}, or change DATA.IGNORE_INDEX"

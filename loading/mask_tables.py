@@ -104,7 +104,8 @@ class MaskTable:
         count = len(outside)
         pixels = "pixel" if count == 1 else "pixels"
         return (
-            f"it contains {found} at x {x}, y {y}, and {count:,} {pixels} of unknown values in total;"
+            f"it contains {found} at x {x}, y {y}, and {count:,} {pixels} of unknown values in"
+            " total;"
             f" expected {expected}; {self.advice}"
         )
 

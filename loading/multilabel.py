@@ -123,8 +123,9 @@ def _is_vectors(place: str, file: Path, classes: int) -> str:
     table = f"{file.name.removesuffix('_list.txt')}.csv"
     join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"
     return (
-        f"{place}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists, expected class numbers;"
-        f" convert it to a table for -dataset=multilabel_csv:"
+        f"{place}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists,"
+        " expected class numbers;"
+        " convert it to a table for -dataset=multilabel_csv:"
         f" (echo image,$(seq -s, 0 {classes - 1}); sed '{join}' {file.name}) > {table}"
     )
 
@@ -184,7 +185,8 @@ def _header_classes(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     is_image = first.strip().lower().endswith(IMAGE_SUFFIXES)
     if is_image and {name.strip() for name in names} <= {"0", "1"}:
         raise Unreadable(
-            "its first line is an image, not a header; expected a header such as image,cat,dog above it"
+            "its first line is an image, not a header; expected a header such as image,cat,dog"
+            " above it"
         )
     return each_once(
         [check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)]

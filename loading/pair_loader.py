@@ -42,7 +42,8 @@ class PairLoader(paddle.io.DataLoader):
             )
         if "labels" not in dataset.columns:
             raise InputError(
-                f"PaddleViT's loader yields images and labels, but TASK {config.TASK} has no labels;"
+                f"PaddleViT's loader yields images and labels, but TASK {config.TASK} has no"
+                " labels;"
                 " call get_dataloader with a mode only"
             )
         further = set(dataset.columns) - {"pixels", "labels", "erased", "skipped"}

@@ -395,7 +395,8 @@ def _class_names(folder: Path) -> tuple[list[str], list[str]]:
     names = [name for name in sorted(are_folders) if are_folders[name] and name not in leftovers]
     if unprintable := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(
-            f"the name of its class folder '{printable(unprintable[0])}' has unprintable characters;"
+            f"the name of its class folder '{printable(unprintable[0])}' has unprintable"
+            " characters;"
             " rename it"
         )
     # A link to a folder above would be followed without end.

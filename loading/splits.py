@@ -155,7 +155,8 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
             pattern = re.compile(groups)
     except (re.error, Warning, RecursionError, OverflowError) as error:
         raise InputError(
-            f"DATA.SPLIT_GROUPS is {printable(groups)!r}, which is neither a file nor a pattern ({error})"
+            f"DATA.SPLIT_GROUPS is {printable(groups)!r}, which is neither a file nor a pattern"
+            f" ({error})"
         ) from None
 
     def group_of(path: str) -> str | None:

@@ -56,7 +56,8 @@ class MixerBlock(nn.Layer):
         ratios = mlp_ratio if isinstance(mlp_ratio, Sequence) else (mlp_ratio, mlp_ratio)
         if len(ratios) != 2:
             raise InputError(
-                f"MLP_RATIO is {mlp_ratio}, expected one number, or two: for tokens and for channels"
+                f"MLP_RATIO is {mlp_ratio}, expected one number, or two: for tokens and for"
+                " channels"
             )
         tokens_ratio, channels_ratio = ratios
         self.norm1 = LayerNorm(dim, epsilon=1e-6)

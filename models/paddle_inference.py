@@ -192,7 +192,8 @@ def difference(model: ImageModel, program: Program) -> float:
     # ``not <=`` refuses NaN as well.
     if not (program.bfloat16 or largest <= TOLERANCE):
         raise RunError(
-            f"the logits of the exported model differ from those of the eager model by {largest:.1e} of their range",
+            "the logits of the exported model differ from those of the eager model by"
+            f" {largest:.1e} of their range",
             shared=True,
         )
     return largest
@@ -212,7 +213,8 @@ def inference_engine(
     """
     if num_gpus():
         raise InputError(
-            f"EVAL_ENGINE inference runs on CPUs only, found {num_gpus()} GPUs; use EVAL_ENGINE eager"
+            f"EVAL_ENGINE inference runs on CPUs only, found {num_gpus()} GPUs; use EVAL_ENGINE"
+            " eager"
         )
     if config.AMP and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError(

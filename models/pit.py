@@ -45,7 +45,8 @@ class ConvEmbedding(nn.Layer):
         height, width = self.image_size = tuple(image_size)
         if min(height, width) < patch_size:
             raise InputError(
-                f"IMAGE_SIZE {height} x {width} is smaller than PATCH_SIZE {patch_size}; choose a larger one"
+                f"IMAGE_SIZE {height} x {width} is smaller than PATCH_SIZE {patch_size}; choose"
+                " a larger one"
             )
         self.grid_size = ((height - patch_size) // stride + 1, (width - patch_size) // stride + 1)
         self.conv = Conv2D(in_channels, dim, patch_size, stride=stride)

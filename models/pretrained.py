@@ -68,7 +68,8 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
             total += math.prod(shape)
         if total > limit:
             raise InputError(
-                f"{file}: it describes a model of more than {limit:,} parameters, but doesn't have that many"
+                f"{file}: it describes a model of more than {limit:,} parameters, but doesn't"
+                " have that many"
             )
         return _create_parameter(layer, shape, *args, **kwargs)
 

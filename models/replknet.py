@@ -267,6 +267,7 @@ def _check_kernels(large: Sequence[int], small: int | None) -> None:
             raise InputError(f"LARGE_KERNEL_SIZES is {list(large)}, expected odd numbers")
     if small is not None and (small % 2 == 0 or small > min(large)):
         raise InputError(
-            f"SMALL_KERNEL is {small}, expected an odd number of at most {min(large)}, the smallest of"
+            f"SMALL_KERNEL is {small}, expected an odd number of at most {min(large)}, the"
+            " smallest of"
             " LARGE_KERNEL_SIZES"
         )

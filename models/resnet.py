@@ -348,7 +348,8 @@ class ResNet(ImageModel):
             )
         if se_ratio and eca:
             raise InputError(
-                f"SE_RATIO is {se_ratio} and ECA True, expected only one of them, because both scale the channels"
+                f"SE_RATIO is {se_ratio} and ECA True, expected only one of them, because both"
+                " scale the channels"
             )
 
         stem_dim = 64 if stem_type == "plain" else 2 * stem_width

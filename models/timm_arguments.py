@@ -126,7 +126,8 @@ def with_timm_arguments(config: Configuration, path: str | Path) -> Configuratio
         if name in rotary and value is not None:
             if value != rotary[name]:
                 raise InputError(
-                    f"{argument}, but {config.MODEL.NAME} only supports {value_text(rotary[name])}; use other weights"
+                    f"{argument}, but {config.MODEL.NAME} only supports"
+                    f" {value_text(rotary[name])}; use other weights"
                 )
             continue
         for key, wanted in _keys(kind, name, value, argument).items():

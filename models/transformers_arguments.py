@@ -587,7 +587,8 @@ def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     kind = encoder.get("model_type")
     if kind not in _TYPES:
         raise InputError(
-            f"the config.json of {path}: it describes a {printable(str(kind), 60)}, which isn't supported;"
+            f"the config.json of {path}: it describes a {printable(str(kind), 60)}, which isn't"
+            " supported;"
             " use other weights"
         )
     with reading(f"the config.json of {path}", "a configuration of transformers'"):
@@ -628,7 +629,8 @@ def with_transformers_arguments(config: Configuration, path: str | Path) -> Conf
     known_keys = architecture(config.MODEL.TYPE).arguments
     if architecture(kind).module != architecture(config.MODEL.TYPE).module:
         raise InputError(
-            f"the config.json of {path}: it describes a {kind}, but {config.MODEL.NAME} is a {config.MODEL.TYPE}"
+            f"the config.json of {path}: it describes a {kind}, but {config.MODEL.NAME} is a"
+            f" {config.MODEL.TYPE}"
         )
     for key, value in values.items():
         if key in _SHAPED or f"MODEL.{key}" not in known_keys or config.MODEL[key] == value:

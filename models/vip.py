@@ -169,7 +169,8 @@ class VisionPermutator(ImageModel):
             for side in self.image_size:
                 if dim % (side // reduction):
                     raise InputError(
-                        f"EMBED_DIMS has {dim} where maps have {side // reduction} positions along a"
+                        f"EMBED_DIMS has {dim} where maps have {side // reduction} positions"
+                        " along a"
                         " side; expected a multiple of that, or another IMAGE_SIZE"
                     )
 

@@ -211,7 +211,8 @@ class VisionTransformer(ImageModel):
         self.merge_tokens = merge_tokens
         if merge_tokens and not self.takes_masks:
             raise InputError(
-                f"MERGE_TOKENS is {merge_tokens}, expected 0, because only BLOCK serial with ATTENTION softmax"
+                f"MERGE_TOKENS is {merge_tokens}, expected 0, because only BLOCK serial with"
+                " ATTENTION softmax"
                 " merges tokens"
             )
         norm_eps = norm_eps or (1e-5 if pre_norm else 1e-6)
@@ -525,7 +526,8 @@ def _check_heads(
 def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distilled: bool) -> None:
     if distilled and global_pool != "token":
         raise InputError(
-            f"GLOBAL_POOL is {global_pool!r}, expected 'token', because DISTILLED heads read their tokens"
+            f"GLOBAL_POOL is {global_pool!r}, expected 'token', because DISTILLED heads read"
+            " their tokens"
         )
     if not class_token and global_pool.startswith("token"):
         expected = "expected 'avg' or 'map', because the model has no CLASS_TOKEN"
@@ -539,7 +541,8 @@ def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distille
 def _check_layers(block: str, act: str, global_pool: str, fc_norm: bool) -> None:
     if block == "parallel" and act == "swiglu":
         raise InputError(
-            "ACT is 'swiglu', which BLOCK parallel doesn't support; expected gelu, gelu_tanh or quick_gelu"
+            "ACT is 'swiglu', which BLOCK parallel doesn't support; expected gelu, gelu_tanh or"
+            " quick_gelu"
         )
     if fc_norm and global_pool == "token_avg":
         raise InputError(

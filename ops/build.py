@@ -89,7 +89,8 @@ def build_images() -> Path:
             told = next((line for line in done.stderr.splitlines() if "error" in line), "")
         if not built.is_file():
             raise RunError(
-                f"the image operations can't be compiled ({told}); Pillow computes them instead, which takes longer"
+                f"the image operations can't be compiled ({told}); Pillow computes them instead,"
+                " which takes longer"
             )
         os.replace(built, target)
     return target

@@ -446,7 +446,8 @@ def _of_multilabel(config: Configuration) -> Iterator[Conflict]:
     if config.TRAIN.LOSS not in takers:
         yield (
             "TRAIN.LOSS",
-            f"one of {', '.join(takers)} with TASK {config.TASK}, which decides on each class separately",
+            f"one of {', '.join(takers)} with TASK {config.TASK}, which decides on each class"
+            " separately",
         )
     if config.TRAIN.DISTILLATION_TYPE is not None:
         yield (

@@ -181,7 +181,8 @@ def _check_classes(files: Sequence[Path], described: Sequence[dict[str, str]]) -
             for names in (classes, expected)
         )
         raise InputError(
-            f"output {place} is {here} in {file}, {there} in {first}; only checkpoints with the same"
+            f"output {place} is {here} in {file}, {there} in {first}; only checkpoints with the"
+            " same"
             " classes in the same order can be averaged"
         )
 
@@ -250,7 +251,8 @@ def choose_greedily(
     if "data_path" in datasets.components[where].keys:
         where += f", {printable(str(config.DATA.DATA_PATH))}"
     print(
-        f"{metric} {_shown(metric, best)} on {results[0]['num_samples']:,} images ({where}), which were used to choose"
+        f"{metric} {_shown(metric, best)} on {results[0]['num_samples']:,} images ({where}),"
+        " which were used to choose"
         " the checkpoints: expect less on other images"
     )
     if statistics:

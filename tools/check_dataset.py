@@ -269,7 +269,8 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
         )
     if options.output and dataset_columns(name) == (MASK,) and name not in ("masks", "masks_list"):
         raise InputError(
-            f"--split lists masks as they are stored, but the indices that DATASET {name} stores aren't"
+            f"--split lists masks as they are stored, but the indices that DATASET {name} stores"
+            " aren't"
             " those of its classes; use DATA.VAL_SPLIT in the training instead"
         )
     if options.output:

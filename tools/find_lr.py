@@ -73,8 +73,10 @@ def main() -> None:
         raise InputError("the test trains from the beginning; leave out -eval and -resume")
     if loss_is_relative(config.TASK):
         raise InputError(
-            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so it can't show a good"
-            " learning rate; compare short runs by their PROBE, as tools/sweep.py does with metric: knn"
+            f"a lower loss of TASK {config.TASK} doesn't mean a better model, so it can't show a"
+            " good"
+            " learning rate; compare short runs by their PROBE, as tools/sweep.py does with"
+            " metric: knn"
         )
     if not config.OUTPUT:
         raise InputError("pass -output=DIR, or -output=FILE.png")

@@ -114,7 +114,8 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
         free = free_memory()
         if least > free:
             results[kind] = (
-                f"not measured: it needs at least {least // MIB:,} MiB, but {free // MIB:,} MiB are free"
+                f"not measured: it needs at least {least // MIB:,} MiB, but {free // MIB:,} MiB"
+                " are free"
             )
             continue
         with without_current_folder():

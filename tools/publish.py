@@ -96,7 +96,8 @@ def main() -> None:
     if arguments.check:
         if evaluation is None:
             raise InputError(
-                "-check needs the images of a run, but these weights have none; pass -evaluation=DIR"
+                "-check needs the images of a run, but these weights have none; pass"
+                " -evaluation=DIR"
             )
         from tools.check_dataset import check_images
 
@@ -125,7 +126,8 @@ def main() -> None:
     elif evaluation.predictions is None:
         print(
             "note: the run's last evaluation is of other weights, so the card has no metrics by class:"
-            f" evaluate them (-eval -pretrained={arguments.weights} -output=DIR), and pass -evaluation=DIR"
+            f" evaluate them (-eval -pretrained={arguments.weights} -output=DIR), and pass"
+            " -evaluation=DIR"
         )
     if arguments.license is None:
         print("note: the card has no licence; set it by -license")

@@ -239,7 +239,8 @@ def _check_pool(arguments: argparse.Namespace, made: Mapping[str, Any]) -> None:
     """
     if arguments.pool not in (None, made["pool"]):
         raise InputError(
-            f"-pool is {arguments.pool}, but the features were made with {made['pool']}; leave it out, or"
+            f"-pool is {arguments.pool}, but the features were made with {made['pool']}; leave"
+            " it out, or"
             " make them again"
         )
 

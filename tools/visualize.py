@@ -208,7 +208,8 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"{path} can't be written ({error.strerror}); {remedy(error)}, or choose another -output"
+            f"{path} can't be written ({error.strerror}); {remedy(error)}, or choose another"
+            " -output"
         ) from None
 
 

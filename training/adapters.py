@@ -49,7 +49,8 @@ def lora(
             # Names without their block's number, as patterns are mostly written.
             ends = {f"*.{name.partition('.')[2].lstrip('0123456789.')}" for name in layers}
             raise InputError(
-                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of the {len(layers)} Linear layers"
+                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of the {len(layers)} Linear"
+                " layers"
                 f" other than the classifier{nearest(pattern, [*layers, *sorted(ends)])}"
             )
         chosen |= matching
@@ -60,7 +61,8 @@ def lora(
         smaller_side = min(layers[name].weight.shape)
         if rank > smaller_side:
             raise InputError(
-                f"TRAIN.ADAPTER.RANK is {rank}, expected 1 to {smaller_side} (the smaller side of {name})"
+                f"TRAIN.ADAPTER.RANK is {rank}, expected 1 to {smaller_side} (the smaller side"
+                f" of {name})"
             )
         adapt(layers[name], rank, alpha, dropout)
     if dropout:

@@ -73,7 +73,8 @@ class BeitTraining(Task):
         if tokenizer is None or tokenizer_path is None:
             raise InputError(
                 f"METHOD.TOKENIZER is {tokenizer}, METHOD.TOKENIZER_PATH {tokenizer_path}: BEiT"
-                " predicts the tokens of a tokenizer; set its YAML file and its weights (TASK tokenizer"
+                " predicts the tokens of a tokenizer; set its YAML file and its weights (TASK"
+                " tokenizer"
                 " trains one)"
             )
         self.tokenizer_file = tokenizer
@@ -168,7 +169,8 @@ class BeitTraining(Task):
         task = get_config(path).TASK
         if task != "tokenizer":
             raise InputError(
-                f"METHOD.TOKENIZER {path} has TASK {task}, expected tokenizer; use the YAML file of a"
+                f"METHOD.TOKENIZER {path} has TASK {task}, expected tokenizer; use the YAML file"
+                " of a"
                 " tokenizer"
             )
         trained_for = task_of(self.tokenizer_path)

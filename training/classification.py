@@ -117,7 +117,8 @@ class Classification(Task):
             if not hasattr(model, "dense_training"):
                 name = type(model).__name__
                 raise InputError(
-                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} doesn't classify patches; choose a"
+                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} doesn't classify"
+                    " patches; choose a"
                     " model that does, such as VOLO"
                 )
             model.dense_training = True

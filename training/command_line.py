@@ -176,7 +176,8 @@ def config_from_arguments(
     if recipe and not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)):
         add_note(
             config,
-            f"warning: {recipe} is a recipe for fine-tuning pretrained weights, but none are given: the model starts"
+            f"warning: {recipe} is a recipe for fine-tuning pretrained weights, but none are"
+            " given: the model starts"
             " from random values; pass -pretrained=FILE",
         )
     if arguments.explain:
@@ -232,12 +233,14 @@ def choose(
     if resume and resume != AUTO:
         if not os.path.lexists(resume):
             raise InputError(
-                f"-resume={resume}: no such folder; expected a run's folder, or one of its checkpoints"
+                f"-resume={resume}: no such folder; expected a run's folder, or one of its"
+                " checkpoints"
             )
         run = Path(resume).parent
         advice = f"use -resume={run}" if (run / FILE).is_file() else "pass -cfg"
         raise InputError(
-            f"-resume={resume}: its run has no {FILE} (in RUN, or next to RUN/checkpoints); {advice}"
+            f"-resume={resume}: its run has no {FILE} (in RUN, or next to RUN/checkpoints);"
+            f" {advice}"
         )
     if pretrained and (file := run_file(pretrained)):
         note = f"configuration: {file}, of the run of -pretrained (no -cfg is given)"
@@ -260,7 +263,8 @@ def choose(
     ):
         if key in words and (key, words[key]) != ("DATA.DATASET", own_data):
             raise InputError(
-                f"{flag}={words[key]} needs -cfg, the model (python tools/list_models.py lists them);"
+                f"{flag}={words[key]} needs -cfg, the model (python tools/list_models.py lists"
+                " them);"
                 f" the default, {default}, is for {own_data} only"
             )
     return Choice(default, f"configuration: {default}, because neither -cfg nor a run is given")
@@ -336,7 +340,8 @@ def _resumed_run(resume: str, output: str | None) -> Path | None:
         return None
     if read_yaml(file).get("EVAL"):
         raise InputError(
-            f"{file} is from an evaluation, and evaluation runs can't be resumed; choose another -output"
+            f"{file} is from an evaluation, and evaluation runs can't be resumed; choose another"
+            " -output"
         )
     return file
 
@@ -373,7 +378,8 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         epilog="Flags may be written with one dash or two. config.py describes the KEYs that all runs share,"
         " --explain KEY prints one, and python tools/list_models.py --keys NAME lists those of an"
         " architecture: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the"
-        " classes MODEL.NUM_CLASSES. For a flag of timm, PaddleClas or PaddleViT that isn't supported,"
+        " classes MODEL.NUM_CLASSES. For a flag of timm, PaddleClas or PaddleViT that isn't"
+        " supported,"
         " the error says what to write instead.",
     )
     parser.add_argument(
@@ -450,7 +456,8 @@ def _check_words(words: Sequence[str]) -> None:
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):
             raise InputError(
-                f"command line: unexpected argument {word!r}; in a script, nothing may follow the backslash"
+                f"command line: unexpected argument {word!r}; in a script, nothing may follow"
+                " the backslash"
                 " at a line's end, the last line has none, and Windows line endings don't work"
             )
         if not word or (is_flag(word) and equals and not value):

@@ -217,7 +217,8 @@ class SelfDistillation(Task):
         train = self.config.TRAIN
         if train.EARLY_STOP and not self.config.EVAL and self._newest_is_best:
             raise InputError(
-                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't show which"
+                f"TRAIN.EARLY_STOP is {train.EARLY_STOP}, but the loss of TASK dino doesn't show"
+                " which"
                 " weights are better; set BEST_METRIC knn, or leave it out"
             )
         network = self.make_network(build_model(self.config))

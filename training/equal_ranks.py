@@ -248,7 +248,8 @@ def _check_settings(by_rank: list[dict[str, Any]]) -> None:
             if of_rank_0.get(key) != of_rank.get(key):
                 raise InputError(
                     f"rank {place} has {key} {of_rank.get(key)}, rank 0 has {of_rank_0.get(key)};"
-                    " start every rank with the same flags, and with weights and an -output that all"
+                    " start every rank with the same flags, and with weights and an -output that"
+                    " all"
                     " machines share"
                 )
 

@@ -160,7 +160,8 @@ class FixMatch(Classification):
         has_strong = self.strong_view or self.strong_labelled
         if has_strong and not any(changes.values()):
             raise InputError(
-                f"a strong view differs from a weak one by {', '.join(changes)}, but none of them is"
+                f"a strong view differs from a weak one by {', '.join(changes)}, but none of"
+                " them is"
                 " set; set one, or METHOD.STRONG_VIEW False"
             )
         given = next((key for key, value in changes.items() if value), None)

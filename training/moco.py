@@ -116,7 +116,8 @@ class MomentumContrast(Task):
             last = data.BATCH_SIZE
         if last * world_size() == 1:
             raise InputError(
-                f"TASK moco needs two images in each batch, but with {len(train)} images the last batch of"
+                f"TASK moco needs two images in each batch, but with {len(train)} images the"
+                " last batch of"
                 f" {data.BATCH_SIZE} has one; change -batch_size, or set DATA.DROP_LAST True"
             )
 

@@ -411,7 +411,8 @@ class ShardedOptimizer:
         """Leaves on each rank the mean gradients of its own parameters, and no other gradients."""
         if self.twice:
             raise RuntimeError(
-                f"{self.twice} received two gradients before an update, but stage 2 of sharding allows"
+                f"{self.twice} received two gradients before an update, but stage 2 of sharding"
+                " allows"
                 " one (except within accumulating()); use stage 1 if MODEL.RECOMPUTE is on and"
                 " several blocks share a parameter"
             )

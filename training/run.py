@@ -300,7 +300,8 @@ class Run:
                     os.truncate(file, size)
             if self.on_error != "stop":
                 self.info(
-                    f"{file}: a line couldn't be written ({error.strerror}); the run continues (SAVE_ON_ERROR)"
+                    f"{file}: a line couldn't be written ({error.strerror}); the run continues"
+                    " (SAVE_ON_ERROR)"
                 )
             elif not self.problem:
                 self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"

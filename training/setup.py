@@ -298,7 +298,8 @@ def _log_sharing(
     if isinstance(optimizer, ShardedOptimizer):
         sizes = ", ".join(f"{size:,}" for size in optimizer.sizes)
         run.info(
-            f"fleet, sharding stage {optimizer.stage}: parameters per rank in the optimizer's state: {sizes}"
+            f"fleet, sharding stage {optimizer.stage}: parameters per rank in the optimizer's"
+            f" state: {sizes}"
             ""
         )
 

@@ -65,7 +65,8 @@ class MaskedImageModelling(Task):
         if masked_count(squares, self.mask_ratio) == squares:
             raise InputError(
                 f"METHOD.MASK_RATIO {self.mask_ratio:g} masks the whole image, which has {squares}"
-                f" squares of {network.mask_patch} x {network.mask_patch} pixels; lower it, or use larger"
+                f" squares of {network.mask_patch} x {network.mask_patch} pixels; lower it, or"
+                " use larger"
                 " images"
             )
         return network

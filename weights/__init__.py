@@ -431,7 +431,8 @@ def _other_switches(model: Target, expected: dict[str, Any]) -> list[str]:
         current = getattr(model, key.lower())
         if current != value:
             notes.append(
-                f"according to the names of its tensors, MODEL.{key} is {value}, the model has {current}"
+                f"according to the names of its tensors, MODEL.{key} is {value}, the model has"
+                f" {current}"
             )
     return notes
 

@@ -395,7 +395,8 @@ def _check_factors(
     """Raises Unreadable unless a layer's factors have the shapes [rank, in] and [out, rank]."""
     if len(weight) != 2:
         raise Unreadable(
-            f"it adapts {printable(layer, 80)}, which isn't a Linear; only adapters of Linears are supported"
+            f"it adapts {printable(layer, 80)}, which isn't a Linear; only adapters of Linears"
+            " are supported"
         )
     outs, ins = weight
     rank = rank or max(1, *a.shape[:1])

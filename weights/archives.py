@@ -172,7 +172,8 @@ def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) 
         start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
         if not width or start > LONGEST_HEADER:
             raise Unreadable(
-                f"{name} isn't an .npy array of version 1.0 or 2.0, or has a header of {start} bytes"
+                f"{name} isn't an .npy array of version 1.0 or 2.0, or has a header of {start}"
+                " bytes"
             )
         header = _NPY.fullmatch((head + stream.read(start - 12))[8 + width : start])
     if not header:

@@ -119,7 +119,8 @@ class WeightFile:
             is_renamed = before.st_nlink != now.st_nlink
             if is_written or (before.st_ctime_ns != now.st_ctime_ns and not is_renamed):
                 raise InputError(
-                    f"{file}: it changed while it was read; load it again once it is written completely"
+                    f"{file}: it changed while it was read; load it again once it is written"
+                    " completely"
                 )
 
 
@@ -209,7 +210,8 @@ def files_of(path: str | Path) -> list[Path]:
     split = _SPLIT.search(file.name)
     if split and int(split[1]) > 1:
         raise InputError(
-            f"{file} is one of {int(split[1])} files of the weights; pass their folder, with its {INDEX}"
+            f"{file} is one of {int(split[1])} files of the weights; pass their folder, with its"
+            f" {INDEX}"
         )
     if not file.name.endswith(INDEX):
         return [file]
@@ -378,7 +380,8 @@ def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != math.prod(shape) * item_size(dtype):
             raise Unreadable(
-                f"its tensors overlap, leave gaps, or don't have the sizes that the header lists ({printable(name)})"
+                "its tensors overlap, leave gaps, or don't have the sizes that the header lists"
+                f" ({printable(name)})"
             )
         span = Span(file, start + begin, after - begin)
         content[name] = Array(dtype, shape, contiguous(shape), span)
@@ -475,7 +478,8 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         # The file counts elements, whose size may be 1, 2, 4 or 8 bytes.
         if span.length not in (count, 2 * count, 4 * count, 8 * count) or start > size:
             raise Unreadable(
-                f"it is truncated, or its storage {printable(key)} has another length than its tensors say"
+                f"it is truncated, or its storage {printable(key)} has another length than its"
+                " tensors say"
             )
     return content
 
@@ -512,7 +516,8 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
             others.append(name)
         elif not is_name(name, LONGEST_NAME):
             raise Unreadable(
-                f"it contains an array under the name {printable(name)}, which has unprintable characters"
+                f"it contains an array under the name {printable(name)}, which has unprintable"
+                " characters"
             )
         elif clean in arrays:
             raise Unreadable(f"it contains {printable(clean)} twice, with a prefix and without")
@@ -587,5 +592,6 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     bad = array.size - np.count_nonzero(np.isfinite(array))
     if bad:
         raise Unreadable(
-            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; use other weights"
+            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; use"
+            " other weights"
         )

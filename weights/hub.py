@@ -128,7 +128,8 @@ def _shipped_file(name: str) -> Path:
         own = Path(f"{name}{ending}").absolute()
         if os.path.lexists(own):
             raise InputError(
-                f"{name} is the name of weights that are included in the toolkit, but {own} exists as well;"
+                f"{name} is the name of weights that are included in the toolkit, but {own}"
+                " exists as well;"
                 f" pass {own}, or {file}"
             )
     return file
@@ -157,7 +158,8 @@ def find_weights(path: str | Path) -> Path:
     path = Path(best_of_run(path))
     if path.suffix == ".pdopt":
         raise InputError(
-            f"{path} is the state of an optimizer; pass its weights, {path.with_suffix('.pdparams')}"
+            f"{path} is the state of an optimizer; pass its weights,"
+            f" {path.with_suffix('.pdparams')}"
         )
     candidates = [path / name for name in names]
     candidates.append(path)
@@ -338,7 +340,8 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
         files = " or ".join(filename for filename in filenames if not filename.endswith(INDEX))
         raise InputError(
             f"{name}: {files} can't be downloaded ({_first_line(absent)} from {constants.ENDPOINT}), and isn't in"
-            f" {constants.HF_HUB_CACHE}; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache, or pass a file"
+            f" {constants.HF_HUB_CACHE}; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache,"
+            " or pass a file"
         )
     return None
 

@@ -107,7 +107,8 @@ def read_contents(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Conten
     for name, value in config.items():
         if value and name not in _FORM and name not in _IGNORED:
             raise Unreadable(
-                f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't supported; use an"
+                f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't"
+                " supported; use an"
                 " adapter without it, or remove the entry if it has no effect"
             )
     layers = [
@@ -159,7 +160,8 @@ def _check_targets(modules: str | list[str], targets: set[str]) -> None:
     if unknown or not targets:
         name = printable(unknown[0] if unknown else str(modules), 80)
         raise Unreadable(
-            f"its {CONFIG}'s target_modules has {name}, which isn't an adaptable layer of this model; use an"
+            f"its {CONFIG}'s target_modules has {name}, which isn't an adaptable layer of this"
+            " model; use an"
             " adapter of this model"
         )
 
@@ -189,7 +191,8 @@ def _matching(modules: str | list[str], layers: list[str]) -> set[str]:
         ) from None
     if done.returncode:
         raise Unreadable(
-            f"its {CONFIG}'s {printable(modules, 80)} isn't a valid regular expression; list the names"
+            f"its {CONFIG}'s {printable(modules, 80)} isn't a valid regular expression; list the"
+            " names"
         )
     return set(parsed_json(done.stdout))
 

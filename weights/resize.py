@@ -40,7 +40,8 @@ def resize_pos_embed(
     if not patches.shape[1] == math.prod(old) > 0:
         expected = "{} x {}".format(*old) if old_grid else "a square"
         raise InputError(
-            f"a position embedding has {patches.shape[1]} patches, expected {expected}; pass their grid"
+            f"a position embedding has {patches.shape[1]} patches, expected {expected}; pass"
+            " their grid"
         )
     rows, columns = map(RESIZING[method], old, new)
     resized = rows @ patches[0].T.reshape(-1, *old) @ columns.T
@@ -146,7 +147,8 @@ def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
         return weight
     if channels != 3:
         raise InputError(
-            f"the first convolution has {channels} channels, expected 3 for an adaptation to {in_channels}"
+            f"the first convolution has {channels} channels, expected 3 for an adaptation to"
+            f" {in_channels}"
         )
     if in_channels == 1:
         return weight.sum(axis=1, keepdims=True)

@@ -58,6 +58,7 @@ def check_sum(file: Path) -> None:
         return
     if file.name in sums and sha256_of(file) != sums[file.name]:
         raise Unreadable(
-            f"its SHA-256 isn't the one in {SUMS} next to it: it was damaged or replaced; copy it again,"
+            f"its SHA-256 isn't the one in {SUMS} next to it: it was damaged or replaced; copy"
+            " it again,"
             " or remove that list if the file is right"
         )

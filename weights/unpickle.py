@@ -311,7 +311,8 @@ def _fill_array(array: Array, state: Any) -> None:
     _, shape, dtype, fortran, data = state
     if type(dtype) is not _DType or dtype.code not in NUMPY_CODES:
         raise Unreadable(
-            f"it contains an array of dtype {printable(getattr(dtype, 'code', 'unknown'))}; expected numbers"
+            f"it contains an array of dtype {printable(getattr(dtype, 'code', 'unknown'))};"
+            " expected numbers"
         )
     if type(data) not in (Span, str):
         raise Unreadable("it contains an array without content")

@@ -133,7 +133,8 @@ def parts_of(answers: Answers, out_of_fold: Answers | None, seed: int) -> Parts:
     least = min(len(part) for part in parts)
     if least < _LEAST:
         raise InputError(
-            f"there are {len(answers)} validation images, too few for a calibration: a part would have"
+            f"there are {len(answers)} validation images, too few for a calibration: a part"
+            " would have"
             f" {least}, expected {_LEAST} or more"
         )
     return parts
@@ -232,7 +233,8 @@ class Calibrator:
             data = config.DATA
             if data.FOLDS is None:
                 raise InputError(
-                    f"{printable(str(run))} isn't a run of a cross-validation (DATA.FOLDS isn't set)"
+                    f"{printable(str(run))} isn't a run of a cross-validation (DATA.FOLDS isn't"
+                    " set)"
                 )
             fold = (data.FOLDS, data.SPLIT_SEED, data.FOLD)
             if fold in seen or (seen and fold[:2] != next(iter(seen))[:2]):

@@ -76,7 +76,8 @@ def check_one_view(choice: Choice, tta: str) -> None:
     """Raises InputError if views are averaged for what was calibrated on one view."""
     if tta and (choice.sets or choice.rejection):
         raise InputError(
-            f"-tta {tta} averages views, but coverage and rejection were calibrated on single views;"
+            f"-tta {tta} averages views, but coverage and rejection were calibrated on single"
+            " views;"
             " use one of the two"
         )
 

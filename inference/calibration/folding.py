@@ -48,7 +48,8 @@ def fold(model: ImageModel, scaling: Scaling, images: np.ndarray) -> None:
     difference = np.abs(found - expected).max() / max(np.ptp(expected), 1e-12)
     if not difference <= TOLERANCE:
         raise InputError(
-            f"the logits of the model aren't linear in its classifiers: after scaling, they differ by"
+            "the logits of the model aren't linear in its classifiers: after scaling, they"
+            " differ by"
             f" {difference:.1e} of their range; use -scaling none"
         )
 

@@ -149,7 +149,8 @@ def _sections(outcome: Outcome, figures: dict[str, Any]) -> Iterator[str]:
     images = figures["images"]
     yield page.paragraph(
         f"All figures are for {images['reported']:,} images that weren't used for the calibration."
-        f" {images['fitting']:,} others were used to fit the scaling, and {images['choosing']:,} to choose the"
+        f" {images['fitting']:,} others were used to fit the scaling, and {images['choosing']:,}"
+        " to choose the"
         " thresholds."
     )
     yield page.section("Probabilities", _probabilities(figures), _diagrams(outcome))

@@ -255,5 +255,6 @@ def _all(path: str | Path, names: Sequence[str]) -> dict[str, str]:
 
 def _none(path: str | Path, names: Sequence[str]) -> InputError:
     return InputError(
-        f"{printable(str(path))} has no tokenizer next to its weights; copy {' or '.join(names)} there"
+        f"{printable(str(path))} has no tokenizer next to its weights; copy {' or '.join(names)}"
+        " there"
     )

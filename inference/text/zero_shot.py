@@ -39,7 +39,8 @@ def with_text_classes(config: Configuration, encoder: TextEncoder, count: int) -
     model = config.MODEL
     if "NECK_NORM" not in model:
         raise InputError(
-            f"MODEL.TYPE is {model.TYPE}, which has no NECK; zero-shot classes need a ViT of CLIP or"
+            f"MODEL.TYPE is {model.TYPE}, which has no NECK; zero-shot classes need a ViT of"
+            " CLIP or"
             " SigLIP"
         )
     # SigLIP's pooling makes the embedding itself.

@@ -148,7 +148,8 @@ def _limits(checked: DatasetReport) -> list[str]:
     """Returns the limitations of the check."""
     limits = [
         "It wasn't checked whether the labels are right.",
-        "Equal images are found by their bytes, and similar ones by a hash of what they show: other images"
+        "Equal images are found by their bytes, and similar ones by a hash of what they show:"
+        " other images"
         " may show the same scene as well.",
         "It wasn't checked whether images show persons or protected works.",
     ]

@@ -80,7 +80,8 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
     if getattr(model, "pos_embed", None) is not None and (block is None or not by_layer):
         if block is not None:
             raise InputError(
-                "-block is for tables of relative positions, but the model only has position embeddings"
+                "-block is for tables of relative positions, but the model only has position"
+                " embeddings"
             )
         return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
     if not by_layer:

@@ -244,7 +244,8 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
             channels = data[place + 9] if place + 9 < len(data) else 0
             if marker not in _HUFFMAN:
                 raise Unreadable(
-                    "it is a JPEG with arithmetic or lossless coding, which isn't supported; save it again"
+                    "it is a JPEG with arithmetic or lossless coding, which isn't supported;"
+                    " save it again"
                 )
             if frames or end != place + 10 + 3 * channels:
                 raise Unreadable("its JPEG header is damaged")

@@ -100,7 +100,8 @@ def mask_image(
                 raise UnknownValues(f"{name}: {problem}")
         elif dtype == np.uint8 and (largest := values.max()) > 255:
             raise Unreadable(
-                f"it contains the index {largest}, its column has values of 0..255; declare it as int32"
+                f"it contains the index {largest}, its column has values of 0..255; declare it"
+                " as int32"
             )
         turn = TURNS[orientation_of(data) if oriented else 1]
         return turn.image(Image.fromarray(values.astype(dtype, copy=False)))

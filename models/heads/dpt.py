@@ -202,7 +202,8 @@ class DPT(Head):
 def _check(maps: Maps, readout: str) -> None:
     if len(maps.reductions) != 4 or len(set(maps.reductions)) > 1:
         raise InputError(
-            f"HEAD.NAME dpt reads four maps of one size, found {len(maps.reductions)} with one position"
+            f"HEAD.NAME dpt reads four maps of one size, found {len(maps.reductions)} with one"
+            " position"
             f" per {maps.reductions} pixels; use a plain ViT, and four numbers as HEAD.INDICES"
         )
     if readout != "ignore" and not maps.prefix_tokens:

@@ -108,7 +108,8 @@ class EomtHead(Head):
         name = type(encoder).__name__
         if not encoder.takes_masks:
             raise InputError(
-                f"HEAD.NAME eomt needs an encoder whose attention supports masks, unlike {name}; use"
+                f"HEAD.NAME eomt needs an encoder whose attention supports masks, unlike {name};"
+                " use"
                 " MODEL.TYPE vit, deit or eva, with MODEL.BLOCK serial and MODEL.ATTENTION softmax"
             )
         blocks = len(encoder.feature_info)

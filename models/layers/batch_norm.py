@@ -162,7 +162,8 @@ def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tenso
     count = math.prod(x.shape) // x.shape[1] * processes
     if count == 1:
         raise InputError(
-            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two or more: use a larger"
+            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two"
+            " or more: use a larger"
             " DATA.BATCH_SIZE or DATA.IMAGE_SIZE; if an epoch's last batch is 1 image, DATA.DROP_LAST True"
         )
     return count
@@ -213,7 +214,8 @@ def synchronise(model: nn.Layer) -> None:
         )
     if not num_gpus():
         raise InputError(
-            "TRAIN.SYNC_BN is True, but no GPU is visible, and Paddle's SyncBatchNorm needs GPUs; set it to False:"
+            "TRAIN.SYNC_BN is True, but no GPU is visible, and Paddle's SyncBatchNorm needs"
+            " GPUs; set it to False:"
             " each process then normalises by its own images, and their statistics are averaged at an epoch's end"
         )
     # Paddle's convert_sync_batchnorm expects the statistics among the parameters, as its own layers

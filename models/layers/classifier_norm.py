@@ -43,7 +43,8 @@ class ClassifierNorm(nn.Layer):
     def _update(self, mean: paddle.Tensor, variance: paddle.Tensor, count: int) -> None:
         if count == 1:
             raise InputError(
-                "HEAD_BATCH_NORM got a batch of 1 image in training, expected two or more: use a larger"
+                "HEAD_BATCH_NORM got a batch of 1 image in training, expected two or more: use a"
+                " larger"
                 " DATA.BATCH_SIZE; if it is an epoch's last batch, DATA.DROP_LAST True"
             )
         paddle.assign(self._mean.lerp(mean, 1 - self._momentum), self._mean)

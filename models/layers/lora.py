@@ -32,7 +32,8 @@ class LoRALinear(Linear):
     def weight(self) -> paddle.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.training and self.lora_dropout.p:
             raise InputError(
-                "TRAIN.ADAPTER.DROPOUT: this model reads the weights of a target directly; set it to 0"
+                "TRAIN.ADAPTER.DROPOUT: this model reads the weights of a target directly; set"
+                " it to 0"
             )
         return (
             self._parameters["weight"]

@@ -57,7 +57,8 @@ class RotaryEmbedding(nn.Layer):
         super().__init__()
         if head_dim % 4:
             raise InputError(
-                f"EMBED_DIM / NUM_HEADS is {head_dim}, expected a multiple of 4 (pairs of channels are rotated)"
+                f"EMBED_DIM / NUM_HEADS is {head_dim}, expected a multiple of 4 (pairs of"
+                " channels are rotated)"
             )
         self.kind = kind
         self.grid_size = grid_size

@@ -288,6 +288,7 @@ def check_patches(encoder: ImageModel) -> None:
         )
     if isinstance(getattr(encoder, "norm", None), nn.Identity):
         raise InputError(
-            "METHOD.PATCH_LOSS is set, but the last norm comes after the pooling and doesn't apply to"
+            "METHOD.PATCH_LOSS is set, but the last norm comes after the pooling and doesn't"
+            " apply to"
             " patches; set MODEL.GLOBAL_POOL token"
         )

@@ -74,7 +74,8 @@ class MaskedAutoencoder(PretrainingNetwork):
         pixels = patches.patch_size**2 * encoder.in_channels
         if norm_target and pixels == 1:
             raise InputError(
-                "METHOD.NORM_TARGET is True, but a patch has a single value, and so no variance; set it"
+                "METHOD.NORM_TARGET is True, but a patch has a single value, and so no variance;"
+                " set it"
                 " to False, or use larger patches"
             )
         self.norm_target = norm_target

@@ -48,12 +48,14 @@ def _check_options(encoder: ImageModel) -> None:
     rate = getattr(getattr(encoder, "patch_drop", None), "drop_prob", 0.0)
     if rate:
         raise InputError(
-            f"MODEL.PATCH_DROP is {rate:g}, expected 0, because the model needs each patch that isn't"
+            f"MODEL.PATCH_DROP is {rate:g}, expected 0, because the model needs each patch that"
+            " isn't"
             " masked"
         )
     if getattr(encoder, "attn_pool", None) is not None:
         raise InputError(
-            "MODEL.GLOBAL_POOL is map, expected token or avg, because the weights of the pooling wouldn't be"
+            "MODEL.GLOBAL_POOL is map, expected token or avg, because the weights of the pooling"
+            " wouldn't be"
             " trained"
         )
 

@@ -55,7 +55,8 @@ class SimMIM(PretrainingNetwork):
     def __init__(self, encoder: ImageModel, mask_patch: int = 32) -> None:
         if not isinstance(encoder, ENCODERS):
             raise InputError(
-                f"SimMIM needs patches that don't overlap, unlike those of {type(encoder).__name__};"
+                "SimMIM needs patches that don't overlap, unlike those of"
+                f" {type(encoder).__name__};"
                 " MODEL.TYPE can be BEiT, EVA, gMLP, Mixer, ResMLP, Swin, SwinV2 or ViT"
             )
         super().__init__(encoder)
@@ -129,6 +130,7 @@ def _check_sizes(encoder: ImageModel, patch_size: int, mask_patch: int) -> None:
     side = encoder.feature_info[-1]["reduction"]
     if height % side or width % side:
         raise InputError(
-            f"a position of the encoder's last map covers {side} x {side} pixels, which don't divide images"
+            f"a position of the encoder's last map covers {side} x {side} pixels, which don't"
+            " divide images"
             f" of {height} x {width}; choose another DATA.IMAGE_SIZE"
         )

@@ -80,7 +80,8 @@ def instead(module: str, name: str) -> NoReturn:
     for paddlevits, advice in _INSTEAD.get(module, {}).items():
         if name == paddlevits or name.startswith(f"{paddlevits}_"):
             raise ImportError(
-                f"{module} has no {name}; for PaddleViT's, write {advice}: docs/migrate/paddlevit.md",
+                f"{module} has no {name}; for PaddleViT's, write {advice}:"
+                " docs/migrate/paddlevit.md",
                 name=module,
             )
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -189,7 +189,8 @@ def read(
         family = _read_family(path.stem)
         if family.name == segmentation.NAME:
             raise InputError(
-                f"{path}: it only has PaddleViT's defaults, which don't name a model; use PaddleViT's file"
+                f"{path}: it only has PaddleViT's defaults, which don't name a model; use"
+                " PaddleViT's file"
                 " of a model, without BASE"
             )
         values, _ = _translate(family, {}, path)

@@ -129,7 +129,9 @@ def test_a_mask_token_alone_is_no_decoder(tmp_path):
 
 def test_a_model_of_another_architecture_is_refused(tmp_path):
     save_weights(small("swin")(num_classes=3), tmp_path / "swin.safetensors")
-    with pytest.raises(InputError, match="doesn't fit the model: missing cls_token.*suggest MODEL.TYPE swin"):
+    with pytest.raises(
+        InputError, match="doesn't fit the model: missing cls_token.*suggest MODEL.TYPE swin"
+    ):
         network = MaskedAutoencoder(vit(), 0.75, 8, 1, 2)
         load_weights(network, tmp_path / "swin.safetensors", strict=False)
 

@@ -112,7 +112,8 @@ def _image_of(file: Path, content: dict[str, Any]) -> Path:
     beside = find_image(file.parent, file.stem)
     if beside is None:
         raise InputError(
-            f"{file}: its image '{printable(str(path), 80)}' doesn't exist; put it next to the annotation"
+            f"{file}: its image '{printable(str(path), 80)}' doesn't exist; put it next to the"
+            " annotation"
         )
     return beside
 

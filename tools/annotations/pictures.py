@@ -238,7 +238,8 @@ def write_folder(
         said += f"; {counted(len(empty), 'class has', 'classes have')} no pixel, such as {empty[0]}"
     if unclear:
         said += (
-            f"; {counted(unclear, 'image has', 'images have')} an EXIF rotation, and it is unknown whether"
+            f"; {counted(unclear, 'image has', 'images have')} an EXIF rotation, and it is"
+            " unknown whether"
             " the annotations follow it: set DATA.EXIF_ORIENTATION True if they do,"
             " and check them by tools/show_batch.py"
         )

@@ -72,7 +72,8 @@ class Voc:
         image = find_image(self.images, name)
         if image is None or not mask.is_file():
             raise InputError(
-                f"{printable(name)}: its {'image' if image is None else 'mask'} is missing; expected"
+                f"{printable(name)}: its {'image' if image is None else 'mask'} is missing;"
+                " expected"
                 f" {self.images / name}.jpg and {mask}"
             )
         return Picture(name, image, part, mask)

@@ -413,7 +413,8 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     shipped = shipped_configs()
     if name not in [file.stem for file in shipped] and shipped_model(name) is None:
         raise InputError(
-            f"{path}: its config.json names {name}, which isn't a model of this toolkit{instead(name, shipped)}"
+            f"{path}: its config.json names {name}, which isn't a model of this"
+            f" toolkit{instead(name, shipped)}"
         )
     words = ["MODEL.PRETRAINED", str(path)]
     if (outputs := stored.get("num_classes")) is not None:

@@ -134,12 +134,14 @@ def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[
         expected = arrays.keys() if keys is None else keys
         if added := arrays.keys() - expected:
             raise InputError(
-                f"{chosen}: {file} contains {min(added)}, which {storage.INDEX} doesn't list for it;"
+                f"{chosen}: {file} contains {min(added)}, which {storage.INDEX} doesn't list for"
+                " it;"
                 f" {_OTHER}"
             )
         if missing := expected - arrays.keys():
             raise InputError(
-                f"{chosen}: {file} lacks {min(missing)}, which {storage.INDEX} lists for it; {_OTHER}"
+                f"{chosen}: {file} lacks {min(missing)}, which {storage.INDEX} lists for it;"
+                f" {_OTHER}"
             )
         yield arrays
 

@@ -273,7 +273,8 @@ def _check_state(
     config = training.config
     if before["TASK"] != config.TASK:
         raise InputError(
-            f"{chosen} is from a run of TASK {printable(str(before['TASK']))}, found TASK {config.TASK};"
+            f"{chosen} is from a run of TASK {printable(str(before['TASK']))}, found TASK"
+            f" {config.TASK};"
             " keep that TASK, or start from the weights with -pretrained"
         )
     with storage.reading_checkpoint(chosen, storage.STATE, "the state of a run of this task"):

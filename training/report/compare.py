@@ -252,7 +252,8 @@ def _verdict_by_images(
             if not answers_of(task):
                 return f"{names}: not tested: TASK {task} doesn't predict classes"
             return (
-                f"{names}: not tested: a run has no predictions.csv (REPORT), so its images can't be"
+                f"{names}: not tested: a run has no predictions.csv (REPORT), so its images"
+                " can't be"
                 " compared"
             )
         right.append(_scores(table))
@@ -265,7 +266,8 @@ def _verdict_by_images(
     if is_of_pixels:
         better, other_better, probability = wilcoxon(first, np.concatenate(other_right))
         test = (
-            f"of {len(first):,} images {better} have a higher mIoU in the first run, {other_better} in"
+            f"of {len(first):,} images {better} have a higher mIoU in the first run,"
+            f" {other_better} in"
             " the second, Wilcoxon's signed-rank test"
         )
         return f"{names}: {test}{_conclusion(probability, comparisons)}"

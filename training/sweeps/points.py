@@ -475,7 +475,8 @@ def _default_metric(config: Configuration) -> str:
         return config.BEST_METRIC
     if loss_is_relative(config.TASK):
         raise InputError(
-            f"metric is missing, and a lower loss of TASK {config.TASK} doesn't mean a better model;"
+            f"metric is missing, and a lower loss of TASK {config.TASK} doesn't mean a better"
+            " model;"
             " add metric: knn (labelled images), rankme or loss; the first two need PROBE.FREQ"
         )
     return _metrics(config)[0]

@@ -137,7 +137,8 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
         changed.append("keys")
     if changed:
         raise InputError(
-            f"{file} is from a sweep with a different {changed[0]}; choose another output, or restore"
+            f"{file} is from a sweep with a different {changed[0]}; choose another output, or"
+            " restore"
             " the file"
         )
     if not planned:

@@ -141,7 +141,8 @@ def to_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
     for name in arrays:
         if not any(re.match(_pattern(timm), name) for timm, _ in layers):
             raise InputError(
-                f"{name} can't be written to Google's format, which has plain ViTs and MLP-Mixers only"
+                f"{name} can't be written to Google's format, which has plain ViTs and"
+                " MLP-Mixers only"
             )
     rules = [(_pattern(timm), flax.replace("<i>", r"\1")) for timm, flax in layers]
     leaves = [
