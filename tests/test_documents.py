@@ -81,6 +81,13 @@ def test_every_command_is_known():
     assert len(COMMANDS) > 150  # most of them of configurations' heads
 
 
+def test_each_guide_shows_what_a_command_prints():
+    guides = {file for file in SHOWN if file.parent in (ROOT / "docs/guides", ROOT / "docs/start")}
+    silent = {file.name for file in guides if not any(shown.prints for shown in SHOWN[file])}
+    assert silent == {"slurm.md"}  # a cluster prints it
+    assert len(guides) > 30
+
+
 def test_what_isnt_run_has_a_reason_that_holds():
     for pattern, reason in TABLE["not run"].items():
         assert all((ROOT / file).is_file() for file in re.findall(r"tests/\S+\.py", reason)), (
