@@ -61,9 +61,9 @@ class Preparation(nn.Layer):
             columns = resized_width
         x = x.transpose([0, 3, 1, 2])
         # Like Pillow, it resizes the width first.
-        x = paddle.matmul(x, self._weights(width, resized_width, columns), transpose_y=True)
+        x = paddle.matmul(x, self._weights(width, resized_width, columns))
         x = self._to_grey_levels(x)
-        x = paddle.matmul(self._weights(height, resized_height, rows), x)
+        x = paddle.matmul(self._weights(height, resized_height, rows), x, transpose_x=True)
         return self._to_grey_levels(x)
 
     def _to_grey_levels(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -88,17 +88,20 @@ class Preparation(nn.Layer):
         self, side: paddle.Tensor, to: paddle.Tensor, size: int | paddle.Tensor
     ) -> paddle.Tensor:
         """Returns the weight of each of the image's pixels for each pixel of the crop, along one
-        axis: [size, side].
+        axis: [side, size].
+
+        Not [size, side]: with AVX-512, Paddle Inference 3.3.1 returns uninitialised memory for a
+        product by a transposed matrix of one column, which an image one pixel wide has.
 
         Args:
             side: the pixels of the image.
             to: the pixels of the resized image.
             size: the pixels of the crop.
         """
-        out = (paddle.arange(size, dtype="int64") + crop_begin(to - size)).unsqueeze(1)
+        out = (paddle.arange(size, dtype="int64") + crop_begin(to - size)).unsqueeze(0)
         # Beyond the resized image the crop is black.
         is_inside = ((out >= 0) & (out < to)).astype("float32")
-        source = paddle.arange(side, dtype="int64").unsqueeze(0)
+        source = paddle.arange(side, dtype="int64").unsqueeze(1)
         if self.kernel == "nearest":
             return (source == (2 * out + 1) * side // (2 * to)).astype("float32") * is_inside
         # The distance between the centres of two pixels, in pixels of the image or of the resized
@@ -111,7 +114,7 @@ class Preparation(nn.Layer):
         else:
             weights = (1 - distance).clip(min=0)
         weights = weights * is_inside
-        return weights / (weights.sum(1, keepdim=True) + (1 - is_inside))
+        return weights / (weights.sum(0, keepdim=True) + (1 - is_inside))
 
 
 def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:

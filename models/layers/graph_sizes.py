@@ -104,19 +104,23 @@ def means_of_regions(x: paddle.Tensor, size: Any) -> paddle.Tensor:
     rows = _shares_of_regions(x.shape[2], size[0])
     # Transposed first: Paddle Inference multiplies a convolution's maps by a matrix in another
     # layout than theirs.
-    x = paddle.matmul(x.transpose([0, 1, 3, 2]), rows, transpose_y=True)
-    return paddle.matmul(x.transpose([0, 1, 3, 2]), columns, transpose_y=True)
+    x = paddle.matmul(x.transpose([0, 1, 3, 2]), rows)
+    return paddle.matmul(x.transpose([0, 1, 3, 2]), columns)
 
 
 def _shares_of_regions(side: Any, count: Any) -> paddle.Tensor:
-    """Returns the share of each place in the mean of each region: [count, side] float32."""
+    """Returns the share of each place in the mean of each region: [side, count] float32.
+
+    Not [count, side]: with AVX-512, Paddle Inference 3.3.1 returns uninitialised memory for a
+    product by a transposed matrix of one column.
+    """
     if is_known(side, count):
-        region = np.arange(count)[:, None]
-        place = np.arange(side)
+        region = np.arange(count)
+        place = np.arange(side)[:, None]
         length = side
     else:
-        region = places(count).unsqueeze(1)
-        place = places(side).unsqueeze(0)
+        region = places(count).unsqueeze(0)
+        place = places(side).unsqueeze(1)
         length = as_tensor(side)
         count = as_tensor(count)
     first = region * length // count

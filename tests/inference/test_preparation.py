@@ -10,6 +10,7 @@ from inference.conventions import write_conventions
 from inference.fidelity import crops
 from inference.preparation import Preparation
 from loading.transforms import EvalTransform, Normalize
+from models.paddle_inference import PROGRAM, Program, save_program
 from models.pretrained import with_preprocessing
 from training.checkpoint import describe
 from weights.hub import read_config
@@ -26,6 +27,9 @@ SIZES = [
     (64, 300),
     (448, 448),
     (427, 40),
+    (1, 40),
+    (40, 1),
+    (1, 1),
 ]
 
 
@@ -65,6 +69,15 @@ def test_the_graphs_pixels_are_pillows(kernel, mode):
         differs = np.abs(found - transform(image))
         assert differs.max() <= 2, size  # a half that is rounded the other way, in both passes
         assert differs.mean() < 0.05, size
+
+
+@pytest.mark.parametrize("size", [(1, 40), (40, 1), (1, 1), (90, 70)])
+def test_a_program_of_paddle_inference_has_the_graphs_pixels(size, tmp_path):
+    graph = Preparation(prepared_by("DATA.CROP_MODE", "squash"))
+    pixels = paddle.to_tensor(np.asarray(crops(1)[0].resize(size))[None])
+    inputs = paddle.static.InputSpec([None, None, None, 3], "uint8", "images")
+    save_program(graph, tmp_path / PROGRAM, inputs)
+    np.testing.assert_allclose(Program(tmp_path)(pixels).numpy(), graph(pixels).numpy(), atol=1e-6)
 
 
 def test_nearest_takes_pillows_pixels_but_at_edges():
