@@ -28,7 +28,7 @@ NO_CLASSES = "was trained by TASK masked, which doesn't predict classes; compute
 MASKED = [
     ("tools/predict.py {run} {images}", 2, NO_CLASSES),
     ("tools/predict.py {run} {images} -ngpus 2", 2, NO_CLASSES),
-    ("tools/predict.py {run} {images} -o TASK classification", 2, "weights of TASK masked, found"),
+    ("tools/predict.py {run} {images} -o TASK classification", 2, "are for TASK masked, found"),
     ("tools/serve.py {run} -port 0", 2, NO_CLASSES),
     ("tools/visualize.py predictions {run} {images} -output {out}/v", 2, NO_CLASSES),
     ("tools/visualize.py cam {run} {images} -output {out}/v", 2, "use attent"),
@@ -43,7 +43,7 @@ MASKED = [
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o TASK classification",
         2,
-        "best: weights of TASK masked, found TASK classification; pass -o TASK masked\n$",
+        "best: the weights are for TASK masked, found TASK classification; pass -o TASK masked\n$",
     ),
     (
         "main_single_gpu.py -eval -pretrained={best} -output={out}/x -o EVAL_ENGINE inference",
