@@ -107,89 +107,98 @@ class Root(Section):
     # sections from the files of BASE.
     BASE: Sequence[str] = [""]
 
-    # One class per image. "multilabel": an image has any number of classes.
+    # The kind of training. classification: each image has one class. multilabel: an image has any
+    # number of classes.
     TASK: str = "classification"
 
-    # The folder of all runs. A run writes to SAVE/<train|eval>-<model>-<time>.
+    # The folder in which each run makes a folder of its own, <train|eval>-<model>-<time>.
     SAVE: FilePath = key("./output", is_unset("OUTPUT"))
 
-    # The folder of this run itself. It replaces SAVE.
+    # The folder of this run. None: a new folder in SAVE.
     OUTPUT: FilePath | None = None
 
-    # Also write metrics for visualdl, tensorboard, wandb or mlflow, offline: one name or a list.
+    # One name or a list of visualdl, tensorboard, wandb and mlflow: metrics are also written in
+    # these formats, offline. None: only to metrics.jsonl.
     TRACKERS: Sequence[str] | None = key(None, TRAINING)
 
-    # Your note about the run. It is kept in config.yaml.
+    # A note of yours about the run, which is stored in config.yaml.
     TAG: str = "default"
 
-    # Save a checkpoint after every SAVE_FREQ-th epoch and never remove it. 0: never for this reason.
+    # Save a checkpoint every SAVE_FREQ epochs and never remove it. 0: no such checkpoints.
     SAVE_FREQ: Number = key(10, TRAINING)
 
-    # Save a checkpoint each time that this many steps are done. 0: never for this reason.
+    # Save a checkpoint every SAVE_STEPS steps. 0: no such checkpoints.
     SAVE_STEPS: Number = key(0, TRAINING)
 
-    # Save a checkpoint when this many minutes have passed since the last. None: never for this reason.
+    # Save a checkpoint when this many minutes have passed since the last one. None: no such
+    # checkpoints.
     SAVE_MINUTES: Seconds | None = key(15.0, TRAINING)
 
-    # Keep this many of the newest checkpoints, besides the best ones and those of SAVE_FREQ.
+    # The number of newest checkpoints to keep, in addition to the best ones and those of SAVE_FREQ.
     KEEP_LAST: Every = key(2, TRAINING)
 
-    # The metric that chooses the best checkpoint: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP (auto),
-    # f1_micro or f1_macro. Or loss: the lowest is the best. Or knn, with PROBE.FREQ. Or a metric of
-    # RETRIEVAL.
+    # The metric that selects the best checkpoint. Classification: acc1 (auto), acc5 or
+    # mean_class_acc. Multi-label: mAP (auto), f1_micro or f1_macro. Also loss (lower is better),
+    # knn (needs PROBE.FREQ) or a metric of RETRIEVAL.
     BEST_METRIC: str = key("auto", TRAINING)
 
-    # Evaluate retrieval, too: recall_K for each of these K, mAP and mAP_R of the embeddings, the inputs
-    # of the classifier. Each image is compared with all others. None: don't.
+    # A list of K: evaluations also report recall_K, mAP and mAP_R of the embeddings (the inputs of
+    # the classifier), comparing each image with all others. None: no retrieval metrics.
     RETRIEVAL: Sequence[Every] | None = key(None, is_("TASK", "classification"))
 
-    # End the run if a checkpoint can't be written (full disk). "continue": report it and continue.
+    # What happens when a checkpoint can't be written, because the disk is full for example. stop:
+    # the run ends. continue: the error is reported and training continues.
     SAVE_ON_ERROR: Literal["stop", "continue"] = "stop"
 
-    # Steps between two reports of the training, in the log and in metrics.jsonl.
+    # Write training metrics to the log and to metrics.jsonl every REPORT_FREQ steps.
     REPORT_FREQ: Every = key(20, TRAINING)
 
-    # Epochs between two evaluations. The last epoch is always evaluated.
+    # Evaluate every VALIDATE_FREQ epochs, and after the last epoch.
     VALIDATE_FREQ: Every = key(1, TRAINING)
 
-    # Write report.html when the run ends, with predictions.csv and confusion.csv of the last
-    # evaluation.
+    # Whether to write report.html at the end of the run, with predictions.csv and confusion.csv of
+    # the last evaluation.
     REPORT: bool = True
 
-    # Seed of the first weights, of the order of images and of their augmentation.
+    # The random seed of the initial weights, the order of images and their augmentation.
     SEED: Number = 0
 
-    # True: evaluate only, don't train.
+    # True: evaluate without training.
     EVAL: bool = False
 
-    # EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN).
+    # What runs an evaluation on a CPU. eager: Paddle, as in training. inference: the model is
+    # exported and run by Paddle Inference (oneDNN).
     EVAL_ENGINE: Literal["eager", "inference"] = key("eager", EVALUATION, LABELS)
 
-    # True: compute in bfloat16. A GPU without it uses float16 with a loss scaler. A CPU needs
-    # avx512_bf16 or AMX; its linear, MLP and attention layers use bfloat16. EVAL_ENGINE inference:
-    # the whole program does.
+    # True: mixed precision in bfloat16, or in float16 with loss scaling on a GPU that lacks
+    # bfloat16. A CPU needs avx512_bf16 or AMX, and uses bfloat16 in linear, MLP and attention
+    # layers only; with EVAL_ENGINE inference, everywhere.
     AMP: bool = False
 
-    # With AMP: True evaluates in the same precision. False: evaluate in float32, as PaddleViT does.
+    # Whether evaluations use mixed precision as well. False: they use float32, as in PaddleViT.
     AMP_EVAL: bool = key(False, is_("AMP", True))
 
     # The number of processes. -1: one per visible GPU, or one per core if there is no GPU.
     NGPUS: Processes = -1
 
-    # GPU: True repeats a run bit by bit, and may be slower. A CPU always does.
+    # True: repeated runs on a GPU give bit-identical results, possibly at a lower speed. Runs on a
+    # CPU always do.
     DETERMINISTIC: bool = False
 
-    # GPU: True lets cuDNN search for its fastest algorithm. Not with DETERMINISTIC.
+    # True: cuDNN searches for its fastest algorithms (GPU). It can't be combined with
+    # DETERMINISTIC.
     CUDNN_BENCHMARK: bool = False
 
-    # GPU from Ampere on: True multiplies float32 with TF32's 10 bits. False: in full. None: as
-    # Paddle does.
+    # Whether GPUs (Ampere or newer) may multiply float32 numbers in TF32, which has a mantissa of
+    # 10 bits. None: Paddle's own default.
     TF32: bool | None = None
 
-    # Tune threads, strides, memory and compiled operators for speed. On a GPU: only the memory.
+    # Whether to tune threads, tensor strides, memory allocation and compiled operators for speed.
+    # On a GPU, only the memory allocation is tuned.
     TUNE_CPU: bool = True
 
-    # GPU, training: compile the model to a graph (paddle.jit.to_static). A CPU is faster without.
+    # True: compile the model to a static graph for training on a GPU (paddle.jit.to_static). On a
+    # CPU, training is faster without.
     TO_STATIC: bool = key(False, TRAINING)
 
 
@@ -197,7 +206,8 @@ class DATA(Section):
     # Training samples per device and step.
     BATCH_SIZE: Batch = key(256, OWN_BATCH)
 
-    # Training samples of all devices per step. If set, BATCH_SIZE is its share. None: not set.
+    # Training samples per step over all devices; BATCH_SIZE is then computed from it. None:
+    # BATCH_SIZE applies.
     GLOBAL_BATCH: Batch | None = key(None, TRAINING)
 
     # Evaluation samples per device and step.
@@ -206,93 +216,101 @@ class DATA(Section):
     # The folder of the dataset.
     DATA_PATH: FilePath = "/dataset/imagenet/"
 
-    # How the dataset is stored.
+    # The format in which the dataset is stored.
     DATASET: str = "imagenet2012"
 
-    # Height and width in pixels, or [height, width]. The command line also takes 224x160.
+    # Image size in pixels: one side, or [height, width]. The command line also accepts 224x160.
     IMAGE_SIZE: Side | Sequence[Side] = 224
 
-    # 3: RGB. 1: grey. Other numbers up to 64: the channels of TIFF and .npy files.
+    # The number of channels: 3 for RGB, 1 for grey. Other numbers, up to 64, are for TIFF and .npy
+    # files.
     IMAGE_CHANNELS: Annotated[int, between(1, 64)] = 3
 
-    # 8-bit pixels for 3 channels or 1, float32 for other numbers. "float32": pixels keep their full
-    # depth. 8-bit values are divided by 255 and 16-bit values by 65535. Floats stay as stored.
+    # The type of pixels. auto: 8-bit with 1 or 3 channels, otherwise float32. float32: pixels keep
+    # their full depth; 8-bit values are divided by 255, 16-bit values by 65535, and floats are used
+    # as stored.
     IMAGE_DTYPE: Literal["auto", "float32"] = "auto"
 
-    # Evaluation: the share of the resized side that the central crop keeps. Above 1, up to 2: images
-    # are resized to less than IMAGE_SIZE, and padded with black.
+    # Evaluation: images are resized to IMAGE_SIZE / CROP_PCT, then IMAGE_SIZE is cropped from the
+    # centre. Above 1, up to 2: the smaller image is padded with black.
     CROP_PCT: PaddedCropShare = key(
         0.875, is_not("DATA.CROP_MODE", "short", "own"), is_unset("DATA.NUM_TOKENS")
     )
 
-    # Evaluation: resize the short side, then crop. "squash": resize both sides, then crop.
-    # Segmentation: "short" resizes the image until it covers IMAGE_SIZE and crops nothing; "own"
-    # keeps its size.
+    # Evaluation: how images are resized. center: the short side, then a central crop. squash: both
+    # sides, then a central crop. short (segmentation): until the image covers IMAGE_SIZE, without a
+    # crop. own (segmentation): not at all.
     CROP_MODE: Literal["center", "squash", "short", "own"] = "center"
 
-    # Segmentation, short and squash: resize images to this instead of IMAGE_SIZE, which is then the
-    # size of HEAD.STRIDE's windows alone. None: to IMAGE_SIZE.
+    # The size to which CROP_MODE short and squash resize images in segmentation. IMAGE_SIZE is then
+    # only the window size of HEAD.STRIDE. None: IMAGE_SIZE.
     EVAL_SIZE: Side | Sequence[Side] | None = key(
         None, MAPS, is_("DATA.CROP_MODE", "short", "squash")
     )
 
-    # NaFlexViT: images keep their ratio. Each is resized to at most this many patches. None: to
-    # IMAGE_SIZE.
+    # NaFlexViT: images are resized to at most this many patches and keep their aspect ratio. None:
+    # images are resized to IMAGE_SIZE.
     NUM_TOKENS: Size | None = key(None, LABELS)
 
-    # Training: a list of numbers of patches. Each step uses one of them, with as many patches in a
-    # batch as BATCH_SIZE images of NUM_TOKENS have. None: NUM_TOKENS.
+    # Training with NUM_TOKENS: a list of patch counts, of which each step uses one. A batch always
+    # has as many patches as BATCH_SIZE images of NUM_TOKENS. None: always NUM_TOKENS.
     TOKEN_LENGTHS: Sequence[Size] | None = key(None, TRAINING, LABELS, is_set("DATA.NUM_TOKENS"))
 
-    # How images are resized: bicubic, bilinear or nearest.
+    # The interpolation that resizes images.
     INTERPOLATION: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
 
-    # True: turn photographs as their EXIF data says. timm and PaddleViT don't.
+    # Whether to rotate photographs as their EXIF orientation says. timm and PaddleViT don't.
     EXIF_ORIENTATION: bool = key(False, FILES)
 
-    # Evaluation: True decodes JPEG as fast as training does. False: exactly Pillow's pixels.
+    # Evaluation: True decodes JPEG files as fast as training does. False: the pixels are exactly
+    # those of Pillow.
     FAST_EVAL: bool = key(False, FILES, is_unset("DATA.CACHE"), EIGHT_BITS)
 
-    # Loader processes per device. 0: the training process loads the images itself.
+    # Data loader workers per device. 0: the training process loads the images itself.
     NUM_WORKERS: Annotated[int, between(0, 256)] = 2
 
-    # Batches that each loader process loads in advance.
+    # The number of batches that each worker loads in advance.
     PREFETCH: Few = key(2, LOADED_AHEAD)
 
-    # Training: "dali" decodes with NVIDIA DALI, on the GPU if there is one.
+    # The data loader of training. dali: NVIDIA DALI, which decodes on the GPU if there is one.
     LOADER: Literal["paddle", "dali"] = key("paddle", TRAINING, ONE_VIEW)
 
-    # Subtracted from pixels (0 to 1, or floats as stored). One value, or one per channel.
+    # The mean that is subtracted from the pixels, whose range is 0 to 1 (floats: as stored). One
+    # value, or one per channel.
     IMAGENET_MEAN: Sequence[Annotated[float, between(-1000, 1000)]] = [0.5, 0.5, 0.5]
 
-    # Pixels are divided by this afterwards. One value, or one per channel.
+    # The standard deviation by which pixels are divided after the mean is subtracted. One value, or
+    # one per channel.
     IMAGENET_STD: Sequence[Annotated[float, between(0.000001, 1000)]] = [0.5, 0.5, 0.5]
 
-    # Training: drop the last images if they fill no global batch. False: pad to a multiple of
-    # devices.
+    # Training: whether to drop the last images of an epoch if they don't fill a global batch.
+    # False: they form a smaller batch, padded to a multiple of the devices.
     DROP_LAST: bool = key(True, TRAINING)
 
-    # Shuffle all images, then split them. "shard": split once, then shuffle each part.
+    # How an epoch is divided among processes. global: all images are shuffled, then divided. shard:
+    # images are divided once, and each process shuffles its own part.
     SHUFFLE_MODE: Literal["global", "shard"] = key("global", TRAINING)
 
-    # Training: draw each image once an epoch. "balanced": draw all classes equally often.
-    # "per_class": balanced, with PER_CLASS images of each class in a global batch.
+    # How training draws images. shuffle: each image once per epoch. balanced: all classes equally
+    # often. per_class: balanced, with PER_CLASS images of each drawn class in a global batch.
     SAMPLER: Literal["shuffle", "balanced", "per_class"] = key("shuffle", TRAINING, LABELS)
 
-    # Images of a class in a global batch, which TRAIN.LOSS triplet compares.
+    # SAMPLER per_class: images per class in a global batch. TRAIN.LOSS triplet compares them.
     PER_CLASS: Few = key(4, TRAINING, LABELS, is_("DATA.SAMPLER", "per_class"))
 
-    # Training: a list of image sizes in pixels. Each step uses one of them. None: IMAGE_SIZE.
+    # A list of image sizes in pixels, of which each training step uses one. None: always
+    # IMAGE_SIZE.
     MULTI_SCALE: Sequence[Side] | None = key(None, TRAINING, ONE_VIEW)
 
-    # Every epoch uses all sizes. A batch has as many pixels as BATCH_SIZE images of IMAGE_SIZE.
-    # "progressive" (timm): the run goes from the first size to the last. Each batch has BATCH_SIZE
-    # images.
+    # The order of the sizes of MULTI_SCALE. mixed: every epoch uses all of them, and a batch has as
+    # many pixels as BATCH_SIZE images of IMAGE_SIZE. progressive (timm): from the first size to the
+    # last in the course of the run, with BATCH_SIZE images per batch.
     SCALE_SCHEDULE: Literal["mixed", "progressive"] = key(
         "mixed", TRAINING, is_set("DATA.MULTI_SCALE")
     )
 
-    # progressive: standard deviation of an epoch's sizes, in places of the list. 0: one size.
+    # SCALE_SCHEDULE progressive: the standard deviation of the sizes within an epoch, counted in
+    # positions of the list. 0: an epoch has one size.
     SCALE_SPREAD: Annotated[float, between(0, 1000)] = key(
         0.65,
         TRAINING,
@@ -300,7 +318,7 @@ class DATA(Section):
         is_("DATA.SCALE_SCHEDULE", "progressive"),
     )
 
-    # progressive: the share of the steps that draw any of the sizes.
+    # SCALE_SCHEDULE progressive: the share of steps whose size is drawn from all sizes.
     SCALE_RANDOM: Share = key(
         0.1,
         TRAINING,
@@ -308,52 +326,58 @@ class DATA(Section):
         is_("DATA.SCALE_SCHEDULE", "progressive"),
     )
 
-    # shards: read this many shards at a time and mix their samples. None: mix all samples.
+    # DATASET shards: the number of shards that are read at a time and whose samples are mixed.
+    # None: the samples of all shards are mixed.
     SHARD_SHUFFLE: Every | None = key(
         None, TRAINING, SHARDS, is_("DATA.SAMPLER", "shuffle"), is_unset("DATA.CACHE")
     )
 
-    # A folder for decoded images of one size, which all processes share. None: decode in each
-    # epoch.
+    # A folder in which decoded and resized images are cached, for all processes. None: images are
+    # decoded in each epoch.
     CACHE: FilePath | None = key(None, STORED)
 
-    # An image file with more pixels is treated as unreadable.
+    # The largest number of pixels of an image file. A larger image is treated as unreadable.
     MAX_PIXELS: Every = key(100_000_000, FILES)
 
-    # Use this share of each class's training images for validation. None: the data has its own.
+    # The share of each class's training images that is used for validation. None: the validation
+    # set of the dataset is used.
     VAL_SPLIT: Part | None = key(None, FILES)
 
-    # k-fold: split the training images into this many parts. Each part has its share of every
-    # class.
+    # Cross-validation: the number of parts into which the training images are split, class by
+    # class. None: no cross-validation.
     FOLDS: Annotated[int, between(2, 1000)] | None = key(None, STORED)
 
-    # This part (0 to FOLDS - 1) validates, the others train. The data's own validation set isn't
-    # read.
+    # Cross-validation: the part, from 0 to FOLDS - 1, that is used for validation. The other parts
+    # are trained on, and the validation set of the dataset isn't read.
     FOLD: Number = key(0, is_set("DATA.FOLDS"), STORED)
 
-    # The random seed of VAL_SPLIT and FOLDS. The parts are the same for every SEED.
+    # The random seed of VAL_SPLIT and FOLDS. It doesn't depend on SEED, so runs with different
+    # seeds have the same split.
     SPLIT_SEED: Number = key(0, PARTS, STORED)
 
-    # Keep the images of a group in one part. This regular expression (or its first brackets) finds
-    # the group in an image's path. Or name a file: each line holds a path, a TAB and a group. None:
-    # no groups.
+    # Keeps images of a group together in VAL_SPLIT and FOLDS. Either a regular expression that
+    # finds the group in an image's path (its match, or its first pair of brackets), or a file with
+    # a path, a tab and a group per line. None: no groups.
     SPLIT_GROUPS: str | None = key(None, PARTS, FILES)
 
-    # Evaluation: "present" compares only the outputs of classes that the data has (ImageNet-A, -R).
-    # Or name a file: each line holds a class of the data, a TAB and its output. None: compare all
-    # outputs.
+    # Evaluation on some of the model's classes (ImageNet-A, ImageNet-R). present: only the outputs
+    # of classes in the data are compared. Or a file with a class of the data, a tab and the number
+    # of its output per line. None: all outputs are compared.
     CLASSES: FilePath | None = key(None, EVALUATION, LABELS)
 
-    # Evaluation: the file real.json of ReaL. Its labels replace those of ImageNet's validation set.
+    # Evaluation: the file real.json of ReaL, whose labels replace those of the ImageNet validation
+    # set. None: the labels of the dataset.
     LABELS: FilePath | None = key(None, EVALUATION, LABELS, PLAIN_FILES)
 
-    # Evaluation: corrupt each cropped image as ImageNet-C does (fog, snow, ...). None: don't.
+    # Evaluation: the corruption of ImageNet-C, such as fog, that is applied to each cropped image.
+    # None: no corruption.
     CORRUPTION: str | None = key(None, EVALUATION, choices=CORRUPTIONS)
 
-    # How strong the corruption is, 1 to 5.
+    # The severity of CORRUPTION, from 1 (weak) to 5 (strong).
     SEVERITY: Literal[1, 2, 3, 4, 5] = key(1, EVALUATION, is_set("DATA.CORRUPTION"))
 
-    # Training: True replaces an unreadable image by the next one, counts it and lists it.
+    # Training: True replaces an unreadable image by the next one and reports it. False: the run
+    # ends with an error.
     SKIP_BROKEN: bool = key(False, TRAINING, FILES)
 
 
@@ -362,32 +386,37 @@ class MODEL(Section):
     ``python tools/list_models.py --keys NAME`` lists them.
     """
 
-    # The architecture: a name that a class in models/ registers. Upper and lower case are equal.
+    # The name of the architecture, as a class in models/ registers it. Upper and lower case are
+    # equivalent.
     TYPE: str = "ViT"
 
-    # What logs and files call the model.
+    # The name of the model in logs, folders and files.
     NAME: str = "vit_base_patch16_224"
 
-    # Continue from this checkpoint. "auto": from the newest complete one in OUTPUT; without one, a new
-    # run starts.
+    # The checkpoint to resume from. "auto": the newest complete checkpoint in OUTPUT; if there is
+    # none, a new run starts.
     RESUME: FilePath | None = None
 
-    # Weights to start from or to evaluate: a file, a folder or hf-hub:org/name. None: random.
+    # Weights to start from or to evaluate: a file, a folder, or hf-hub:org/name. None: random
+    # weights.
     PRETRAINED: FilePath | None = None
 
-    # Patterns of weights that the file or the model may lack: ["fc_norm.*"]. None: none.
+    # Patterns of parameter names that may be missing in the weight file or in the model, such as
+    # ["fc_norm.*"]. None: none may be missing.
     PRETRAINED_ALLOW: Sequence[str] | None = key(None, WEIGHTS)
 
-    # The order of ImageNet-22k's classes in the weights: imagenet22k or imagenet22k_swin. Only
-    # ImageNet-1k's classes are kept. None: keep the classifier as it is.
+    # Keep only the ImageNet-1k classes of an ImageNet-22k classifier, whose order of classes is
+    # imagenet22k or imagenet22k_swin. None: keep the classifier as it is.
     PRETRAINED_CLASSES: Literal["imagenet22k", "imagenet22k_swin"] | None = key(
         None, WEIGHTS, LABELS
     )
 
-    # An adapter to merge into the weights: adapter.safetensors, or peft's LoRA. None: none.
+    # An adapter that is merged into the weights: adapter.safetensors, or a LoRA of peft. None: no
+    # adapter.
     PRETRAINED_ADAPTER: FilePath | None = key(None, WEIGHTS)
 
-    # The model's outputs. "auto": the number of the data's classes. 0: none (create_model only).
+    # The number of outputs. "auto": the number of classes in the data. 0: no classifier
+    # (create_model only).
     NUM_CLASSES: Annotated[int, between(0, 10_000_000)] | Literal["auto"] = key(1000, LABELS)
 
 
@@ -397,48 +426,55 @@ class HEAD(Section):
     Each head has more keys, which its constructor in models/heads/ declares.
     """
 
-    # The head: a name that a class in models/heads/ registers. None: the model classifies images.
+    # The segmentation head, as a class in models/heads/ registers it. None: no head, the model
+    # classifies images.
     NAME: str | None = key(None, MAPS)
 
-    # The encoder's intermediates that the head reads, by number from 0; negative ones count from the
-    # last. None: the head's own choice.
+    # The encoder blocks or stages whose features the head reads, counted from 0; negative numbers
+    # count from the last. None: the default of the head.
     INDICES: Sequence[int] | None = key(None, MAPS, is_set("HEAD.NAME"))
 
-    # Compute maps in windows of IMAGE_SIZE, this many pixels apart, and average where they overlap.
-    # One number, or [down, right]. None: of the whole image at once.
+    # Evaluate in sliding windows of IMAGE_SIZE, this many pixels apart, and average where they
+    # overlap. One number, or [vertical, horizontal]. None: the whole image at once.
     STRIDE: Side | Sequence[Side] | None = key(None, MAPS, is_set("HEAD.NAME"))
 
 
 class TRAIN(Section):
-    # The last epoch that is already done. A resumed run takes it from its checkpoint.
+    # The last epoch that is already done. A resumed run reads it from its checkpoint.
     LAST_EPOCH: WholeEpochs = 0
 
-    # Passes over the training images.
+    # The number of epochs, which are passes over the training images.
     NUM_EPOCHS: Size = key(300, TRAINING)
 
-    # The run ends within this many minutes: its schedule is shortened. None: no limit.
+    # The time limit in minutes. The learning rate schedule is shortened to end within it. None: no
+    # limit.
     MAX_MINUTES: Seconds | None = key(None, TRAINING)
 
-    # Stop after this many evaluations in a row without a gain in BEST_METRIC. A gain of the
-    # averaged weights (MODEL_EMA) counts, too. None: never stop early.
+    # Stop after this many evaluations in a row in which neither BEST_METRIC nor that of the
+    # averaged weights (MODEL_EMA) improved. None: never stop early.
     EARLY_STOP: Every | None = key(None, TRAINING)
 
-    # A gain must be larger than this, in percent or in units of the loss.
+    # The smallest improvement that counts for EARLY_STOP, in percentage points or in units of the
+    # loss.
     EARLY_STOP_MIN: Factor = key(0.0, TRAINING, is_set("TRAIN.EARLY_STOP"))
 
-    # The rate rises linearly from WARMUP_START_LR to BASE_LR. 0.2: in a fifth of an epoch.
+    # The number of epochs in which the learning rate rises linearly from WARMUP_START_LR to
+    # BASE_LR. Fractions such as 0.2 are allowed. 0: no warm-up.
     WARMUP_EPOCHS: Epochs = key(32.0, TRAINING)
 
-    # The last epochs of NUM_EPOCHS. They use the schedule's final rate.
+    # The number of epochs, at the end of NUM_EPOCHS, with the final learning rate of the schedule.
     COOLDOWN_EPOCHS: WholeEpochs = key(0, TRAINING, is_not("TRAIN.LR_SCHEDULER.NAME", "constant"))
 
-    # Each update shrinks weights by rate x this. Adam, SGD, LARS: an L2 term of the gradient.
+    # Weight decay: each update shrinks weights by the learning rate times this. With Adam, SGD and
+    # LARS, it is an L2 term of the gradient.
     WEIGHT_DECAY: Factor = key(0.3, TRAINING)
 
-    # WEIGHT_DECAY changes to this along a cosine over all updates, as in DINO. None: it is constant.
+    # The weight decay at the end of training. It changes from WEIGHT_DECAY along a cosine, as in
+    # DINO. None: it is constant.
     WEIGHT_DECAY_END: Factor | None = key(None, TRAINING)
 
-    # False: only matrices decay. True: biases, norms and tokens decay too (PaddleViT).
+    # Whether weight decay also applies to biases, norms and tokens, as in PaddleViT. False: to
+    # matrices only.
     DECAY_ALL: bool = key(False, TRAINING)
 
     # The highest learning rate, reached when warm-up ends.
@@ -447,154 +483,170 @@ class TRAIN(Section):
     # The learning rate when warm-up begins.
     WARMUP_START_LR: Factor = key(1e-06, TRAINING, above_zero("TRAIN.WARMUP_EPOCHS"))
 
-    # The learning rate when the schedule ends. step, multistep: the lowest rate.
+    # The learning rate at the end of the schedule. With step and multistep, the lowest learning
+    # rate.
     END_LR: Factor = key(0.0, TRAINING, is_not("TRAIN.LR_SCHEDULER.NAME", "constant"))
 
-    # The batch size that BASE_LR, WARMUP_START_LR and END_LR are meant for. They are multiplied by
-    # the effective batch (all devices, ACCUM_ITER steps) divided by this. None: they don't scale.
+    # The batch size for which BASE_LR, WARMUP_START_LR and END_LR are given. They are multiplied by
+    # the effective batch size (all devices and ACCUM_ITER steps) over this. None: they are used as
+    # they are.
     LINEAR_SCALED_LR: Batch | None = key(None, TRAINING)
 
-    # The rates grow with the batch. "sqrt": with the square root of the batches' ratio.
+    # How LINEAR_SCALED_LR scales learning rates: linearly with the batch size (linear), or with its
+    # square root (sqrt).
     LR_SCALING: Literal["linear", "sqrt"] = key(
         "linear", TRAINING, is_set("TRAIN.LINEAR_SCALED_LR")
     )
 
-    # The rates that scale: all three. "base": only BASE_LR.
+    # Which learning rates LINEAR_SCALED_LR scales. all: BASE_LR, WARMUP_START_LR and END_LR. base:
+    # only BASE_LR.
     LR_SCALED: Literal["all", "base"] = key("all", TRAINING, is_set("TRAIN.LINEAR_SCALED_LR"))
 
-    # The recipe's batch size, if its rates don't scale. A run far from it prints a warning.
+    # The effective batch size for which the recipe's learning rates were chosen, if
+    # LINEAR_SCALED_LR doesn't scale them. A run with a very different batch size prints a warning.
+    # None: no warning.
     RECIPE_BATCH: Batch | None = key(None, TRAINING, is_unset("TRAIN.LINEAR_SCALED_LR"))
 
-    # Each block's learning rate is this times the next block's. The classifier has 1. None: all
-    # layers have the same rate.
+    # Layer-wise learning rate decay: each block's learning rate is that of the next block times
+    # this; the classifier's isn't reduced. None: all layers have the same learning rate.
     LAYER_DECAY: Annotated[float, between(1e-12, 1)] | None = key(None, TRAINING)
 
-    # Which parameters share a rate: the authors' groups. "timm": timm's groups.
+    # How LAYER_DECAY assigns parameters to layers: as the authors' code (authors), or as timm
+    # (timm).
     LAYER_DECAY_GROUPS: Literal["authors", "timm"] = key(
         "authors", TRAINING, is_set("TRAIN.LAYER_DECAY")
     )
 
-    # The classifier's learning rate is multiplied by this.
+    # A factor on the learning rate of the classifier.
     HEAD_LR: Factor = key(1.0, TRAINING, LABELS)
 
-    # The learning rate of the layer that reads the image is multiplied by this. DINOv2: 0.2.
+    # A factor on the learning rate of the patch embedding. DINOv2 uses 0.2.
     PATCH_EMBED_LR: Factor = key(1.0, TRAINING)
 
-    # Patterns of parameters that don't train: ["patch_embed.*", "blocks.[0-5].*"]. "backbone": all
-    # but the classifier. None: all parameters train.
+    # Patterns of parameters that aren't trained, such as ["patch_embed.*", "blocks.[0-5].*"].
+    # "backbone": all but the classifier. None: all parameters are trained.
     FREEZE: Sequence[str] | None = key(None, TRAINING, is_unset("TRAIN.ADAPTER.NAME"))
 
     class ADAPTER(Section):
         """With an adapter, only a few parameters and the classifier train."""
 
-        # lora (keys RANK, ALPHA, TARGETS, DROPOUT), prompt (MODEL.PROMPT_TOKENS) or bitfit
-        # (biases). None: no adapter.
+        # The adapter that is trained instead of all weights: lora (with the keys RANK, ALPHA,
+        # TARGETS and DROPOUT), prompt (with MODEL.PROMPT_TOKENS) or bitfit (biases only). None: no
+        # adapter.
         NAME: str | None = key(None, TRAINING)
 
-    # The bound that GRAD_CLIP_MODE applies to the gradients. None: gradients aren't clipped.
+    # The limit for gradient clipping, which GRAD_CLIP_MODE applies. None: no clipping.
     GRAD_CLIP: Positive | None = key(None, TRAINING)
 
-    # Clip the norm of all gradients together. "parameter": clip each parameter's norm. "value": clip
-    # each element. "agc": clip each unit's norm at GRAD_CLIP times the norm of its weights, except in
-    # the classifier.
+    # What GRAD_CLIP limits. norm: the norm of all gradients together. parameter: the norm of each
+    # parameter's gradient. value: each element. agc (adaptive): the norm of each unit's gradient
+    # over the norm of its weights, except in the classifier.
     GRAD_CLIP_MODE: Literal["norm", "parameter", "value", "agc"] = key(
         "norm", TRAINING, is_set("TRAIN.GRAD_CLIP")
     )
 
-    # GPU: True computes batch norm's statistics over the images of all devices.
+    # GPU: whether batch norm computes its statistics over the images of all devices.
     SYNC_BN: bool = key(False, TRAINING)
 
-    # Steps whose gradients are added up for one update.
+    # Gradient accumulation: the number of steps per update.
     ACCUM_ITER: Every = 1
 
     class LR_SCHEDULER(Section):
-        # The course of the learning rate. cosine is warmupcosine, multi-step is multistep. Each
-        # begins with WARMUP_EPOCHS epochs of warm-up. PaddleViT's cosine and multi-step have none:
-        # set WARMUP_EPOCHS 0 for them.
+        # The learning rate schedule. cosine is the same as warmupcosine, and multi-step as
+        # multistep. All begin with WARMUP_EPOCHS epochs of warm-up; PaddleViT's cosine and
+        # multi-step have none, so set WARMUP_EPOCHS to 0 to get them.
         NAME: str = key("warmupcosine", TRAINING)
 
-        # It begins after warm-up. False: at epoch 0, where warm-up replaces it.
+        # True: the schedule begins after warm-up. False: it begins at epoch 0, and warm-up replaces
+        # its first epochs.
         WARMUP_PREFIX: bool = key(True, TRAINING, above_zero("TRAIN.WARMUP_EPOCHS"))
 
-        # step, multistep: the factor of each step. onecycle: its fall slows at this share of
-        # BASE_LR.
+        # step and multistep: the factor of each decay. onecycle: the share of BASE_LR below which
+        # the learning rate falls more slowly.
         DECAY_RATE: Annotated[float, between(1e-12, 1)] = key(0.1, TRAINING)
 
-        # False: each update has its own rate. Otherwise an epoch has one rate: of its "start"
-        # (timm) or of its "end" (PaddleViT; also True). "late": of the start of the epoch before
-        # (DeiT, PVT).
+        # False: the learning rate changes with each update. Otherwise it is constant within an
+        # epoch: the value at the epoch's start ("start", timm), at its end ("end" or True,
+        # PaddleViT) or at the start of the epoch before ("late", DeiT and PVT).
         PER_EPOCH: bool | Literal["start", "late", "end"] = key(False, TRAINING)
 
     class OPTIMIZER(Section):
-        # The optimizer. Muon uses AdamW for all but matrices.
+        # The optimizer. Muon updates matrices only; AdamW updates all other parameters.
         NAME: str = key("AdamW", TRAINING)
 
-        # Added to the denominator of the update.
+        # The epsilon that is added to the denominator of an update.
         EPS: Annotated[float, between(1e-30, 1)] = key(1e-08, TRAINING)
 
-        # Decay rates of the two moving averages. Lion's paper uses [0.9, 0.99].
+        # The decay rates of the moving averages of the gradient and its square. Lion's paper uses
+        # [0.9, 0.99].
         BETAS: tuple[Rate, Rate] = key([0.9, 0.999], TRAINING)
 
-        # The share of the old momentum that an update keeps.
+        # The momentum: the share of the previous update direction that is kept.
         MOMENTUM: Rate = key(0.9, TRAINING)
 
-        # True uses Nesterov's momentum.
+        # Whether to use Nesterov momentum.
         NESTEROV: bool = key(True, TRAINING, above_zero("TRAIN.OPTIMIZER.MOMENTUM"))
 
-    # True: keep, evaluate and save an exponential moving average of the weights, too.
+    # Whether to keep an exponential moving average (EMA) of the weights, which is evaluated and
+    # saved as well.
     MODEL_EMA: bool = key(False, TRAINING)
 
-    # The share of the old average that each update keeps. 0 <= value < 1.
+    # The share of the old average that each update keeps, from 0 to below 1.
     MODEL_EMA_DECAY: Rate = key(0.9999, TRAINING, is_("TRAIN.MODEL_EMA", True))
 
-    # Update n (from 0) keeps at most 1 - (1 + n) ** (-2 / 3), so early weights fade fast.
+    # Whether MODEL_EMA_DECAY is lower at first, so that early weights are forgotten: update n (from
+    # 0) keeps at most 1 - (1 + n) ** (-2 / 3).
     MODEL_EMA_WARMUP: bool = key(True, TRAINING, is_("TRAIN.MODEL_EMA", True))
 
-    # The loss to minimise. auto: soft_target with mixup or CutMix, bce with TASK multilabel,
-    # otherwise cross_entropy. bce, focal and asymmetric ask for yes or no per class.
+    # The loss. auto: soft_target with mixup or CutMix, bce with TASK multilabel, otherwise
+    # cross_entropy. bce, focal and asymmetric treat each class as a yes-or-no question.
     LOSS: str = key("auto", TRAINING, LABELS)
 
-    # Label smoothing s of the training loss. multilabel: targets are 1 - s / 2 and s / 2.
+    # Label smoothing s of the training loss. 0: none. With TASK multilabel, the targets are 1 - s /
+    # 2 and s / 2.
     SMOOTHING: Rate = key(0.0, TRAINING, LABELS)
 
-    # A factor per class on the loss. "auto": inverse to its training images. None: all are 1.
+    # A weight per class in the loss. "auto": inversely proportional to the number of its training
+    # images. None: all weights are 1.
     CLASS_WEIGHTS: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING, LABELS)
 
-    # bce: a factor on the loss of images with the class. "auto": negatives / positives. None: 1.
+    # LOSS bce: for each class, the weight of images that have it. "auto": negatives / positives.
+    # None: 1.
     POS_WEIGHT: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING, LABELS, BCE)
 
-    # The student learns the teacher's choice ("hard"), its distribution ("soft") or its last map
-    # ("feature"). None: no teacher.
+    # What the student learns from the teacher: its predicted class ("hard"), its probabilities
+    # ("soft") or its last feature map ("feature"). None: no distillation.
     DISTILLATION_TYPE: Literal["hard", "soft", "feature"] | None = key(None, TRAINING, LABELS)
 
-    # The share of the distillation in the loss, 0 to 1.
+    # The weight of distillation in the loss, from 0 to 1.
     DISTILLATION_ALPHA: Share = key(0.5, TRAINING, LABELS, TEACHER)
 
-    # soft: the temperature of both distributions.
+    # DISTILLATION_TYPE soft: the temperature of the probabilities of student and teacher.
     DISTILLATION_TAU: Positive = key(1.0, TRAINING, LABELS, is_("TRAIN.DISTILLATION_TYPE", "soft"))
 
-    # The teacher's YAML file or model name.
+    # The YAML file or the name of the teacher model.
     TEACHER_MODEL: FilePath | None = key(None, TRAINING, LABELS, TEACHER)
 
     # The file of the teacher's weights.
     TEACHER_PATH: FilePath | None = key(None, TRAINING, LABELS, TEACHER)
 
-    # A random box, resized to IMAGE_SIZE. Up to ten boxes are drawn until one fits.
-    # "random_resized_once": draw one box and cut it at the image's border (BYOL, MAE's probe).
-    # "simple" (DeiT-III): resize the short side to IMAGE_SIZE, add 4 mirrored pixels on each side,
-    # crop at random. "short_side", "squash" (big_vision): resize the short side, or both sides, to
-    # IMAGE_SIZE / CROP_PCT, crop at random. "scale_jitter" (segmentation): resize by a random factor,
-    # crop at random. Where the crop is smaller than IMAGE_SIZE, its right and bottom are padded with
-    # the mean colour, masks with their ignored index.
+    # How training crops images to IMAGE_SIZE. random_resized: a random box, resized; up to ten
+    # boxes are drawn until one fits. random_resized_once: one box, cut at the image's border (BYOL,
+    # MAE's probe). simple (DeiT-III): the short side is resized to IMAGE_SIZE, 4 mirrored pixels
+    # are added on each side, then a random crop. short_side and squash (big_vision): the short
+    # side, or both sides, are resized to IMAGE_SIZE / CROP_PCT, then a random crop. scale_jitter
+    # (segmentation): resized by a random factor, then a random crop; missing pixels on the right
+    # and at the bottom get the mean colour, and the ignored index in masks.
     CROP: Literal[
         "random_resized", "random_resized_once", "simple", "short_side", "squash", "scale_jitter"
     ] = key("random_resized", TRAINING, ONE_VIEW)
 
-    # short_side, squash: the share of the resized side that the crop keeps, 0.1 to 1.
+    # CROP short_side and squash: images are resized to IMAGE_SIZE / CROP_PCT before the crop. 0.1
+    # to 1.
     CROP_PCT: CropShare = key(0.875, TRAINING, ONE_VIEW, is_("TRAIN.CROP", "short_side", "squash"))
 
-    # Random boxes: smallest and largest share of the image's area. scale_jitter: smallest and
-    # largest factor; [0.5, 2.0] is usual.
+    # CROP random_resized and random_resized_once: the smallest and largest share of the image's
+    # area. scale_jitter: the smallest and largest factor, usually [0.5, 2.0].
     CROP_SCALE: tuple[float, float] = key(
         [0.08, 1.0],
         TRAINING,
@@ -602,124 +654,135 @@ class TRAIN(Section):
         is_("TRAIN.CROP", "random_resized", "random_resized_once", "scale_jitter"),
     )
 
-    # Random boxes: smallest and largest width / height.
+    # CROP random_resized and random_resized_once: the smallest and largest aspect ratio (width /
+    # height) of the box.
     CROP_RATIO: tuple[float, float] = key(
         [0.75, 4 / 3],
         TRAINING,
         is_("TRAIN.CROP", "random_resized", "random_resized_once"),
     )
 
-    # scale_jitter: at a factor of 1, the image covers IMAGE_SIZE. "own": it has its own size.
+    # CROP scale_jitter: the size of an image at a factor of 1. short: it just covers IMAGE_SIZE.
+    # own: its original size.
     CROP_BASE: Literal["short", "own"] = key(
         "short", TRAINING, ONE_VIEW, is_("TRAIN.CROP", "scale_jitter")
     )
 
-    # scale_jitter: draw the place again, up to ten times, where one class has more than this share of
-    # the crop's labelled pixels. 0.75 is usual. 1.0: never.
+    # CROP scale_jitter: the largest share of labelled pixels that one class may have in a crop,
+    # usually 0.75. Otherwise the crop is drawn again, up to ten times. 1.0: no limit.
     CROP_MAX_CLASS: Annotated[float, between(0.01, 1)] = key(
         1.0, TRAINING, MAPS, is_("TRAIN.CROP", "scale_jitter")
     )
 
-    # None: use DATA.INTERPOLATION. "random": draw bilinear or bicubic for each image.
+    # The interpolation of training images. "random": bilinear or bicubic, drawn for each image.
+    # None: DATA.INTERPOLATION.
     INTERPOLATION: Literal["bicubic", "bilinear", "nearest", "random"] | None = key(None, TRAINING)
 
-    # Probability of a horizontal flip.
+    # The probability of a horizontal flip.
     HFLIP: Share = key(0.5, TRAINING)
 
-    # Probability of a vertical flip.
+    # The probability of a vertical flip.
     VFLIP: Share = key(0.0, TRAINING)
 
-    # Largest rotation in degrees, shift as a share of the size, and scaling as a share.
+    # The largest random rotation in degrees, the largest shift as a share of the image size, and
+    # the largest change of scale as a share. 0: none.
     AFFINE: tuple[float, float, float] = key([0.0, 0.0, 0.0], TRAINING)
 
-    # A policy in timm's spelling: rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or
-    # augmix-m3-w3-d2. rand-m9-tRotate+Invert uses only these operations. None: no policy.
+    # An augmentation policy, spelled as in timm: rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or
+    # augmix-m3-w3-d2. rand-m9-tRotate+Invert uses only the named operations. None: no policy.
     AUTO_AUGMENT: str | None = key(None, TRAINING, ONE_VIEW)
 
-    # Strength of random brightness, contrast and saturation, applied after AUTO_AUGMENT.
+    # The strength of random changes of brightness, contrast and saturation, after AUTO_AUGMENT. 0:
+    # none.
     COLOR_JITTER: Annotated[float, between(0, 10)] = key(0.0, TRAINING, ONE_VIEW)
 
-    # Random brightness, contrast, saturation and hue as in SSD, each with probability 0.5, applied
-    # after COLOR_JITTER. Of grey images, brightness and contrast.
+    # Whether to change brightness, contrast, saturation and hue at random as SSD does, each with a
+    # probability of 0.5, after COLOR_JITTER. In grey images, brightness and contrast only.
     PHOTOMETRIC: bool = key(False, TRAINING, ONE_VIEW)
 
-    # Probability that boxes of an image are erased.
+    # The probability of random erasing, which fills boxes of an image.
     RANDOM_ERASE_PROB: Share = key(0.0, TRAINING, LABELS)
 
-    # Fill boxes with noise. "rand": with a random colour. "const": with the mean colour.
+    # What random erasing fills boxes with: noise (pixel), a random colour (rand) or the mean colour
+    # (const).
     RANDOM_ERASE_MODE: Literal["const", "rand", "pixel"] = key(
         "pixel", TRAINING, LABELS, above_zero("TRAIN.RANDOM_ERASE_PROB")
     )
 
-    # The largest number of boxes. They share the erased area.
+    # Random erasing: the largest number of boxes in an image. They share the erased area.
     RANDOM_ERASE_COUNT: Few = key(1, TRAINING, LABELS, above_zero("TRAIN.RANDOM_ERASE_PROB"))
 
-    # Copies of an image in a global batch. Each is augmented again. DeiT uses 3.
+    # Repeated augmentation: the number of differently augmented copies of each image in a global
+    # batch. DeiT uses 3. 1: none.
     REPEATED_AUGMENT: Few = key(1, TRAINING)
 
-    # Mixup draws its share from Beta(alpha, alpha). 0: no mixup.
+    # Mixup: the mixing ratio is drawn from Beta(alpha, alpha). 0: no mixup.
     MIXUP_ALPHA: MixAlpha = key(0.0, TRAINING, LABELS)
 
-    # CutMix draws its share from Beta(alpha, alpha). 0: no CutMix.
+    # CutMix: the mixing ratio is drawn from Beta(alpha, alpha). 0: no CutMix.
     CUTMIX_ALPHA: MixAlpha = key(0.0, TRAINING, LABELS, is_unset("TRAIN.CUTMIX_MINMAX"))
 
-    # [low, high]: the share of each side that CutMix's box has. It replaces CUTMIX_ALPHA.
+    # CutMix with boxes whose sides are a share of the image between [low, high], instead of
+    # CUTMIX_ALPHA. None: CUTMIX_ALPHA applies.
     CUTMIX_MINMAX: tuple[Share, Share] | None = key(None, TRAINING, LABELS)
 
-    # Probability that a batch (a pair, an image) is mixed.
+    # The probability that mixup or CutMix is applied to a batch, a pair or an image (MIXUP_MODE).
     MIXUP_PROB: Share = key(1.0, TRAINING, LABELS, MIXING)
 
-    # Probability of CutMix if both are on.
+    # The probability of CutMix instead of mixup, if both are enabled.
     MIXUP_SWITCH_PROB: Share = key(0.5, TRAINING, LABELS, MIXUP, CUTMIX)
 
-    # Draw once for the global batch. "pair": for each pair. "elem": for each image.
+    # Whether mixup and CutMix draw their parameters once for the global batch (batch), for each
+    # pair of images (pair) or for each image (elem).
     MIXUP_MODE: Literal["batch", "pair", "elem"] = key("batch", TRAINING, LABELS, MIXING)
 
-    # Stop mixing after this many epochs. 0: never stop.
+    # Disable mixup and CutMix after this many epochs. 0: never.
     MIXUP_OFF_EPOCH: Number = key(0, TRAINING, LABELS, MIXING)
 
 
 class PROBE(Section):
-    # Epochs between two probes of the frozen features: the accuracy of k nearest neighbours (knn),
-    # RankMe and the deviation. The last epoch is always probed. None: no probes.
+    # Evaluate the frozen features every FREQ epochs and after the last one: accuracy of k nearest
+    # neighbours (knn), RankMe and standard deviation. None: never.
     FREQ: Every | None = key(None, TRAINING)
 
-    # The number of neighbours, training images that vote for a validation image's class.
+    # The number of nearest training images that vote for the class of a validation image.
     K: Size = key(20, TRAINING, is_set("PROBE.FREQ"))
 
-    # Compare with this many training images, drawn once. None: all.
+    # The number of training images to compare with, drawn once at random. None: all.
     IMAGES: Size | None = key(None, TRAINING, is_set("PROBE.FREQ"))
 
 
 class DIST(Section):
-    # Stop the run after this many seconds without progress and name the slowest process. Until the
-    # first batch at least 600 s are allowed.
+    # Stop the run after this many seconds without progress, and name the slowest process. Before
+    # the first batch, at least 600 seconds are allowed.
     TIMEOUT: Seconds = 1800.0
 
-    # Seconds that processes of a launcher wait for each other at the start.
+    # The number of seconds that the processes of a launcher wait for each other at the start.
     INIT_TIMEOUT: Seconds = 300.0
 
-    # How often to start all processes again if one is lost or stalls. Not for those of a launcher.
+    # The number of times that all processes are restarted after one of them died or stalled.
+    # Processes of a launcher aren't restarted.
     MAX_RESTART: Number = key(0, TRAINING)
 
-    # Use paddle.DataParallel. "fleet": use paddle.distributed.fleet with STRATEGY.
+    # The data parallelism. data_parallel: paddle.DataParallel. fleet: paddle.distributed.fleet,
+    # with the keys of STRATEGY.
     ENGINE: Literal["data_parallel", "fleet"] = key("data_parallel", TRAINING)
 
     class STRATEGY(Section):
         """Keys of fleet's DistributedStrategy, spelled as there."""
 
-        # True: each process keeps a share of the optimizer's state (ZeRO).
+        # Whether each process keeps only a share of the optimizer's state (ZeRO).
         sharding: bool = key(False, TRAINING, FLEET)
 
         class sharding_configs(Section):
-            # What is shared. 1: the optimizer's state. 2: the gradients, too. 3: the weights of
-            # blocks, too.
+            # What is sharded. 1: the optimizer's state. 2: also the gradients. 3: also the weights
+            # of blocks.
             stage: Literal[1, 2, 3] = key(1, TRAINING, FLEET, is_("DIST.STRATEGY.sharding", True))
 
-        # Gradients of this many MB are sent together.
+        # The size in MB of the gradients that are communicated together.
         fuse_grad_size_in_MB: Few = key(32, TRAINING, FLEET)
 
-        # Set True if a step may not use all parameters of the model.
+        # True is needed if a step may not use all parameters of the model.
         find_unused_parameters: bool = key(
             False, TRAINING, FLEET, is_unset("DIST.STRATEGY.sharding")
         )

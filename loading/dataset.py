@@ -582,7 +582,7 @@ class SyntheticDataset(ImageDataset):
     Sample i is of class i modulo the number of classes.
 
     Args:
-        size: the number of images.
+        size: the number of generated images.
     """
 
     def __init__(self, config: Configuration, mode: str, size: int) -> None:

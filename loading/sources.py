@@ -159,7 +159,7 @@ def checked_columns(
     """Returns a source's further columns: masks with their paths in one block, numbers as arrays.
 
     Args:
-        count: the number of images.
+        count: the number of generated images.
 
     Raises:
         InputError: a column's name is taken, its numbers are of no type or shape that a batch can
@@ -469,7 +469,7 @@ def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
     """Draws fixed random images.
 
     Args:
-        synthetic_size: the number of images.
+        synthetic_size: the number of generated images.
     """
     return Drawn(synthetic_size)
 

@@ -269,7 +269,7 @@ class AttentionResNet(ImageModel):
         Args:
             stage: number of the stage.
             dim: channels of its input and output.
-            num_heads: attention heads.
+            num_heads: number of attention heads.
             stride: 1, or 2: it halves maps.
             reduction: pixels along a side of a place of its input.
 

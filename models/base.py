@@ -78,15 +78,15 @@ class ImageModel(nn.Layer):
         in_channels: C.
         num_classes: number of outputs; 0: there is no classifier, and the pooled features [B,
             num_features] are returned.
-        head_init_scale: factor of the weight and bias of a fresh classifier.
+        head_init_scale: factor on the initial weight and bias of a new classifier.
         recompute: whether training computes each block's activations again in the backward pass,
             to save memory.
 
     Attributes:
-        head_init_bias: number that is added to the bias of a fresh classifier.
-        head_batch_norm: whether a batch norm without scale and shift comes before each classifier,
-            as in the linear probe of MAE (arXiv:2111.06377). "head" is then "head.0", the norm, and
-            "head.1", the Linear.
+        head_init_bias: number that is added to the initial bias of a new classifier.
+        head_batch_norm: whether a batch norm without scale and shift precedes each classifier, as
+            in the linear probe of MAE (arXiv:2111.06377). "head" is then made of "head.0", the
+            norm, and "head.1", the Linear.
         head_cosine: the scale of classifiers whose logits are cosines (``CosineClassifier``); None:
             they are Linears.
         head_widths: input channels of the classifiers that don't read num_features, by name.

@@ -33,7 +33,7 @@ class Attention(RelativePositionBias):
         num_heads: heads H.
         window_size: (height, width) of the grid of patches; None: no relative positions.
         qkv_bias: whether queries and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same. ``shared_bias`` is [H, N, N] and added to the scores.
@@ -133,23 +133,24 @@ class Beit(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of a token.
-        depth: blocks.
-        num_heads: heads of each block.
-        mlp_ratio: hidden width of the MLP over embed_dim.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        num_heads: number of attention heads in each block.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim.
         qkv_bias: whether queries and values have a bias.
         norm_eps: epsilon of all layer norms.
         init_values: initial value of layer scale; None: no layer scale.
-        use_abs_pos_emb: whether there is a position embedding.
-        use_rel_pos_bias: whether each block has a bias by relative position of its own.
-        use_shared_rel_pos_bias: whether all blocks share a bias by relative position.
-        global_pool: what the head reads. "avg": the mean of the patch tokens; "token": the class
-            token.
-        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
-        dropout: rate before the first block, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        use_abs_pos_emb: whether the model has a position embedding.
+        use_rel_pos_bias: whether each block has a relative position bias of its own.
+        use_shared_rel_pos_bias: whether all blocks share one relative position bias.
+        global_pool: what the classifier reads. "avg": the mean of the patch tokens; "token": the
+            class token.
+        fc_norm: whether the final norm comes after the pooling. None: only with "avg".
+        dropout: dropout rate before the first block, after the attention's projection and in the
+            MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Attributes:

@@ -35,7 +35,7 @@ class Attention(nn.Layer):
 
     Args:
         dim: channels D.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         side: places along a side of the map.
         stride: 1, or 2: each 2 x 2 places of the output are averaged.
         scale_pos_embed: whether the scores of positions are divided by the square root of a head's
@@ -88,23 +88,24 @@ class BoTNet(AttentionResNet):
     Args:
         image_size: pixels, a multiple of 32.
         stem_type: "tiered": three 3 x 3 convolutions; "plain": a 7 x 7 one, as in ResNet.
-        stem_dim: channels of the stem, a multiple of 8.
-        stage_depths: bottlenecks of each of four stages.
-        embed_dims: channels of each of four stages, multiples of 4.
+        stem_dim: number of channels of the stem, a multiple of 8.
+        stage_depths: number of bottlenecks in each of the four stages.
+        embed_dims: number of channels of each of the four stages, multiples of 4.
         attention_every: for each stage a number n: every n-th bottleneck has attention instead of a
-            3 x 3 convolution; 0: none has.
-        num_heads: heads of each stage; ignored in a stage without attention.
-        last_stride: stride of the last stage, 1 or 2; 1: it has as many places as the one before.
+            3 x 3 convolution. 0: none has.
+        num_heads: number of attention heads in each stage; ignored in a stage without attention.
+        last_stride: stride of the last stage, 1 or 2. With 1, its maps are as large as those of the
+            stage before.
         scale_pos_embed: whether the scores of relative positions are divided by the square root of
-            a head's channels, as those of queries and keys are.
-        shortcut_act: whether the activation also follows the shortcut's convolution in a bottleneck
+            a head's channels, as the products of queries and keys are.
+        shortcut_act: whether the activation also follows the shortcut's convolution in bottlenecks
             with attention.
         act: activation function of all layers.
-        dropout: rate before the classifier.
-        droppath: rate of stochastic depth at the last bottleneck; rates grow linearly from 0 at the
-            first.
-        zero_init_last: whether the weight of a bottleneck's last norm starts at 0, so that a fresh
-            bottleneck is its shortcut alone.
+        dropout: dropout rate before the classifier.
+        droppath: stochastic depth rate of the last bottleneck; the rates grow linearly from 0 at
+            the first.
+        zero_init_last: whether the weight of the last norm of each bottleneck starts at 0, so that
+            a new bottleneck passes its input on unchanged.
 
     Raises:
         InputError: sizes that don't fit together.

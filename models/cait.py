@@ -48,7 +48,7 @@ class TalkingHeadAttention(nn.Layer):
         dim: channels D of the tokens.
         num_heads: heads H.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same.
@@ -135,21 +135,22 @@ class Cait(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of a token.
-        depth: blocks of the patches, which have no class token.
-        num_heads: heads of each block.
-        mlp_ratio: hidden width of the MLP over embed_dim.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks of the patch tokens, in which there isn't a class token yet.
+        num_heads: number of attention heads in each block.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim.
         qkv_bias: whether the queries, keys and values have a bias.
         init_values: initial value of layer scale.
-        depth_token_only: blocks of the class token, after those of the patches.
-        mlp_ratio_token_only: hidden width of the MLP of the class token's blocks over embed_dim;
-            None: mlp_ratio.
-        global_pool: what the head reads. "token": the class token; "avg": the mean of the patches.
-        dropout: rate after the position embedding. In the blocks of the patches, also after the
-            attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights in the blocks of the patches.
-        droppath: rate of stochastic depth of each block of the patches.
+        depth_token_only: number of blocks of the class token, after those of the patch tokens.
+        mlp_ratio_token_only: ratio of the MLP's hidden width to embed_dim in the blocks of the
+            class token. None: mlp_ratio.
+        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
+            patches.
+        dropout: dropout rate after the position embedding; in the blocks of the patch tokens, also
+            after the attention's projection and in the MLP.
+        attention_dropout: dropout rate of the attention weights in the blocks of the patches.
+        droppath: stochastic depth rate of each block of the patches.
 
     Raises:
         InputError: sizes that don't fit together.

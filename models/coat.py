@@ -64,7 +64,7 @@ class SerialBlock(nn.Layer):
             share. They are sublayers of the model; in a tuple they don't become the block's.
         dim: channels D of the tokens.
         hidden_dim: channels within the MLP.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
         drop: dropout after the attention's projection and in the MLP.
         drop_path: rate of stochastic depth.
@@ -181,17 +181,18 @@ class CoaT(ImageModel):
     reads the class token, or a learnt sum of three class tokens.
 
     Args:
-        stage_depths: serial blocks of each of four scales.
-        parallel_depth: number of blocks after the serial ones, in which the last three scales
-            exchange their outputs; 0: CoaT-Lite.
-        embed_dims: channels of each of four scales. With parallel blocks the last three are equal.
-        num_heads: heads of all scales.
-        crpe_window: for each head the side of the window of its relative positions. Heads with the
-            same side come one after the other.
-        mlp_ratio: hidden width of the MLP over its input's; one number, or one per scale.
+        stage_depths: number of serial blocks of each of the four scales.
+        parallel_depth: number of parallel blocks after the serial ones. In them, the last three
+            scales exchange their outputs. 0: CoaT-Lite.
+        embed_dims: number of channels of each of the four scales. With parallel blocks, the last
+            three must be equal.
+        num_heads: number of attention heads, the same for all scales.
+        crpe_window: for each head the window size of its relative positions. Heads with the same
+            size must follow each other.
+        mlp_ratio: ratio of the MLP's hidden width to its input width; one number, or one per scale.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: rate after the attention's projection and in the MLP.
-        droppath: rate of stochastic depth of every block.
+        dropout: dropout rate after the attention's projection and in the MLP.
+        droppath: stochastic depth rate of every block.
 
     Raises:
         InputError: sizes that don't fit together.

@@ -44,12 +44,12 @@ class ConvMixer(ImageModel):
     W / patch_size], rounded down.
 
     Args:
-        embed_dim: channels of all blocks.
-        depth: blocks.
-        kernel_size: places along a side of the depthwise convolutions.
-        patch_size: pixels along a patch's side.
+        embed_dim: number of channels of all blocks.
+        depth: number of blocks.
+        kernel_size: kernel size of the depthwise convolutions.
+        patch_size: side of a patch, in pixels.
         act: activation after each convolution.
-        dropout: rate before the classifier.
+        dropout: dropout rate before the classifier.
     """
 
     weight_names = names

@@ -142,13 +142,13 @@ class ConvMLP(ImageModel):
     MLPs, rounded up.
 
     Args:
-        stage_depths: blocks of each stage of MLPs.
-        embed_dims: channels of each stage of MLPs.
-        mlp_ratio: hidden width of each stage's MLPs over its channels.
-        stem_dim: channels of the stage of convolutions.
-        n_conv_blocks: blocks of the stage of convolutions.
-        droppath: rate of stochastic depth of each stage's last block; rates grow linearly from 0 at
-            its first one.
+        stage_depths: number of blocks in each stage of MLPs.
+        embed_dims: number of channels of each stage of MLPs.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width, for each stage.
+        stem_dim: number of channels of the stage of convolutions.
+        n_conv_blocks: number of blocks in the stage of convolutions.
+        droppath: stochastic depth rate of each stage's last block; the rates grow linearly from 0
+            at the stage's first block.
 
     Raises:
         InputError: a wrong count of numbers.

@@ -114,21 +114,23 @@ class ConvNeXt(ImageModel):
     normalised only with ``head_norm_first``.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages.
-        init_values: layer scale's initial value; 0 or None: no layer scale.
-        use_grn: whether the MLPs have a global response norm, as in ConvNeXt V2, which has no layer
-            scale.
-        conv_mlp: whether the MLPs are of 1 x 1 convolutions, as in timm's small models, instead of
-            Linears. Both compute the same, and the weights of one can be loaded into the other.
-        stem_type: "patch": a 4 x 4 convolution of stride 4; "overlap": two 3 x 3 convolutions of
-            stride 2; "overlap_tiered": the same, but the first has half the channels.
-        norm_eps: epsilon of all norms but the last.
-        head_norm_eps: epsilon of the last norm; transformers has 1e-12.
-        head_norm_first: whether the last norm comes before the pooling, as ``norm_pre``.
-        head_hidden_size: channels of a Linear with GELU before the classifier; None: there is none.
-        dropout: rate before the classifier.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        init_values: initial value of layer scale. 0 or None: no layer scale.
+        use_grn: whether the MLPs have a global response norm, as in ConvNeXt V2, which doesn't have
+            layer scale.
+        conv_mlp: whether MLPs are made of 1 x 1 convolutions, as in timm's small models, instead of
+            Linears. Both compute the same, and each can load the other's weights.
+        stem_type: the first layers. "patch": a 4 x 4 convolution of stride 4; "overlap": two 3 x 3
+            convolutions of stride 2; "overlap_tiered": the same, but the first has half the
+            channels.
+        norm_eps: epsilon of all norms except the final one.
+        head_norm_eps: epsilon of the final norm. transformers uses 1e-12.
+        head_norm_first: whether the final norm comes before the pooling, as ``norm_pre``.
+        head_hidden_size: hidden width of a Linear with GELU before the classifier. None: the
+            classifier is a single layer.
+        dropout: dropout rate before the classifier.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -138,23 +138,25 @@ class CrossViT(ImageModel):
 
     Args:
         image_size: pixels, or (height, width).
-        image_scales: for each branch the factor by which its images are resized. The rounded sizes
-            have to be multiples of its patch size.
-        crop_scale: whether a branch with a smaller size reads the middle of the image, instead of
-            the resized image.
-        patch_size: pixels along a patch's side, of each branch.
-        embed_dims: channels of a token, of each branch.
-        depth: number of multi-scale blocks, at the end of which the branches meet.
-        branch_depths: blocks of each branch within a multi-scale block.
-        num_heads: heads of each branch.
-        mlp_ratio: hidden width of the MLP over embed_dims, of each branch.
+        image_scales: for each branch, the factor by which images are resized. The rounded size must
+            be a multiple of the patch size of the branch.
+        crop_scale: whether a branch with a smaller image size crops the middle of the image,
+            instead of resizing it.
+        patch_size: side of a patch in pixels, for each branch.
+        embed_dims: number of channels of a token, for each branch.
+        depth: number of multi-scale blocks, each of which ends with an exchange between the
+            branches.
+        branch_depths: number of blocks of each branch within a multi-scale block.
+        num_heads: number of attention heads of each branch.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dims, for each branch.
         qkv_bias: whether the queries, keys and values have a bias.
-        multi_conv: whether three convolutions make the patches, instead of one.
+        multi_conv: whether the patch embedding has three convolutions instead of one.
         global_pool: what the classifiers read. "token": the class tokens; "avg": the means of the
             patches.
-        dropout: rate after the position embedding, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate after the position embedding, after the attention's projection and in
+            the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

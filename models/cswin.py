@@ -34,8 +34,8 @@ class StripeAttention(nn.Layer):
 
     Args:
         dim: channels D of the queries, keys and values.
-        num_heads: attention heads.
-        attn_drop: dropout of the attention weights.
+        num_heads: number of attention heads.
+        attn_drop: dropout rate of the attention weights.
 
     Shape: [B * stripes, height * width, 3 D] -> [B * stripes, height * width, D].
     """
@@ -66,12 +66,12 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         split_size: width of the stripes in places; None: all heads attend to the whole map.
         qkv_bias: whether the queries, keys and values have a bias.
         mlp_ratio: hidden width of the MLP over D.
         drop: dropout in the MLP.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth.
         pad_tokens: how maps that aren't a multiple of the stripes are padded (``CSwin``).
 
@@ -201,21 +201,22 @@ class CSwin(ImageModel):
     Its features are the last stage's tokens, normalised: [B, height, width, 8 embed_dim].
 
     Args:
-        embed_dim: channels of the first stage; each further stage has twice its predecessor's.
-        stage_depths: blocks of each of four stages.
-        split_sizes: for each stage the width of its stripes, in places. In the last stage, whose
-            number is read for pad_tokens alone, all heads attend to the whole map.
-        num_heads: heads of each stage.
-        mlp_ratio: hidden width of the MLP over its input's.
+        embed_dim: number of channels of the first stage. Each further stage has twice as many as
+            the one before.
+        stage_depths: number of blocks in each of the four stages.
+        split_sizes: for each stage the width of its stripes, in tokens. In the last stage, all
+            heads attend to the whole map, and the number is only used by pad_tokens.
+        num_heads: number of attention heads in each stage.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
         qkv_bias: whether the queries, keys and values have a bias.
-        pad_tokens: how maps whose sides aren't multiples of their stage's split_sizes are padded.
-            True: with tokens of zeros below and to the right, before the queries, keys and values
-            are computed, in the last stage, too (PaddleViT's segmentation). False: queries, keys
-            and values are padded by zeros on all sides, and only across the stripes (the authors'
+        pad_tokens: how maps are padded whose sides aren't multiples of their stage's split_sizes.
+            True: with zero tokens on the right and at the bottom, before queries, keys and values
+            are computed, in the last stage as well (PaddleViT's segmentation). False: queries, keys
+            and values are padded with zeros on all sides, and only across the stripes (the authors'
             segmentation).
-        dropout: rate in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate in the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

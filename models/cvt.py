@@ -73,9 +73,9 @@ class Attention(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the Linears of queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B, H, W, D] -> the same. With a class token [B, 1, D], tokens [B, 1 + H * W, D] are
@@ -120,12 +120,12 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
         mlp_ratio: hidden width of the MLP over D.
         act: activation of the MLP.
         drop: dropout after the attention's projection and in the MLP.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth.
 
     Shape: [B, H, W, D] -> the same; with ``grid`` (H, W) [B, 1 + H * W, D] -> the same, the class
@@ -195,21 +195,24 @@ class CvT(ImageModel):
     are the last stage's places, normalised: [B, H', W', embed_dims[-1]].
 
     Args:
-        stage_depths: blocks of each stage.
-        embed_dims: channels of each stage.
-        num_heads: heads of each stage.
-        patch_size: for each stage the pixels or places along a patch's side.
-        patch_stride: for each stage the pixels or places from a patch to the next one.
-        patch_padding: for each stage the zeros around the map before it is cut into patches.
-        class_token: whether the last stage has a class token, which classifiers read. Otherwise
-            they read the mean of all places.
-        mlp_ratio: hidden width of the MLP over its input's.
+        stage_depths: number of blocks in each stage.
+        embed_dims: number of channels of each stage.
+        num_heads: number of attention heads in each stage.
+        patch_size: for each stage the side of a patch, in pixels or in positions of the map.
+        patch_stride: for each stage the distance between neighbouring patches, in pixels or in
+            positions of the map.
+        patch_padding: for each stage the zero padding around the map before it is divided into
+            patches.
+        class_token: whether the last stage has a class token, which the classifier reads. Otherwise
+            the classifier reads the mean of all tokens.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
         qkv_bias: whether the queries, keys and values have a bias.
-        act: activation of the MLPs. transformers has "gelu", the authors "quick_gelu".
-        dropout: rate of each stage's input, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block of the last stage; rates grow linearly
-            from 0 at this stage's first. Other stages have none, as in all of the authors' models.
+        act: activation of the MLPs: "gelu" in transformers, "quick_gelu" in the authors' code.
+        dropout: dropout rate of each stage's input, after the attention's projection and in the
+            MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
+            first block of the last stage. Other stages have none, as in all of the authors' models.
 
     Attributes:
         last_grid: rows and columns of the last images' places behind the class token.

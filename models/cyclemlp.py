@@ -108,11 +108,11 @@ class CycleMLP(ImageModel):
     Its features are the normalised output of the last stage: [B, H / 32, W / 32, embed_dims[3]].
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages.
-        mlp_ratio: hidden width of the MLPs over their input's, one number per stage.
-        qkv_bias: whether the Linear that reads each place alone has a bias.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width, for each stage.
+        qkv_bias: whether the Linear that reads each position alone has a bias.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -49,7 +49,7 @@ class Attention(nn.Layer):
         qkv_fused: whether one projection computes queries, keys and values.
         halves: which channels make a pair (``rotate``).
         epsilon: epsilon of a norm before the output's projection; None: no norm.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same. ``cosines`` and ``sines`` are the output of ``RotaryEmbedding``
@@ -181,40 +181,41 @@ class Eva(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of a token.
-        depth: blocks.
-        num_heads: heads of each block.
-        mlp_ratio: hidden width of the MLP over embed_dim.
-        swiglu_mlp: whether the MLP is a SwiGLU.
-        swiglu_align_to: the hidden width of a SwiGLU is rounded up to a multiple of this; 0: it
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        num_heads: number of attention heads in each block.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim.
+        swiglu_mlp: whether MLPs are SwiGLU.
+        swiglu_align_to: the hidden width of SwiGLU MLPs is rounded up to a multiple of this. 0: it
             isn't rounded.
-        scale_mlp: whether a SwiGLU has a norm.
-        scale_attn_inner: whether there is a norm before the projection of the attention's output.
+        scale_mlp: whether SwiGLU MLPs have a norm.
+        scale_attn_inner: whether a norm precedes the projection of the attention's output.
         qkv_bias: whether queries and values have a bias.
-        qkv_fused: whether one projection computes queries, keys and values. Otherwise each has its
-            own.
+        qkv_fused: whether a single projection computes queries, keys and values. Otherwise each has
+            its own.
         init_values: initial value of layer scale; None: no layer scale.
-        class_token: whether there is a class token.
-        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
-            arXiv:2309.16588).
-        use_abs_pos_emb: whether there is a position embedding of all tokens.
-        dynamic_img_size: whether images of other sizes than image_size are taken, too. A position
+        class_token: whether the model has a class token.
+        reg_tokens: number of register tokens, placed after the class token (Darcet et al. 2023,
+            arXiv:2309.16588). 0: none.
+        use_abs_pos_emb: whether the model has an absolute position embedding, of all tokens.
+        dynamic_img_size: whether images of sizes other than image_size are accepted. A position
             embedding is resized for them.
-        rope_type: "cat": EVA-02's angles, by the index of row and column; "dinov3": DINOv3's, by
-            the position in the image.
-        rope_temperature: the frequencies of the angles are powers of it.
-        rope_bfloat16: whether DINOv3's periods are rounded to bfloat16, as in the authors' files;
-            timm's aren't.
-        ref_feat_shape: number of rows and of columns to which EVA-02's indices are scaled; None:
-            they aren't scaled.
-        global_pool: what the head reads. "avg": the mean of the patch tokens; "token": the class
-            token.
-        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
+        rope_type: rotary positions. "cat": as EVA-02, by the index of row and column; "dinov3": as
+            DINOv3, by the position in the image.
+        rope_temperature: base of the frequencies of rotary positions.
+        rope_bfloat16: whether DINOv3's periods are rounded to bfloat16, as in the authors' files,
+            but not in timm's.
+        ref_feat_shape: rows and columns to which EVA-02's token indices are scaled. None: they
+            aren't scaled.
+        global_pool: what the classifier reads. "avg": the mean of the patch tokens; "token": the
+            class token.
+        fc_norm: whether the final norm comes after the pooling. None: only with "avg".
         norm_eps: epsilon of all layer norms.
-        dropout: rate before the first block, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate before the first block, after the attention's projection and in the
+            MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Attributes:

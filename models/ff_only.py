@@ -82,12 +82,12 @@ class FeedForwardOnly(ImageModel):
     classifier reads the token.
 
     Args:
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of a token.
-        depth: blocks.
-        mlp_ratio: hidden widths of the MLPs over embed_dim, and over the number of tokens.
-        dropout: rate after the position embedding and in the MLPs.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        mlp_ratio: ratio of the MLPs' hidden widths to embed_dim, and to the number of tokens.
+        dropout: dropout rate after the position embedding and in the MLPs.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
     """
 

@@ -48,13 +48,13 @@ class FocalAttention(RelativePositionBias):
     Args:
         dim: channels D of the tokens.
         num_heads: heads H.
-        window_size: places along a window's side.
+        window_size: side of a window, in tokens.
         expand_size: how many places beyond a window it attends to, at most half a window; 0: none.
         focal_window: pooled windows along the side of the region that a window attends to, an odd
             number; 0: none.
         grid: (rows, columns) of windows of the map.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
     """
 
@@ -249,15 +249,15 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         resolution: (height, width) of the map.
-        window_size: places along a window's side.
+        window_size: side of a window, in tokens.
         expand_size: how many places beyond a window it attends to.
         focal_window: pooled windows along the side of the region that a window attends to; 0: none.
         qkv_bias: whether the queries, keys and values have a bias.
         mlp_ratio: hidden width of the MLP over D.
         drop: dropout after the attention's projection and in the MLP.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth.
 
     Shape: [B, height, width, D] -> the same.
@@ -355,21 +355,23 @@ class FocalTransformer(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size times 8, with four stages.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of the first stage; each further stage has twice its predecessor's.
-        stage_depths: blocks of each stage.
-        num_heads: heads of each stage.
-        window_size: places along a window's side.
-        expand_sizes: for each stage how many places beyond a window it attends to, at most half a
-            window; 0: none.
-        focal_windows: for each stage the pooled windows along the side of the region that a window
-            attends to, an odd number; 0: none.
-        conv_embed: whether the embeddings are overlapping convolutions, of 7 x 7 pixels first.
-        mlp_ratio: hidden width of the MLP over its input's.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of the first stage. Each further stage has twice as many as
+            the one before.
+        stage_depths: number of blocks in each stage.
+        num_heads: number of attention heads in each stage.
+        window_size: side of a window, in tokens.
+        expand_sizes: for each stage the number of tokens by which the attention of a window extends
+            beyond it, at most half a window. 0: none.
+        focal_windows: for each stage the side, in pooled windows, of the region that a window
+            attends to: an odd number. 0: none.
+        conv_embed: whether the patch embeddings are overlapping convolutions, the first of 7 x 7
+            pixels.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: rate after the embedding, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate after the embedding, after the attention's projection and in the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -107,7 +107,7 @@ class GMlp(MlpMixer):
     """gMLP: an ``MlpMixer`` whose blocks mix places in the gate of their MLP.
 
     Args:
-        mlp_ratio: hidden width of the MLPs over embed_dim, one number; None: 6, the paper's.
+        mlp_ratio: ratio of the MLPs' hidden width to embed_dim. None: 6, as in the paper.
     """
 
     default_mlp_ratio = 6.0

@@ -34,7 +34,7 @@ class HaloAttention(nn.Layer):
 
     Args:
         dim: channels D.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         block_size: places along a block's side.
         halo_size: width of the halo in places, at most block_size.
         stride: 1, or 2: every second place of each row and column is a query.
@@ -130,20 +130,20 @@ class HaloNet(AttentionResNet):
     Args:
         image_size: pixels, or (height, width). The maps of a stage with attention have to be
             multiples of block_size.
-        stem_dim: channels of the stem, a multiple of 8.
-        stage_depths: bottlenecks of each of four stages.
-        embed_dims: channels of each of four stages, multiples of 4.
+        stem_dim: number of channels of the stem, a multiple of 8.
+        stage_depths: number of bottlenecks in each of the four stages.
+        embed_dims: number of channels of each of the four stages, multiples of 4.
         attention_every: for each stage a number n: every n-th bottleneck has attention instead of a
-            3 x 3 convolution; 0: none has.
-        num_heads: heads of each stage; ignored in a stage without attention.
-        block_size: places along the side of a block, even.
-        halo_size: width of the halo around a block, in places.
+            3 x 3 convolution. 0: none has.
+        num_heads: number of attention heads in each stage; ignored in a stage without attention.
+        block_size: side of a block in tokens, an even number.
+        halo_size: width of the halo around a block, in tokens.
         act: activation function of all layers.
-        dropout: rate before the classifier.
-        droppath: rate of stochastic depth at the last bottleneck; rates grow linearly from 0 at the
-            first.
-        zero_init_last: whether the weight of a bottleneck's last norm starts at 0, so that a fresh
-            bottleneck is its shortcut alone.
+        dropout: dropout rate before the classifier.
+        droppath: stochastic depth rate of the last bottleneck; the rates grow linearly from 0 at
+            the first.
+        zero_init_last: whether the weight of the last norm of each bottleneck starts at 0, so that
+            a new bottleneck passes its input on unchanged.
 
     Raises:
         InputError: sizes that don't fit together.

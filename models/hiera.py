@@ -123,28 +123,28 @@ class Hiera(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of 32 with four stages.
-        embed_dim: channels of the first stage.
-        num_heads: heads of the first stage.
-        stage_depths: blocks of each stage. A mask unit has 2 ** (stages - 1) places along its side.
-        q_pool: number of the stages after the first that begin by pooling 2 x 2 places. The first
-            ones of them do.
-        mask_unit_attn: for each stage, whether it attends within mask units. The first block of a
-            stage attends as the stage before.
-        mlp_ratio: hidden width of the MLP over its input's.
-        use_expand_proj: whether a Linear doubles the channels between two stages. Otherwise the
-            maximum of 2 x 2 places and their mean are concatenated.
+        embed_dim: number of channels of the first stage.
+        num_heads: number of attention heads in the first stage.
+        stage_depths: number of blocks in each stage. The side of a mask unit is 2 ** (stages - 1)
+            tokens.
+        q_pool: number of stages that begin with 2 x 2 pooling, counted from the second stage on.
+        mask_unit_attn: for each stage, whether its attention stays within mask units. The first
+            block of a stage attends as the stage before.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
+        use_expand_proj: whether a Linear doubles the channels between stages. Otherwise the maximum
+            and the mean of 2 x 2 tokens are concatenated.
         init_values: initial value of layer scale; None: no layer scale.
-        global_pos_size: rows and columns of the position embedding, which is stretched over the
-            image; a position embedding within a mask unit is added to it. None: each place of the
-            image has its own position embedding, and there is none within a unit.
-        dropout: rate before the classifier.
-        patch_drop: share of the mask units that training leaves out.
-        patch_drop_end: patch_drop goes to this along a cosine over all updates, as in NaViT
-            (arXiv:2307.06304). None: it stays.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        global_pos_size: rows and columns of a coarse position embedding, which is interpolated over
+            the image and added to one within mask units. None: each token has its own position
+            embedding.
+        dropout: dropout rate before the classifier.
+        patch_drop: share of the mask units that are dropped at random in training.
+        patch_drop_end: the value of patch_drop at the end of training, which it approaches along a
+            cosine, as in NaViT (arXiv:2307.06304). None: patch_drop is constant.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
-        weight_init: how fresh weights are drawn: "timm", "jax" (``init_as_flax``), or "mae", as for
-            the authors' pre-training (``init_as_mae``).
+        weight_init: how new weights are initialised: "timm", "jax" (``init_as_flax``), or "mae", as
+            in the authors' pre-training (``init_as_mae``).
 
     Attributes:
         units: rows and columns of mask units.

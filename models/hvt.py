@@ -71,20 +71,22 @@ class HVT(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of the tokens.
-        depth: blocks.
-        num_heads: attention heads.
-        mlp_ratio: hidden width of the MLPs over embed_dim.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        num_heads: number of attention heads.
+        mlp_ratio: ratio of the MLPs' hidden width to embed_dim.
         qkv_bias: whether the queries, keys and values have a bias.
-        pool_block_width: every so many-th block pools its tokens, from the first one on; 0: none
+        pool_block_width: every n-th block pools its tokens, beginning with the first one. 0: none
             does.
-        pool_kernel_size: tokens of a window of the pooling.
-        dropout: rate after the position embedding, the attention's projection and in the MLPs.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": rates grow linearly from 0 at the first block; "constant": all
-            blocks have droppath, as in PaddleViT.
+        pool_kernel_size: number of tokens in a pooling window.
+        dropout: dropout rate after the position embedding, after the attention's projection and in
+            the MLPs.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block.
+        droppath_shape: how the stochastic depth rates of the blocks are set. "linear": they grow
+            linearly from 0 at the first block; "constant": all blocks have droppath, as in
+            PaddleViT.
 
     Raises:
         InputError: sizes that don't fit together.

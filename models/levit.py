@@ -44,9 +44,9 @@ class Attention(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        key_dim: channels of a head's queries and keys.
-        num_heads: attention heads.
-        attn_ratio: channels of a head's values over key_dim.
+        key_dim: number of channels of a head's queries and keys.
+        num_heads: number of attention heads.
+        attn_ratio: ratio of the channels of a head's values to key_dim.
         grid: (rows, columns) of the tokens.
         act: the activation before the output's projection.
 
@@ -217,19 +217,22 @@ class LeViT(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of 16, or of 8 with stem_type "s8".
-        stage_depths: blocks of each stage.
-        embed_dims: channels of each stage; all but the last are multiples of key_dim.
-        num_heads: heads of each stage. The attention between two stages has the first one's
-            embed_dims / key_dim heads.
-        key_dim: channels of a head's queries and keys.
-        attn_ratio: channels of a head's values over key_dim, within stages; between them 4.
-        mlp_ratio: hidden width of the MLPs over their input's, within stages; between them 2.
-        stem_type: "s16": four convolutions, 16 pixels along a token's side; "s8": three, 8 pixels.
+        stage_depths: number of blocks in each stage.
+        embed_dims: number of channels of each stage. All but the last must be multiples of key_dim.
+        num_heads: number of attention heads in each stage. The attention between two stages has
+            embed_dims / key_dim heads, with embed_dims of the first of them.
+        key_dim: number of channels of a head's queries and keys.
+        attn_ratio: ratio of the channels of a head's values to key_dim, within stages; between
+            stages it is 4.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width, within stages; between
+            stages it is 2.
+        stem_type: the first layers. "s16": four convolutions, which make tokens of 16 x 16 pixels;
+            "s8": three convolutions, 8 x 8 pixels.
         act: activation function of all layers.
-        distilled: whether there is a second classifier, for distillation; the output is the mean of
+        distilled: whether there is a second classifier, for distillation. The output is the mean of
             both.
-        dropout: rate before the classifiers.
-        droppath: rate of stochastic depth of all blocks.
+        dropout: dropout rate before the classifiers.
+        droppath: stochastic depth rate of all blocks.
 
     Attributes:
         distilled_training: for a distilled model. True: train mode returns (logits, distillation

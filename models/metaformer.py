@@ -89,7 +89,7 @@ class Block(nn.Layer):
         token_mixer: "attention", "conv" (``SepConv``) or "pool" (``Pooling``).
         scaled: whether the shortcuts have learnt factors; otherwise res_scale1 and res_scale2 are
             the identity.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth.
 
     Shape: [B, N, dim] -> the same with "attention", else [B, dim, H, W] -> the same.
@@ -199,21 +199,21 @@ class MetaFormer(ImageModel):
     about W / 32].
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages.
-        attention_stages: number of the last stages that attend, with heads of 32 channels: 2 in
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        attention_stages: number of last stages with attention, whose heads have 32 channels: 2 in
             CAFormer, 0 in ConvFormer.
-        token_mixer: what mixes tokens in the other stages. "conv": separable convolutions; "pool":
-            the mean of 3 x 3 places (PoolFormer V2).
-        res_scale_stages: number of the last stages that have a learnt factor for each channel of
-            the shortcuts.
+        token_mixer: the token mixer of the stages without attention. "conv": separable
+            convolutions; "pool": 3 x 3 average pooling (PoolFormer V2).
+        res_scale_stages: number of last stages whose shortcuts are multiplied by a learnt factor
+            per channel.
         mlp_head: whether the classifier is an MLP. Otherwise it is a single layer (PoolFormer V2).
-        head_norm_eps: epsilon of the norm within the MLP of the classifier. The default is timm's,
-            the authors have 1e-5. All other norms have 1e-6.
-        dropout: rate before the last layer of the classifier, as the authors'; timm's comes before
-            its first.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        head_norm_eps: epsilon of the norm within the MLP of the classifier. The default is timm's;
+            the authors use 1e-5. All other norms have 1e-6.
+        dropout: dropout rate before the last layer of the classifier, as in the authors' code. timm
+            applies it before the first layer.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -80,16 +80,17 @@ class MlpMixer(ImageModel):
     are patches. Its features are the normalised patch tokens: [B, N, embed_dim].
 
     Args:
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of a token.
-        depth: blocks.
-        mlp_ratio: hidden widths of the MLPs over embed_dim: of the one over places, then of the one
-            over channels; or one number for both. None: 0.5 and 4, the paper's.
-        dropout: rate in the MLPs.
-        droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
-            the last one's rate.
-        norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        mlp_ratio: ratios of the MLPs' hidden widths to embed_dim: of the MLP over tokens, then of
+            the MLP over channels; or one number for both. None: 0.5 and 4, as in the paper.
+        dropout: dropout rate in the MLPs.
+        droppath: stochastic depth rate of the last block.
+        droppath_shape: how the stochastic depth rates of the blocks are set. "linear": they grow
+            from 0 at the first block; "constant": all blocks have droppath.
+        norm_eps: epsilon of all layer norms. None: timm's values, which are 1e-6, and 1e-5 in
+            gMLP's gates.
 
     Attributes:
         default_mlp_ratio: the value of mlp_ratio where it is None.

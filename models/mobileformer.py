@@ -82,7 +82,7 @@ class Bottleneck(nn.Layer):
         in_dim: channels of the input.
         hidden_dim: channels of the depthwise convolution.
         dim: channels of the output.
-        groups: groups of the 1 x 1 convolutions.
+        groups: number of groups of the 1 x 1 convolutions.
         act: the dynamic ReLU after the first and after the second batch norm; None: there is no
             activation.
         stride: of the depthwise convolution.
@@ -220,9 +220,9 @@ class Bridge(nn.Layer):
 
     Args:
         dim: channels C of the maps.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         drop: dropout of the output.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth.
     """
 
@@ -316,26 +316,29 @@ class MobileFormer(ImageModel):
     H / 32, W / 32], rounded up.
 
     Args:
-        stem_dim: channels of the stem, which halves images.
-        lite_dims: channels within and after the first bottleneck, which has no activation.
+        stem_dim: number of channels of the stem, which has stride 2.
+        lite_dims: number of channels within and after the first bottleneck, which has no
+            activation.
         lite_stride: stride of the first bottleneck.
-        embed_dims: channels of each block's output.
-        hidden_dims: channels within each block's bottleneck.
+        embed_dims: number of channels of each block's output.
+        hidden_dims: number of channels within each block's bottleneck.
         strides: stride of each block, 1 or 2.
-        conv_groups: groups of the 1 x 1 convolutions.
-        num_tokens: tokens M.
+        conv_groups: number of groups of the 1 x 1 convolutions.
+        num_tokens: number of tokens M.
         token_dim: channels D of a token.
-        num_heads: heads of all attentions.
-        mlp_ratio: hidden width of the tokens' MLPs over token_dim.
+        num_heads: number of attention heads everywhere.
+        mlp_ratio: ratio of the tokens' MLPs' hidden width to token_dim.
         qkv_bias: whether the queries, keys and values have a bias.
-        dynamic_relu: whether the bottlenecks have a dynamic ReLU; otherwise they have no activation.
-        relu_reduction: token_dim over the hidden width of the MLPs that compute its coefficients.
-        last_dim: channels of the last convolution.
-        head_dim: channels of the Linear before the classifier.
-        dropout: rate in the bridges and before the last Linear.
-        attention_dropout: dropout of attention weights.
-        mlp_dropout: rate in the tokens' MLPs.
-        droppath: rate of stochastic depth of all blocks.
+        dynamic_relu: whether the bottlenecks have a dynamic ReLU. Otherwise they have no
+            activation.
+        relu_reduction: ratio of token_dim to the hidden width of the MLPs that compute the
+            coefficients of the dynamic ReLU.
+        last_dim: number of channels of the last convolution.
+        head_dim: number of channels of the Linear before the classifier.
+        dropout: dropout rate in the bridges and before the last Linear.
+        attention_dropout: dropout rate of the attention weights.
+        mlp_dropout: dropout rate in the tokens' MLPs.
+        droppath: stochastic depth rate of all blocks.
 
     Raises:
         InputError: numbers that don't fit together.

@@ -139,17 +139,18 @@ class MobileOne(ImageModel):
     Its features are the last stage's output: [B, embed_dims[3], H / 32, W / 32], rounded up.
 
     Args:
-        stage_depths: pairs of blocks of each of four stages: a depthwise 3 x 3 block, then a 1 x 1
-            block.
-        embed_dims: channels of each of four stages. The stem has as many as the first, at most 64.
-        num_branches: number of equal convolutions whose outputs a block adds.
-        use_se: whether there is squeeze and excitation, in the last half of the third stage and in
+        stage_depths: number of block pairs in each of the four stages: a depthwise 3 x 3 block,
+            then a 1 x 1 block.
+        embed_dims: number of channels of each of the four stages. The stem has as many as the first
+            stage, but at most 64.
+        num_branches: number of parallel convolutions whose outputs a block adds.
+        use_se: whether squeeze and excitation is used, in the last half of the third stage and in
             the fourth.
-        dropout: rate before the classifier.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate before the classifier.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
-        deploy: whether each block is one convolution, as ``inference_model`` makes of a trained
-            block.
+        deploy: whether each block is a single convolution, as ``inference_model`` makes it from a
+            trained block.
 
     Raises:
         InputError: not four stages.

@@ -84,13 +84,13 @@ class MobileViTBlock(nn.Layer):
     Args:
         dim: channels of the map.
         hidden_dim: channels of the attention.
-        num_heads: heads of the attention.
+        num_heads: number of attention heads.
         layers: number of transformer blocks.
         mlp_ratio: hidden width of their MLPs over hidden_dim.
         epsilon: epsilon of the norm after them.
         hidden_norm: whether a batch norm and SiLU follow the convolution to ``hidden_dim``.
         drop: dropout after the attention's projection and in the MLPs.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth of each transformer block.
     """
 
@@ -155,22 +155,23 @@ class MobileViT(ImageModel):
     Its features are [B, embed_dims[8], H / 32, W / 32], rounded up.
 
     Args:
-        embed_dims: nine numbers: channels of the stem, of each of seven inverted residuals, and of
-            the last convolution. The second to the fourth inverted residual are one stage.
-        hidden_dims: channels of the transformer blocks in each of the last three stages.
-        stage_depths: transformer blocks of each of the last three stages.
-        num_heads: heads of the attention; 4 in the authors' and timm's models, 8 in PaddleViT's.
-        expand_ratio: channels within an inverted residual over its input's; PaddleViT has 4 in
-            mobilevit_xxs, too.
-        mlp_ratio: hidden width of the MLPs over their input's.
-        last_norm_eps: epsilon of the norm after the transformer blocks of a stage; PaddleViT has
+        embed_dims: nine numbers of channels: of the stem, of each of the seven inverted residuals,
+            and of the last convolution. The second to the fourth inverted residual form one stage.
+        hidden_dims: number of channels of the transformer blocks in each of the last three stages.
+        stage_depths: number of transformer blocks in each of the last three stages.
+        num_heads: number of attention heads: 4 in the authors' and timm's models, 8 in PaddleViT's.
+        expand_ratio: ratio of the channels within an inverted residual to its input channels.
+            PaddleViT uses 4 in mobilevit_xxs as well.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width.
+        last_norm_eps: epsilon of the norm after the transformer blocks of a stage. PaddleViT uses
             1e-6. All other layer norms have 1e-5.
         hidden_norm: whether a batch norm and SiLU follow the convolution before the transformer
             blocks, as in PaddleViT.
-        dropout: rate in the transformer blocks, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        head_dropout: rate before the classifier.
-        droppath: rate of stochastic depth of the last stage's transformer blocks; rates grow
+        dropout: dropout rate in the transformer blocks, after the attention's projection and in the
+            MLP.
+        attention_dropout: dropout rate of the attention weights.
+        head_dropout: dropout rate before the classifier.
+        droppath: stochastic depth rate of the last stage's transformer blocks; the rates grow
             linearly from 0 at the first inverted residual.
 
     Raises:

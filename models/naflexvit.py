@@ -56,40 +56,44 @@ class NaFlexVit(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size. Other sizes are taken, too.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of a token.
-        depth: blocks.
-        num_heads: attention heads of each block.
-        mlp_ratio: hidden width of the MLP over embed_dim.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        num_heads: number of attention heads in each block.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim.
         act: activation of the MLP: "gelu", or SigLIP 2's "gelu_tanh".
         qkv_bias: whether the queries, keys and values have a bias.
         init_values: initial value of layer scale; None: no layer scale.
-        global_pool: what the head reads. "token": the class token; "avg": the mean of the patch
-            tokens; "map": the output of ``AttentionPool`` over the patch tokens (SigLIP).
-        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
-        final_norm: whether there is a last norm.
-        class_token: whether there is a class token.
-        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
-            arXiv:2309.16588).
-        pos_embed: "learn": a position for each place of a grid; "factorized": the sum of one for
-            the row and one for the column, resized linearly (NaViT).
+        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
+            patch tokens; "map": the output of ``AttentionPool`` over the patch tokens (SigLIP).
+        fc_norm: whether the final norm comes after the pooling. None: only with "avg".
+        final_norm: whether the model has a final norm.
+        class_token: whether the model has a class token.
+        reg_tokens: number of register tokens, placed after the class token (Darcet et al. 2023,
+            arXiv:2309.16588). 0: none.
+        pos_embed: the position embedding. "learn": one for each position of a grid; "factorized":
+            the sum of one for the row and one for the column, resized linearly (NaViT).
         pos_grid: rows and columns of the position embedding, or [rows, columns].
-        pos_resize: how learnt positions are resized to an image's grid. "bicubic": antialiased;
-            "antialiased": bilinear and antialiased (SigLIP 2); "bilinear": without antialiasing;
-            "corners": the same, with the outer positions in the outer patches (C-RADIO v3).
-        pos_keep_ratio: whether positions are resized to the square of the image's longer side, of
-            which the image takes the upper left part.
-        dropout: rate after the position embedding, after the attention's projection and in the
-            MLP.
-        attention_dropout: dropout of the attention weights.
-        patch_drop: share of each image's patches that training leaves out (NaViT, section 2.2).
-        patch_drop_end: patch_drop goes to this along a cosine over all updates. None: it stays.
-        droppath: rate of stochastic depth at the last block.
-        neck_dim: channels of a projection between the pooled features and the classifier
-            (``Neck``); None: no projection.
-        neck_norm: whether the classifier reads vectors of length 1, as those of SigLIP 2.
-        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
-            the last one's rate.
+        pos_resize: how a learnt position embedding is resized to the grid of an image. "bicubic":
+            antialiased; "antialiased": bilinear and antialiased (SigLIP 2); "bilinear": without
+            antialiasing; "corners": the same with aligned corners (C-RADIO v3).
+        pos_keep_ratio: whether the position embedding is resized to a square with the longer side
+            of the image, of which the image uses the upper left part. It keeps its aspect ratio
+            that way.
+        dropout: dropout rate after the position embedding, after the attention's projection and in
+            the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        patch_drop: share of each image's patches that are dropped at random in training (NaViT,
+            section 2.2).
+        patch_drop_end: the value of patch_drop at the end of training, which it approaches along a
+            cosine. None: patch_drop is constant.
+        droppath: stochastic depth rate of the last block.
+        neck_dim: number of channels of a projection between the pooled features and the classifier
+            (``Neck``). None: no projection.
+        neck_norm: whether features are normalised to length 1 before the classifier, as in SigLIP
+            2.
+        droppath_shape: how the stochastic depth rates of the blocks are set. "linear": they grow
+            from 0 at the first block; "constant": all blocks have droppath.
 
     Raises:
         InputError: sizes or options that don't fit together.

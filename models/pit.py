@@ -100,18 +100,19 @@ class PoolingVisionTransformer(ImageModel):
 
     Args:
         image_size: pixels, or (height, width).
-        patch_size: pixels along a patch's side.
-        stride: pixels from a patch to the next one.
-        base_dims: channels of a head of each stage.
-        stage_depths: blocks of each stage.
-        num_heads: heads of each stage. The channels of a stage, base_dims * num_heads, are a
-            multiple of those of the stage before.
-        mlp_ratio: hidden width of the MLP over its input's.
-        distilled: whether there is a distillation token with a head of its own; the output is the
-            mean of both heads.
-        dropout: rate after the position embedding, after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        patch_size: side of a patch, in pixels.
+        stride: distance between neighbouring patches, in pixels.
+        base_dims: number of channels of an attention head in each stage.
+        stage_depths: number of blocks in each stage.
+        num_heads: number of attention heads in each stage. The channels of a stage, base_dims *
+            num_heads, must be a multiple of those of the stage before.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
+        distilled: whether the model has a distillation token with a classifier of its own. The
+            output is the mean of both classifiers.
+        dropout: dropout rate after the position embedding, after the attention's projection and in
+            the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Attributes:

@@ -118,15 +118,15 @@ class PoolFormer(ImageModel):
     are normalised unless the last norm comes after the pooling.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages.
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
         init_values: initial value of layer scale.
-        fc_norm: whether the last norm comes after the pooling. It is a layer norm, ``head.norm``,
-            as in timm. Otherwise the last norm comes before the pooling and is a group norm over
-            channels and places, ``norm``, as in the authors' code and PaddleViT. The names differ,
-            since the same weights give other logits.
-        dropout: rate in the MLPs.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        fc_norm: whether the final norm comes after the pooling. It is then a layer norm named
+            ``head.norm``, as in timm. Otherwise it comes before the pooling and is a group norm
+            over channels and positions named ``norm``, as in the authors' code and PaddleViT. The
+            names differ because the same weights give other logits.
+        dropout: dropout rate in the MLPs.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -46,12 +46,12 @@ class Attention(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         sr_ratio: a convolution makes one key and value of each sr_ratio x sr_ratio tokens; 1: there
             is no convolution. Tokens beyond the last whole patch are ignored.
         linear: whether maps of any size are averaged to 7 x 7 keys and values instead.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B, H, W, D] -> the same.
@@ -127,13 +127,13 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         sr_ratio: side of the patches that each make one key and value.
         linear: whether keys and values are averaged to 7 x 7 instead, and the MLP has a ReLU.
         qkv_bias: whether the queries, keys and values have a bias.
         mlp_ratio: hidden width of the MLP over D.
         drop: dropout after the attention's projection and in the MLP.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         drop_path: rate of stochastic depth.
 
     Shape: [B, H, W, D] -> the same.
@@ -185,20 +185,20 @@ class PyramidVisionTransformerV2(ImageModel):
     rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages.
-        num_heads: heads of each of four stages.
-        sr_ratio: for each stage the side of the patches that each make one key and value.
-        linear: whether keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        num_heads: number of attention heads in each of the four stages.
+        sr_ratio: for each stage the side of the patches that are reduced to one key and value.
+        linear: whether keys and values are averaged to 7 x 7 tokens, and the MLPs have a ReLU (the
             paper's linear attention).
-        mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
+        mlp_ratio: ratio of the MLP's hidden width to its input width; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: rate after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate after the attention's projection and in the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
-        norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the
-            embeddings and in the attention. transformers' MiT has 1e-5.
+        norm_eps: epsilon of all layer norms. None: timm's and the authors' values, which are 1e-6,
+            and 1e-5 in the embeddings and in the attention. transformers' MiT uses 1e-5.
 
     Raises:
         InputError: sizes that don't fit together.

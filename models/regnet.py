@@ -73,17 +73,18 @@ class RegNet(ImageModel):
     Its features are the last stage's output: [B, embed_dims[3], H / 32, W / 32], rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages.
-        group_width: channels of a group of the 3 x 3 convolutions. A stage with fewer channels has
-            a single group.
-        se_ratio: hidden channels of squeeze and excitation over the channels of the block's input;
-            0: there is none (RegNetX).
-        dropout: rate before the classifier.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        group_width: number of channels in a group of the 3 x 3 convolutions. A stage with fewer
+            channels has a single group.
+        se_ratio: ratio of the hidden channels of squeeze and excitation to the channels of the
+            block's input. 0: no squeeze and excitation (RegNetX).
+        dropout: dropout rate before the classifier.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
-        zero_init_last: whether the weight of a block's last norm starts at 0, as timm's does, so
-            that a fresh block is its shortcut alone. Otherwise it starts at 1, as the authors'.
+        zero_init_last: whether the weight of the last norm of each block starts at 0, as in timm,
+            so that a new block passes its input on unchanged. Otherwise it starts at 1, as in the
+            authors' code.
 
     Raises:
         InputError: not four stages, or a width that isn't a multiple of group_width.

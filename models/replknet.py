@@ -142,16 +142,18 @@ class RepLKNet(ImageModel):
     32], rounded up.
 
     Args:
-        stage_depths: pairs of blocks of each of four stages: one with large kernels, and an MLP.
-        embed_dims: channels of each of four stages.
-        large_kernel_sizes: side of the large kernels of each of four stages, odd.
-        small_kernel: side of the small kernels beside the large ones, odd; null: there are none.
-        dw_ratio: channels of the large kernels over their stage's.
-        ffn_ratio: hidden channels of the MLPs over their stage's.
-        small_kernel_merged: whether the large kernels have the small ones and the batch norms in
-            them, as ``inference_model`` makes of trained ones.
-        droppath: rate of stochastic depth of the last pair of blocks; rates grow linearly from 0 at
-            the first.
+        stage_depths: number of block pairs in each of the four stages: one block with a large
+            kernel, and one MLP.
+        embed_dims: number of channels of each of the four stages.
+        large_kernel_sizes: size of the large kernels in each of the four stages, an odd number.
+        small_kernel: size of the small kernels that are parallel to the large ones, an odd number.
+            null: no small kernels.
+        dw_ratio: ratio of the channels of the large kernels to the channels of their stage.
+        ffn_ratio: ratio of the MLPs' hidden channels to the channels of their stage.
+        small_kernel_merged: whether the small kernels and batch norms are merged into the large
+            kernels, as ``inference_model`` does after training.
+        droppath: stochastic depth rate of the last pair of blocks; the rates grow linearly from 0
+            at the first.
 
     Raises:
         InputError: a wrong count of numbers, or kernels of an even size.

@@ -190,15 +190,16 @@ class RepMLPNet(ImageModel):
     32].
 
     Args:
-        stage_depths: units of each of four stages.
-        embed_dims: channels of each of four stages.
-        sharesets_nums: number of sets of channels in each of four stages; all channels of a set
-            share their weights over places.
-        reparam_conv_k: sides of the kernels of the convolutions beside the linear layers, odd.
-        globalperceptron_reduce: channels of a stage over those within the layers that compute a
-            factor for each channel.
-        deploy: whether these convolutions are in the linear layers, as ``inference_model`` makes of
-            a trained model.
+        stage_depths: number of units in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        sharesets_nums: number of sets of channels in each of the four stages. All channels of a set
+            share the weights over positions.
+        reparam_conv_k: sizes of the kernels of the convolutions that are parallel to the linear
+            layers, odd numbers.
+        globalperceptron_reduce: ratio of the channels of a stage to the hidden channels of the
+            layers that compute a factor for each channel.
+        deploy: whether the convolutions are merged into the linear layers, as ``inference_model``
+            does after training.
 
     Raises:
         InputError: a wrong count of numbers, or sizes that don't fit.

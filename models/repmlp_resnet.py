@@ -223,17 +223,19 @@ class RepMLPResNet(ImageModel):
     stage's output: [B, embed_dims[3], H / 32, W / 32], rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages. The stem has a quarter of the first's.
-        block_type: what is around a RepMLP. "light": two 1 x 1 convolutions; "bottleneck": 3 x 3
-            convolutions, too.
-        part_size: places along a side of the parts that a RepMLP reads.
-        reparam_conv_k: sides of the kernels of the convolutions beside the linear layers, odd.
-        fc1_fc2_reduction: numbers that describe all parts over the width of the layer that reads
-            them.
-        fc3_groups: groups of channels within which the linear layers stay.
-        deploy: whether the convolutions are in the linear layers, as ``inference_model`` makes of a
-            trained model.
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages. The stem has a quarter of the
+            first stage's.
+        block_type: the layers around a RepMLP. "light": two 1 x 1 convolutions; "bottleneck": also
+            3 x 3 convolutions.
+        part_size: side of the parts into which a RepMLP divides the map, in positions of the map.
+        reparam_conv_k: sizes of the kernels of the convolutions that are parallel to the linear
+            layers, odd numbers.
+        fc1_fc2_reduction: ratio of the size of the input, which describes all parts, to the hidden
+            width of the layers that read it.
+        fc3_groups: number of groups of channels in the linear layers.
+        deploy: whether the convolutions are merged into the linear layers, as ``inference_model``
+            does after training.
 
     Raises:
         InputError: a wrong count of numbers, or sizes that don't fit.

@@ -85,7 +85,7 @@ class ResMlp(MlpMixer):
 
     Args:
         init_values: initial value of layer scale.
-        mlp_ratio: hidden width of a block's MLP over embed_dim.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim.
     """
 
     def __init__(

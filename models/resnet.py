@@ -267,33 +267,35 @@ class ResNet(ImageModel):
 
     Args:
         depth: number of layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420.
-            The blocks of 10, 18 and 34 have two convolutions, those of the others three.
-        dropout: rate before the classifier.
-        small_stem: whether the stem is for small images, as in section 4.2 of the paper (CIFAR-10):
-            the first convolution is 3 x 3 with stride 1, and there is no pooling after it.
-        stem_type: "plain": one 7 x 7 convolution; "deep": three 3 x 3 convolutions, of stem_width,
-            stem_width and 2 * stem_width channels; "deep_tiered": the same, but the first one has
-            fewer channels.
-        stem_width: channels of a deep stem's first two convolutions.
-        stem_pool: "max": max pooling; "conv": a convolution of stride 2 (ResNet-RS).
+            Blocks have two convolutions with 10, 18 and 34 layers, otherwise three.
+        dropout: dropout rate before the classifier.
+        small_stem: whether the stem is that for small images (section 4.2 of the paper, CIFAR-10):
+            the first convolution is 3 x 3 with stride 1, without pooling after it.
+        stem_type: the first layers. "plain": one 7 x 7 convolution; "deep": three 3 x 3
+            convolutions with stem_width, stem_width and 2 * stem_width channels; "deep_tiered": the
+            same, but the first one has fewer channels.
+        stem_width: number of channels of a deep stem's first two convolutions.
+        stem_pool: the pooling of the stem. "max": max pooling; "conv": a convolution of stride 2
+            (ResNet-RS).
         avg_down: whether shortcuts are halved by average pooling before their convolution
             (ResNet-D).
-        cardinality: groups of the 3 x 3 convolutions (ResNeXt).
-        base_width: channels of each of these groups in the first stage; 64 in ResNet, 128 in Wide
-            ResNet-2.
-        anti_alias: the layer that halves maps, instead of strided convolutions. "avg": the mean of
-            2 x 2 places; "blur": ``BlurPool``; None: there is none.
-        output_stride: how many pixels along a side make one place of the features: 32, 16 or 8.
-            Below 32 the last stages don't halve maps. Their convolutions are dilated instead, and
-            read as many pixels as before (Chen et al. 2017, arXiv:1706.05587).
-        se_ratio: hidden channels of squeeze and excitation over the block's; 0: there is none.
+        cardinality: number of groups of the 3 x 3 convolutions (ResNeXt).
+        base_width: number of channels of each group (cardinality) in the first stage: 64 in ResNet,
+            128 in Wide ResNet-2.
+        anti_alias: the layer that halves maps instead of strided convolutions. "avg": 2 x 2 average
+            pooling; "blur": ``BlurPool``; None: strided convolutions are used.
+        output_stride: ratio of the image size to the size of the feature map: 32, 16 or 8. Below 32
+            the last stages have dilated convolutions instead of strides, so that their receptive
+            field stays the same (Chen et al. 2017, arXiv:1706.05587).
+        se_ratio: ratio of the hidden channels of squeeze and excitation to the block's channels. 0:
+            no squeeze and excitation.
         eca: whether blocks have efficient channel attention.
-        droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
-            the last one's rate.
-        zero_init_last: whether the weight of a block's last norm starts at 0, as timm's does, so
-            that a fresh block is its shortcut alone. Otherwise it starts at 1, as the paper's and
-            torchvision's.
+        droppath: stochastic depth rate of the last block.
+        droppath_shape: how the stochastic depth rates of the blocks are set. "linear": they grow
+            from 0 at the first block; "constant": all blocks have droppath.
+        zero_init_last: whether the weight of the last norm of each block starts at 0, as in timm,
+            so that a new block passes its input on unchanged. Otherwise it starts at 1, as in the
+            paper and in torchvision.
 
     Raises:
         InputError: another depth, or options that don't fit together.

@@ -50,11 +50,11 @@ class Attention(nn.Layer):
 
     Args:
         dim: channels D.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         sr_ratio: a depthwise convolution makes one key and value of each sr_ratio x sr_ratio
             places; 1: there is no convolution.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
         apply_transform: whether a 1 x 1 convolution mixes the scores of several heads, and each
             head's weights are normalised over all queries and keys. ResTv2 has none.
@@ -339,17 +339,18 @@ class ResT(_Pyramid):
     rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages, even numbers.
-        num_heads: heads of each of four stages.
-        sr_ratio: for each stage the places along a side of what makes one key and value.
-        mlp_ratio: hidden width of the MLPs over their input's; one number, or one per stage.
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages, even numbers.
+        num_heads: number of attention heads in each of the four stages.
+        sr_ratio: for each stage the side of the patches that are reduced to one key and value.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width; one number, or one per
+            stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        apply_transform: whether a convolution mixes the scores of several heads, and each head's
-            attention weights are normalised over all queries and keys.
-        dropout: rate after the attention's projection and in the MLPs.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        apply_transform: whether a convolution mixes the attention scores of the heads, and each
+            head's attention weights are normalised over all queries and keys.
+        dropout: dropout rate after the attention's projection and in the MLPs.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:
@@ -414,17 +415,18 @@ class ResTv2(_Pyramid):
     rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages.
-        embed_dims: channels of each of four stages, even numbers.
-        num_heads: heads of each of four stages.
-        sr_ratio: for each stage the places along a side of what makes one key and value. The
-            enlarged values of a map that isn't a multiple of it are cut; the authors' code takes
-            multiples alone.
-        mlp_ratio: hidden width of the MLPs over their input's; one number, or one per stage.
+        stage_depths: number of blocks in each of the four stages.
+        embed_dims: number of channels of each of the four stages, even numbers.
+        num_heads: number of attention heads in each of the four stages.
+        sr_ratio: for each stage the side of the patches that are reduced to one key and value.
+            Where a map isn't a multiple of it, the enlarged values are cropped; the authors' code
+            accepts multiples only.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width; one number, or one per
+            stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: rate after the attention's projection and in the MLPs.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate after the attention's projection and in the MLPs.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -57,7 +57,7 @@ class WindowAttention(RelativePositionBias):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         window_size: places along a window's side, of which H and W are multiples.
         shuffle: whether a window's places lie as far from each other as the map allows, instead of
             beside each other.
@@ -141,8 +141,8 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
-        window_size: places along a window's side.
+        num_heads: number of attention heads.
+        window_size: side of a window, in tokens.
         shuffle: whether a window's places lie far from each other.
         qkv_bias: whether the queries, keys and values have a bias.
         mlp_ratio: hidden width of the MLP over D.
@@ -214,18 +214,17 @@ class ShuffleTransformer(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of 32 window_size.
-        token_dim: channels between both convolutions of the embedding.
-        embed_dim: channels of the embedding, those of the first stage.
-        stage_depths: blocks of each of four stages, even numbers.
-        num_heads: heads of each of four stages, of 32 channels each. The next stage has another
-            number.
-        window_size: places along a window's side, an odd number.
-        mlp_ratio: hidden width of the MLP over its input's.
-        qkv_bias: whether the queries, keys and values have a bias: PaddleViT's have one, the
-            authors' none.
-        dropout: rate after the attention's projection and in the MLP.
-        droppath: rate of stochastic depth of the last stage; rates grow linearly from 0 in the
-            first, and are the same for all blocks of a stage.
+        token_dim: number of channels between the two convolutions of the patch embedding.
+        embed_dim: number of channels of the patch embedding and of the first stage.
+        stage_depths: number of blocks in each of the four stages, even numbers.
+        num_heads: number of attention heads in each of the four stages, each of 32 channels.
+            Neighbouring stages must have different numbers.
+        window_size: side of a window in tokens, an odd number.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
+        qkv_bias: whether queries, keys and values have a bias: PaddleViT's do, the authors' don't.
+        dropout: dropout rate after the attention's projection and in the MLP.
+        droppath: stochastic depth rate of the last stage. The rates grow linearly from 0 in the
+            first stage, and are the same for all blocks of a stage.
 
     Raises:
         InputError: sizes that don't fit together.

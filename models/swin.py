@@ -35,7 +35,7 @@ class WindowAttention(RelativePositionBias):
         num_heads: heads H.
         window_size: (height, width) of a window.
         qkv_bias: whether the fused projection has a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B * windows, N, D] -> the same, N = height * width. ``mask`` is [windows, N, N] and
@@ -92,7 +92,7 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         resolution: (height, width) of the feature map.
         window_size: tokens along a window's side.
         shift: whether windows are shifted.
@@ -100,7 +100,7 @@ class Block(nn.Layer):
         drop: dropout after the attention's projection and in the MLP.
         drop_path: rate of stochastic depth.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         pad_first: whether maps are padded before the windows are shifted.
         always_partition: whether windows keep their size, and are shifted, on maps of any size.
 
@@ -277,23 +277,24 @@ class SwinTransformer(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels along a patch's side.
-        embed_dim: channels of the first stage; each further stage has twice its predecessor's.
-        stage_depths: blocks of each stage.
-        num_heads: heads of each stage.
-        window_size: patches along a window's side; one number, or one per stage.
-        mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
+        patch_size: side of a patch, in pixels.
+        embed_dim: number of channels of the first stage. Each further stage has twice as many as
+            the one before.
+        stage_depths: number of blocks in each stage.
+        num_heads: number of attention heads in each stage.
+        window_size: side of a window, in patches; one number, or one per stage.
+        mlp_ratio: ratio of the MLP's hidden width to its input width; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        pad_first: whether maps are padded to a multiple of the windows before these are shifted, as
-            in the authors' segmentation, transformers and PaddleViT. Otherwise it is done
+        pad_first: whether maps are padded to a multiple of the windows before they are shifted, as
+            in the authors' segmentation, transformers and PaddleViT. Otherwise they are padded
             afterwards, as in timm.
-        always_partition: whether windows keep their size, and every second block shifts them, on
-            maps of any size, as in the authors' segmentation and in transformers' backbones.
-            Otherwise the windows of a stage are no larger than its map of image_size, and are
-            shifted only where there are several.
-        dropout: rate after the attention's projection and in the MLP.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        always_partition: whether windows keep their size and every second block shifts them on maps
+            of any size, as in the authors' segmentation and in transformers' backbones. Otherwise
+            the windows of a stage are at most as large as its map for image_size, and are shifted
+            only if there are several.
+        dropout: dropout rate after the attention's projection and in the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Attributes:

@@ -183,9 +183,9 @@ class SwinTransformerV2(SwinTransformer):
     Its features are the last stage's tokens, normalised: [B, height, width, num_features].
 
     Args:
-        pretrained_window_sizes: for each stage, the side of the windows with which the weights were
-            pre-trained. Offsets between tokens are measured in units of it. 0: the side of the
-            model's own windows; None: 0 for all stages.
+        pretrained_window_sizes: for each stage, the side of the windows in pre-training, which is
+            the unit of offsets between tokens. 0: the window size of the model; None: 0 for all
+            stages.
 
     Raises:
         InputError: sizes that don't fit together.

@@ -209,23 +209,24 @@ class T2TViT(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of 16.
-        token_type: the attention between the tokens of the first two steps. "performer": a linear
-            approximation; "transformer": self-attention of all tokens.
-        token_dim: channels of these tokens, an even number.
-        token_dropout: dropout of both branches of each performer.
-        embed_dim: channels of the tokens after that.
-        depth: blocks.
-        num_heads: attention heads.
-        mlp_ratio: hidden width of the MLPs over embed_dim.
+        token_type: the attention in the first two steps of making tokens. "performer": a linear
+            approximation; "transformer": full self-attention.
+        token_dim: number of channels of a token in the first two steps, an even number.
+        token_dropout: dropout rate of both branches of each performer.
+        embed_dim: number of channels of a token in the blocks.
+        depth: number of blocks.
+        num_heads: number of attention heads.
+        mlp_ratio: ratio of the MLPs' hidden width to embed_dim.
         qkv_bias: whether the blocks' queries, keys and values have a bias.
-        dropout: rate after the position embedding, the attention's projection and in the MLPs.
-        attention_dropout: dropout of the blocks' attention weights.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        dropout: dropout rate after the position embedding, after the attention's projection and in
+            the MLPs.
+        attention_dropout: dropout rate of the blocks' attention weights.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
-        norm_eps: epsilon of all layer norms; PaddleViT's is 1e-6.
+        norm_eps: epsilon of all layer norms. PaddleViT uses 1e-6.
         fixed_tables: whether the position embedding is a fixed table of sines and cosines, and the
-            performers' random features stay as drawn. False: both are trained, the positions from
-            zero, as in PaddleViT.
+            random features of the performers aren't trained. False: both are trained, the positions
+            from zero, as in PaddleViT.
 
     Raises:
         InputError: sizes that don't fit together.

@@ -24,9 +24,9 @@ class TextArguments:
     Attributes:
         vocab_size: number of tokens of the vocabulary.
         context_length: number of tokens of a text, with those of padding.
-        embed_dim: channels of a token.
-        depth: blocks.
-        num_heads: attention heads of each block.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        num_heads: number of attention heads in each block.
         hidden_dim: channels between the two layers of an MLP.
         out_dim: channels of a text's embedding, the same as of an image's.
         act: activation of the MLPs: "gelu", "gelu_tanh" or "quick_gelu".

@@ -152,8 +152,8 @@ class Block(nn.Layer):
 
     Args:
         dim: channels D.
-        num_heads: attention heads.
-        window_size: places along a window's side.
+        num_heads: number of attention heads.
+        window_size: side of a window, in tokens.
         mlp_ratio: hidden width of the MLP over D.
         drop: dropout in the MLP.
         drop_path: rate of stochastic depth.
@@ -200,14 +200,15 @@ class TinyViT(ImageModel):
     rounded up.
 
     Args:
-        stage_depths: blocks of each of four stages. Those of the first are convolutions.
-        embed_dims: channels of each of four stages.
-        num_heads: heads of each stage. The first number is ignored, since the first stage doesn't
-            attend.
-        window_sizes: places along a window's side, of each stage. The first number is ignored.
-        mlp_ratio: hidden width of the MLP over its input's.
-        dropout: rate in the MLPs.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        stage_depths: number of blocks in each of the four stages. Those of the first are
+            convolutions.
+        embed_dims: number of channels of each of the four stages.
+        num_heads: number of attention heads in each stage. The first number is ignored, because the
+            first stage doesn't have attention.
+        window_sizes: for each stage the side of a window, in tokens. The first number is ignored.
+        mlp_ratio: ratio of the MLP's hidden width to its input width.
+        dropout: dropout rate in the MLPs.
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

@@ -71,9 +71,9 @@ class Attention(nn.Layer):
 
     Args:
         dim: channels of the map.
-        key_dim: channels of a head's queries and keys.
-        num_heads: attention heads.
-        attn_ratio: channels of a head's values over key_dim.
+        key_dim: number of channels of a head's queries and keys.
+        num_heads: number of attention heads.
+        attn_ratio: ratio of the channels of a head's values to key_dim.
 
     Shape: [B, dim, H, W] -> the same.
     """
@@ -147,22 +147,21 @@ class TopFormer(ImageModel):
     rounded up. The classifier is a batch norm and a Linear, and reads their mean.
 
     Args:
-        stage_depths: inverted residuals of each of four stages.
-        embed_dims: channels of each of four stages.
-        stem_dim: channels of the stem and of the first inverted residual.
-        kernel_size: side of the depthwise kernels of each inverted residual, one after the other.
-        expand_ratio: channels within each inverted residual over its input's.
-        depth: blocks of attention.
-        num_heads: attention heads.
-        key_dim: channels of a head's queries and keys.
-        attn_ratio: channels of a head's values over key_dim.
-        mlp_ratio: hidden width of the blocks' MLPs over their input's.
-        pool_stride: how many places of the last stage along a side make one place for the
-            attention, over all stages' maps averaged; 1 for small images, as in the paper's
-            pre-training.
-        dropout: rate in the blocks' MLPs.
-        droppath: rate of stochastic depth of the last block of attention; rates grow linearly from
-            0 at the first.
+        stage_depths: number of inverted residuals in each of the four stages.
+        embed_dims: number of channels of each of the four stages.
+        stem_dim: number of channels of the stem and of the first inverted residual.
+        kernel_size: kernel size of the depthwise convolution of each inverted residual.
+        expand_ratio: ratio of the channels within each inverted residual to its input channels.
+        depth: number of attention blocks.
+        num_heads: number of attention heads.
+        key_dim: number of channels of a head's queries and keys.
+        attn_ratio: ratio of the channels of a head's values to key_dim.
+        mlp_ratio: ratio of the hidden width of the blocks' MLPs to their input width.
+        pool_stride: the maps of all stages are averaged to the last stage's size divided by this
+            before the attention. 1 for small images, as in the paper's pre-training.
+        dropout: dropout rate in the blocks' MLPs.
+        droppath: stochastic depth rate of the last attention block; the rates grow linearly from 0
+            at the first.
 
     Raises:
         InputError: a wrong count of numbers.

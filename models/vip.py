@@ -92,14 +92,14 @@ class VisionPermutator(ImageModel):
     / 2, embed_dims[-1]] for one transition.
 
     Args:
-        patch_size: pixels along a patch's side.
-        stage_depths: blocks of each stage.
-        embed_dims: channels of each stage, multiples of the places along its maps' sides.
-        transitions: for each stage but the last, whether the next one has half as many rows and
-            columns. One that has as many, and as many channels, follows directly.
-        mlp_ratio: hidden width of the MLPs over their input's, one number per stage.
+        patch_size: side of a patch, in pixels.
+        stage_depths: number of blocks in each stage.
+        embed_dims: number of channels of each stage: multiples of the rows and columns of its map.
+        transitions: for each stage except the last, whether the next stage halves rows and columns.
+            If it doesn't and has the same number of channels, it follows directly.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width, for each stage.
         qkv_bias: whether the Linears along the height, the width and the channels have a bias.
-        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+        droppath: stochastic depth rate of the last block; the rates grow linearly from 0 at the
             first.
 
     Raises:

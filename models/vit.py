@@ -63,66 +63,70 @@ class VisionTransformer(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels along a patch's side.
-        patch_sizes: several such sizes, which divide image_size. Each training step uses one at
-            random, as FlexiViT (arXiv:2212.08013): the weights stay those of patch_size, from which
-            kernel and positions are resized. Evaluations use patch_size. None: all steps use it.
-        embed_dim: channels of a token.
-        depth: blocks.
-        num_heads: attention heads of each block.
-        attn_head_size: channels of a head; None: embed_dim / num_heads.
-        attention: "softmax", or "differential" (``DifferentialHeads``).
-        block: "serial": attention, then the MLP; "parallel": both at once (``ParallelBlock``).
-        mlp_ratio: hidden width of the MLP over embed_dim; a gated MLP's counts both halves.
-        act: activation of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu"
-            (``Mlp``), or "swiglu" (``GatedMlp``).
-        norm_eps: epsilon of the layer norms; None: 1e-6, with pre_norm 1e-5 (CLIP's).
+        patch_size: side of a patch, in pixels.
+        patch_sizes: a list of patch sizes, which divide image_size. Each training step uses one at
+            random, as FlexiViT (arXiv:2212.08013); the patch embedding and positions are resized
+            from those of patch_size. Evaluations use patch_size. None: always patch_size.
+        embed_dim: number of channels of a token.
+        depth: number of blocks.
+        num_heads: number of attention heads in each block.
+        attn_head_size: number of channels of an attention head. None: embed_dim / num_heads.
+        attention: the kind of attention: "softmax", or "differential" (``DifferentialHeads``).
+        block: the order within a block. "serial": attention, then the MLP; "parallel": both on the
+            same input (``ParallelBlock``).
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim; the hidden width of a gated MLP
+            counts both halves.
+        act: activation of the MLP: "gelu", "gelu_tanh" (SigLIP 2), "quick_gelu" (OpenAI), or
+            "swiglu", which makes it a gated MLP (``GatedMlp``).
+        norm_eps: epsilon of the layer norms. None: 1e-6, or 1e-5 with pre_norm (CLIP).
         qkv_bias: whether the queries, keys and values have a bias.
-        qk_norm: whether each head's queries and keys are normalised.
+        qk_norm: whether queries and keys are normalised within each head.
         init_values: initial value of layer scale; None: no layer scale.
-        global_pool: what the head reads. "token": the class token; "avg": the mean of the patch
-            tokens; "token_avg": both, concatenated (DINOv2). "map": the output of
+        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
+            patch tokens; "token_avg": both, concatenated (DINOv2). "map": the output of
             ``AttentionPool`` over the patch tokens and prompts (SigLIP).
-        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
-        final_norm: whether there is a last norm.
-        class_token: whether there is a class token.
-        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
-            arXiv:2309.16588).
-        no_embed_class: whether the position embedding covers the patches only.
-        pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), for patches only, and in no
-            weight file.
-        pos_resize: how positions are resized to another grid. "bicubic": antialiased, as in timm;
-            "bilinear": as in DPT (arXiv:2103.13413), and without antialiasing.
-        weight_init: how fresh weights are drawn. "timm"; "deit": as timm's, but the class token
-            with the deviation of the positions, 0.02 instead of 1e-6; "big_vision"
-            (``init_as_big_vision``); "mae": Linears and patches uniform (``init_as_mae``), tokens
-            as "deit".
-        pre_norm: whether there is a norm before the first block, and patches have no bias (CLIP,
-            arXiv:2103.00020).
-        cut_images: whether image_size may be no multiple of patch_size; the pixels after the last
-            patch are ignored.
-        distilled: whether there is a distillation token with a head of its own; the output is the
-            mean of both heads.
-        dropout: rate after the position embedding, after the attention's projection and in the
-            MLP.
-        attention_dropout: dropout of the attention weights.
-        prompt_tokens: number of learnt tokens without positions, right before the patches
-            (arXiv:2203.12119).
-        prompt_deep: whether each block has its own prompts, which replace the last block's.
-        merge_tokens: number of patches that each block merges into others that resemble them
-            (``models.layers.merging``), as long as there are twice as many. 0: none.
-        patch_drop: share of the patch tokens that training leaves out.
-        patch_drop_end: patch_drop goes to this along a cosine over all updates, as in NaViT
-            (arXiv:2307.06304). 0: the last ones see whole images, as FLIP's unmasked tuning
-            (arXiv:2212.00794). None: it stays.
-        droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
-            the last one's rate.
-        neck_dim: channels of a projection between the pooled features and the classifier
-            (``Neck``); None: no projection.
-        neck_norm: whether the classifier reads vectors of length 1, as those of CLIP and SigLIP.
-        head_cosine: a factor that makes the logits cosines times it (``CosineClassifier``), as
-            TRAIN.LOSS arcface and proxy_anchor need; None: the classifier is a Linear.
+        fc_norm: whether the final norm comes after the pooling. None: only with "avg".
+        final_norm: whether the model has a final norm.
+        class_token: whether the model has a class token.
+        reg_tokens: number of register tokens, placed after the class token (Darcet et al. 2023,
+            arXiv:2309.16588). 0: none.
+        no_embed_class: whether the position embedding covers the patch tokens only.
+        pos_embed: the position embedding. "learn": it is trained; "sincos2d": it is fixed
+            (``sincos_2d``), covers patches only and isn't stored in weight files.
+        pos_resize: how the position embedding is resized to another grid. "bicubic": antialiased,
+            as in timm; "bilinear": without antialiasing, as in DPT (arXiv:2103.13413).
+        weight_init: how new weights are initialised. "timm"; "deit": as "timm", but the class token
+            with a standard deviation of 0.02, as the positions, instead of 1e-6; "big_vision"
+            (``init_as_big_vision``); "mae": Linears and the patch embedding uniformly
+            (``init_as_mae``), tokens as "deit".
+        pre_norm: whether a norm precedes the first block and the patch embedding has no bias, as in
+            CLIP (arXiv:2103.00020).
+        cut_images: whether image_size may be other than a multiple of patch_size. Pixels after the
+            last whole patch are then ignored.
+        distilled: whether the model has a distillation token with a classifier of its own. The
+            output is the mean of both classifiers.
+        dropout: dropout rate after the position embedding, after the attention's projection and in
+            the MLP.
+        attention_dropout: dropout rate of the attention weights.
+        prompt_tokens: number of prompts: learnt tokens without positions, placed before the patch
+            tokens (arXiv:2203.12119). 0: none.
+        prompt_deep: whether each block has prompts of its own, which replace those of the block
+            before.
+        merge_tokens: number of patch tokens that each block merges into similar ones
+            (``models.layers.merging``), as long as at least twice as many are left. 0: none.
+        patch_drop: share of the patch tokens that are dropped at random in training.
+        patch_drop_end: the value of patch_drop at the end of training, which it approaches along a
+            cosine, as in NaViT (arXiv:2307.06304). 0: the last updates see whole images, as FLIP's
+            unmasked tuning (arXiv:2212.00794). None: patch_drop is constant.
+        droppath: stochastic depth rate of the last block.
+        droppath_shape: how the stochastic depth rates of the blocks are set. "linear": they grow
+            from 0 at the first block; "constant": all blocks have droppath.
+        neck_dim: number of channels of a projection between the pooled features and the classifier
+            (``Neck``). None: no projection.
+        neck_norm: whether features are normalised to length 1 before the classifier, as in CLIP and
+            SigLIP.
+        head_cosine: scale of a cosine classifier (``CosineClassifier``), whose logits are cosines
+            times it, as TRAIN.LOSS arcface and proxy_anchor need. None: the classifier is a Linear.
 
     Attributes:
         num_prefix_tokens: number of tokens before the patches.

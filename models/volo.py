@@ -78,9 +78,9 @@ class OutlookAttention(nn.Layer):
 
     Args:
         dim: channels D.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
 
     Shape: [B, 2 h, 2 w, D] -> the same.
     """
@@ -210,17 +210,19 @@ class VOLO(ImageModel):
 
     Args:
         image_size: pixels, or (height, width): multiples of 2 * patch_size.
-        patch_size: pixels along a patch's side in the first stage: 4, 8 or 16. Later stages have
-            patches of twice the side.
-        stem_hidden_dim: channels of the convolutions before the patches.
-        stage_depths: blocks of each of four stages. Those of the first have outlook attention.
-        embed_dims: channels of each of four stages; the last three are equal.
-        num_heads: heads of each of four stages.
-        mlp_ratio: hidden width of the MLPs over their input's; one number, or one per stage.
+        patch_size: side of a patch in pixels in the first stage: 4, 8 or 16. In later stages it is
+            twice as long.
+        stem_hidden_dim: number of channels of the convolutions before the patch embedding.
+        stage_depths: number of blocks in each of the four stages. Those of the first have outlook
+            attention.
+        embed_dims: number of channels of each of the four stages. The last three must be equal.
+        num_heads: number of attention heads in each of the four stages.
+        mlp_ratio: ratio of the MLPs' hidden width to their input width; one number, or one per
+            stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: rate after the position embedding.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth at the last block. Rates grow linearly from 0 at the
+        dropout: dropout rate after the position embedding.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of the last block. The rates grow linearly from 0 at the
             first block, but the first stage has none.
 
     Attributes:

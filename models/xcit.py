@@ -116,9 +116,9 @@ class CrossCovarianceAttention(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same.
@@ -269,21 +269,23 @@ class XCiT(ImageModel):
     Its features are the class token and the patches, normalised: [B, 1 + patches, embed_dim].
 
     Args:
-        patch_size: pixels along a patch's side: 8 or 16.
-        embed_dim: channels of a token.
-        depth: blocks of the patches, which have no class token.
-        num_heads: heads of each block.
-        mlp_ratio: hidden width of the MLP over embed_dim.
+        patch_size: side of a patch in pixels: 8 or 16.
+        embed_dim: number of channels of a token.
+        depth: number of blocks of the patch tokens, in which there isn't a class token yet.
+        num_heads: number of attention heads in each block.
+        mlp_ratio: ratio of the MLP's hidden width to embed_dim.
         qkv_bias: whether the queries, keys and values have a bias.
-        init_values: initial value of layer scale; the authors' is 1 with a depth of 12, and 1e-5
+        init_values: initial value of layer scale. The authors use 1 with a depth of 12, and 1e-5
             with 24.
-        tokens_norm: whether the second norm of the class token's blocks normalises the patches,
-            too.
-        depth_token_only: blocks of the class token, after those of the patches.
-        global_pool: what the head reads. "token": the class token; "avg": the mean of the patches.
-        dropout: rate after the positions, after each attention's projection and in the MLPs.
-        attention_dropout: dropout of the attention weights.
-        droppath: rate of stochastic depth of each block of the patches.
+        tokens_norm: whether the second norm in the class token's blocks also normalises the patch
+            tokens.
+        depth_token_only: number of blocks of the class token, after those of the patch tokens.
+        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
+            patches.
+        dropout: dropout rate after the position embedding, after each attention's projection and in
+            the MLPs.
+        attention_dropout: dropout rate of the attention weights.
+        droppath: stochastic depth rate of each block of the patches.
 
     Raises:
         InputError: sizes that don't fit together.

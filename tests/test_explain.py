@@ -255,14 +255,14 @@ TRAIN.BASE_LR: 0.1
 
 TRAIN.MIXUP_PROB: 0.9
   from     {recipe.with_name("base.yaml")}
-  means    Probability that a batch (a pair, an image) is mixed.
+  means    The probability that mixup or CutMix is applied to a batch, a pair or an image (MIXUP_MODE).
   default  1.0
   effect   none under EVAL, or without TASK classification or fixmatch or multilabel, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
   here     no effect without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
 
 SEED: 0
   from     the default
-  means    Seed of the first weights, of the order of images and of their augmentation.
+  means    The random seed of the initial weights, the order of images and their augmentation.
   default  0
   here     has an effect
 """
@@ -334,11 +334,11 @@ def test_every_key_has_a_meaning():
         "YAML files that this one is based on; later ones override earlier ones."
     )
     assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith(
-        '"late": of the start of the epoch before (DeiT, PVT).'
+        'or at the start of the epoch before ("late", DeiT and PVT).'
     )
     assert (
         found["SEED"]
-        == "Seed of the first weights, of the order of images and of their augmentation."
+        == "The random seed of the initial weights, the order of images and their augmentation."
     )
 
 

@@ -40,7 +40,7 @@ def test_the_page_of_keys_is_what_the_code_declares():
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())
     assert len(re.findall("^### ", page, re.M)) == len(architectures())
-    assert "| `SEED` | int, 0 or more | `0` |  | Seed of" in page
+    assert "| `SEED` | int, 0 or more | `0` |  | The random seed of" in page
     assert "| `AMP_EVAL` | bool | `False` | `AMP` True |" in page
 
 

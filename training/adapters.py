@@ -29,10 +29,11 @@ def lora(
     """Trains low-rank products beside Linears: Hu et al. 2021, arXiv:2106.09685.
 
     Args:
-        rank: columns of the first matrix, rows of the second.
-        alpha: the product of both matrices is multiplied by alpha / rank.
-        targets: patterns of names of Linear layers: ["*.qkv", "blocks.[6-9].mlp.fc?"].
-        dropout: the rate of dropout on the first matrix's input.
+        rank: rank of the two low-rank matrices that LoRA adds to a Linear layer.
+        alpha: scale of LoRA: the product of its matrices is multiplied by alpha / rank.
+        targets: name patterns of the Linear layers that get LoRA, such as ["*.qkv",
+            "blocks.[6-9].mlp.fc?"].
+        dropout: dropout rate of the input of LoRA's first matrix.
 
     Raises:
         InputError: a pattern matches no layer, or a rank is larger than a layer.

@@ -38,14 +38,15 @@ class BeitTraining(Task):
     """Trains an encoder to predict tokens. ``models.pretraining.beit`` has the networks.
 
     Args:
-        tokenizer: YAML file or name of the tokenizer (TASK tokenizer), or a run's config.yaml.
+        tokenizer: the tokenizer (TASK tokenizer): a YAML file, a name, or a run's config.yaml.
         tokenizer_path: the file of the tokenizer's weights.
-        mask_ratio: the share of patches that are masked. None: the method's own: 0.75 for mae (0.6
-            with a Hiera), 0.6 for simmim and fcmae, 0.4 for beit.
-        min_block: the least number of patches of a masked block. None: 16 for beit, 4 for dino.
-        head_layers: further blocks, which predict the tokens from the class token and an earlier
-            block's patches (BEiT v2). 0: none.
-        early_layers: the block, counted from 1, whose patches the further blocks read.
+        mask_ratio: the share of patches that are masked. None: the method's default, which is 0.75
+            for mae (0.6 with Hiera), 0.6 for simmim and fcmae, and 0.4 for beit.
+        min_block: the smallest number of patches in a masked block. None: 16 for beit, 4 for dino.
+        head_layers: number of additional blocks that predict the tokens from the class token and
+            the patches of an earlier block (BEiT v2). 0: none.
+        early_layers: the number of the block, counted from 1, whose patches the additional blocks
+            of HEAD_LAYERS read.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(

@@ -68,43 +68,49 @@ class SelfDistillation(Task):
     newest count as the best, unless BEST_METRIC is knn, or a large teacher stays as it is.
 
     Args:
-        prototypes: outputs of the projection heads.
-        head_width: channels between the layers of a projection head.
-        head_outputs: channels before the last layer of a projection head.
-        norm_last_layer: whether the weights of the heads' last layer have a fixed length.
-        head_batch_norm: whether the hidden layers of the projection heads have a batch norm. It helps
-            where there are few images.
-        freeze_last_layer: the first epochs, in which the heads' last layer isn't trained.
-        momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
-            cosine. None: 0.996 for dino, 0.99 for moco.
-        teacher_temp: temperature of the teacher's softmax.
+        prototypes: number of outputs of the projection heads.
+        head_width: hidden width of the projection heads.
+        head_outputs: bottleneck width of the projection heads, before their last layer.
+        norm_last_layer: whether the weights of the projection heads' last layer have a fixed
+            length.
+        head_batch_norm: whether the hidden layers of the projection heads have batch norm, which
+            helps with few images.
+        freeze_last_layer: number of epochs at the start in which the last layer of the projection
+            heads isn't trained.
+        momentum: the share of the teacher that each update keeps, at the start; it rises to 1 along
+            a cosine. None: 0.996 for dino, 0.99 for moco.
+        teacher_temp: temperature of the teacher's softmax after its warm-up.
         warmup_teacher_temp: temperature of the teacher's softmax in the first epoch.
-        warmup_teacher_temp_epochs: epochs in which the temperature goes from warmup_teacher_temp to
-            teacher_temp. 0: it doesn't change.
-        centering: how collapse is avoided. "centering": the mean of the teacher's outputs is
-            subtracted from them. "sinkhorn_knopp": prototypes become equally frequent in a batch;
-            an evaluation, whose images count one by one, subtracts the mean.
-        center_momentum: the share of the teacher's mean output that an update keeps.
-        koleo: weight of KoLeo, which spreads the features of the global views (DINOv2: 0.1).
+        warmup_teacher_temp_epochs: number of epochs in which the temperature changes from
+            warmup_teacher_temp to teacher_temp. 0: it is constant.
+        centering: how collapse is prevented. "centering": the mean of the teacher's outputs is
+            subtracted from them. "sinkhorn_knopp": the prototypes are balanced within a batch;
+            evaluations, which treat each image alone, subtract the mean.
+        center_momentum: the share of the teacher's mean output that each update keeps.
+        koleo: weight of the KoLeo loss, which spreads the features of the global views (DINOv2:
+            0.1).
         patch_loss: weight of the loss of masked patches (iBOT and DINOv2: 1). 0: no patches are
             masked.
-        separate_head: whether patches have a projection head of their own (DINOv2).
+        separate_head: whether patches have a separate projection head (DINOv2).
         mask_ratios: the smallest and largest share of patches that are masked in one of an image's
             two global views.
-        min_block: the least number of patches of a masked block. None: 16 for beit, 4 for dino.
-        large_teacher: YAML file of a larger network that TASK dino has trained. It is the teacher,
-            and isn't changed (how DINOv2 trains its small models). None: the student's average.
+        min_block: the smallest number of patches in a masked block. None: 16 for beit, 4 for dino.
+        large_teacher: YAML file of a larger network that was trained with TASK dino. It is the
+            teacher and stays fixed, as when DINOv2 trains its small models. None: the teacher is
+            the average of the student.
         large_teacher_path: the file of the large teacher's weights.
         global_scale: the smallest and largest share of the image's area that a global view shows.
             None: [0.4, 1.0] for dino, [0.08, 1.0] for moco.
-        local_views: the number of local views, which the student alone sees.
-        local_size: pixels along a side of the local views.
+        local_views: number of local views, which only the student sees.
+        local_size: side of the local views, in pixels.
         local_scale: the smallest and largest share of the image's area that a local view shows.
-        color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
-        grey: the probability that a view loses its colours.
-        blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
-            in local ones; moco has none.
-        solarize: the probability that bright pixels of the second global view are inverted.
+        color: factor on the strength of DINO's colour jitter (brightness, contrast, saturation and
+            hue). 0: no jitter.
+        grey: the probability that a view is converted to grey.
+        blur: the probabilities of Gaussian blur in the first global view, in the second one and in
+            local views (moco has no local views).
+        solarize: the probability that the second global view is solarised, which inverts its bright
+            pixels.
     """
 
     lines: ClassVar[dict[str, str]] = {

@@ -22,9 +22,10 @@ class ConvolutionalMaskedAutoencoding(MaskedImageModelling):
     """The task of predicting masked squares by a ConvNeXt, which sees nothing of them.
 
     Args:
-        mask_ratio: the share of patches that are masked. None: the method's own: 0.75 for mae (0.6
-            with a Hiera), 0.6 for simmim and fcmae, 0.4 for beit.
-        decoder_width: channels of the decoder. None: 512 for mae and fcmae, 768 for tokenizer.
+        mask_ratio: the share of patches that are masked. None: the method's default, which is 0.75
+            for mae (0.6 with Hiera), 0.6 for simmim and fcmae, and 0.4 for beit.
+        decoder_width: number of channels of the decoder. None: 512 for mae and fcmae, 768 for
+            tokenizer.
         decoder_depth: blocks of the decoder. None: 8 for mae, 1 for fcmae and tokenizer.
     """
 

@@ -66,21 +66,25 @@ class FixMatch(Classification):
     so that a batch norm sees all of them. The evaluation is that of classification.
 
     Args:
-        labels_per_class: how many images of each class keep their labels. The others are trained on
-            without theirs. None: all.
-        labels_seed: which images keep their labels. They are the same for every SEED.
-        unlabelled: a folder of further images, at any depth, without labels. None: there are none.
-        unlabelled_ratio: unlabelled images of a step for each labelled one (mu in the paper).
-        threshold: the probability from which on a prediction counts as a label (tau in the paper).
-        unlabelled_weight: the weight of the loss of unlabelled images. 0: they aren't read, and the
-            training is one on the labelled images alone, with as many updates.
-        ramp_epochs: the weight rises from 0 in the first epoch to its value after so many epochs
-            (Lee 2013). 0: it is the same in all epochs.
-        pseudo_labels: what predicts the labels: "model": the model as it is trained. "average": the
-            average of its weights (TRAIN.MODEL_EMA).
-        strong_view: whether pseudo-labels are learnt on a strong view of the image, as in FixMatch.
-            Otherwise they are learnt on the weak view that they were predicted from.
-        strong_labelled: whether the labelled images have a strong view. Otherwise it is a weak one.
+        labels_per_class: number of images of each class that keep their labels. The other images
+            are used without labels. None: all keep them.
+        labels_seed: random seed of the choice of images that keep their labels. It is independent
+            of SEED.
+        unlabelled: a folder of additional images without labels, which is searched recursively.
+            None: no such images.
+        unlabelled_ratio: number of unlabelled images per labelled image in a step (mu in the
+            paper).
+        threshold: the probability that a prediction needs to be used as a label (tau in the paper).
+        unlabelled_weight: weight of the loss of unlabelled images. 0: they aren't read, and only
+            the labelled images are trained on, with the same number of updates.
+        ramp_epochs: number of epochs in which the weight of unlabelled images rises from 0 to
+            UNLABELLED_WEIGHT (Lee 2013). 0: it is constant.
+        pseudo_labels: what predicts the pseudo-labels. "model": the model in training. "average":
+            the moving average of its weights (TRAIN.MODEL_EMA).
+        strong_view: whether pseudo-labels are learnt on a strongly augmented view, as in FixMatch.
+            Otherwise they are learnt on the weakly augmented view from which they were predicted.
+        strong_labelled: whether labelled images are strongly augmented. Otherwise they are weakly
+            augmented.
     """
 
     lines: ClassVar[dict[str, str]] = {

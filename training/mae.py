@@ -37,13 +37,14 @@ class MaskedAutoencoding(Task):
     always the same.
 
     Args:
-        mask_ratio: the share of patches that are masked. None: the method's own: 0.75 for mae (0.6
-            with a Hiera), 0.6 for simmim and fcmae, 0.4 for beit.
-        decoder_width: channels of the decoder. None: 512 for mae and fcmae, 768 for tokenizer.
+        mask_ratio: the share of patches that are masked. None: the method's default, which is 0.75
+            for mae (0.6 with Hiera), 0.6 for simmim and fcmae, and 0.4 for beit.
+        decoder_width: number of channels of the decoder. None: 512 for mae and fcmae, 768 for
+            tokenizer.
         decoder_depth: blocks of the decoder. None: 8 for mae, 1 for fcmae and tokenizer.
-        decoder_heads: attention heads of each of these blocks. None: 16 for mae, 12 for tokenizer.
-        norm_target: whether the pixels of each masked patch are normalised to mean 0 and variance 1
-            before the reconstruction is compared with them.
+        decoder_heads: attention heads of each decoder block. None: 16 for mae, 12 for tokenizer.
+        norm_target: whether the target pixels of each masked patch are normalised to mean 0 and
+            variance 1.
     """
 
     def __init__(

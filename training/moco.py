@@ -42,18 +42,20 @@ class MomentumContrast(Task):
     of all validation images. Their two views are always the same.
 
     Args:
-        projector_width: channels of the hidden layers of the projector and of the predictor.
-        projector_outputs: channels of queries and keys.
-        contrast_temperature: divides the similarities of queries and keys.
-        momentum: the share of the teacher that an update keeps at first. It rises to 1 along a
-            cosine. None: 0.996 for dino, 0.99 for moco.
+        projector_width: hidden width of the projector and of the predictor.
+        projector_outputs: number of channels of queries and keys.
+        contrast_temperature: temperature by which the similarities of queries and keys are divided.
+        momentum: the share of the teacher that each update keeps, at the start; it rises to 1 along
+            a cosine. None: 0.996 for dino, 0.99 for moco.
         global_scale: the smallest and largest share of the image's area that a global view shows.
             None: [0.4, 1.0] for dino, [0.08, 1.0] for moco.
-        color: a factor on DINO's jitter of brightness, contrast, saturation and hue. 0: no jitter.
-        grey: the probability that a view loses its colours.
-        blur: the probabilities of a Gaussian blur in the first global view, in the second one, and
-            in local ones; moco has none.
-        solarize: the probability that bright pixels of the second global view are inverted.
+        color: factor on the strength of DINO's colour jitter (brightness, contrast, saturation and
+            hue). 0: no jitter.
+        grey: the probability that a view is converted to grey.
+        blur: the probabilities of Gaussian blur in the first global view, in the second one and in
+            local views (moco has no local views).
+        solarize: the probability that the second global view is solarised, which inverts its bright
+            pixels.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(

@@ -55,17 +55,17 @@ class Segmentation(Task):
     """The task of a class for each pixel.
 
     Args:
-        aux_weight: factor on the loss of each auxiliary head, which is added to the head's own.
-        scales: evaluate each image at these factors of its size, and average the probabilities;
-            [0.5, 0.75, 1.0, 1.25, 1.5, 1.75] is usual.
-        flip: average over the mirror images, too.
-        boundary: evaluate the boundaries' intersection over union as well.
-        loss: "cross_entropy": the mean over an image's pixels that have a class. "ohem": over the
-            hardest of them. "focal": easy pixels count less.
-        ohem_threshold: pixels whose class has a lower probability count.
-        ohem_keep: how many of an image's pixels count at least, the hardest ones.
-        focal_gamma: the exponent of 1 minus the probability of a pixel's class.
-        dice: factor on a Dice loss, which is added to each head's loss.
+        aux_weight: weight of each auxiliary head's loss, which is added to the main loss.
+        scales: the factors by which images are resized in evaluations; the probabilities are
+            averaged. [0.5, 0.75, 1.0, 1.25, 1.5, 1.75] is usual.
+        flip: whether evaluations also average over horizontally flipped images.
+        boundary: whether evaluations also compute the boundary IoU.
+        loss: the loss of a pixel. "cross_entropy": averaged over all labelled pixels. "ohem": over
+            the hardest ones only. "focal": easy pixels count less.
+        ohem_threshold: "ohem": pixels count whose probability of the correct class is below this.
+        ohem_keep: "ohem": the smallest number of an image's pixels that count, the hardest first.
+        focal_gamma: "focal": the exponent of 1 minus the probability of the correct class.
+        dice: weight of a Dice loss, which is added to each head's loss. 0: none.
     """
 
     best = "mIoU"

@@ -34,9 +34,9 @@ class MaskedImageModelling(Task):
     always the same.
 
     Args:
-        mask_ratio: the share of patches that are masked. None: the method's own: 0.75 for mae (0.6
-            with a Hiera), 0.6 for simmim and fcmae, 0.4 for beit.
-        mask_patch: the side in pixels of the squares that are masked as a whole, a multiple of
+        mask_ratio: the share of patches that are masked. None: the method's default, which is 0.75
+            for mae (0.6 with Hiera), 0.6 for simmim and fcmae, and 0.4 for beit.
+        mask_patch: side in pixels of the squares that are masked as a whole: a multiple of
             PATCH_SIZE.
     """
 

@@ -53,27 +53,28 @@ class TokenizerTraining(Task):
     """Trains an encoder, a codebook and a decoder, which is a BEiT over the grid of codes.
 
     Args:
-        vocabulary: the number of different tokens.
-        code_dim: the width of a token's code.
-        quantizer: how an image's features become codes. "gumbel": a discrete VAE. "nearest": the
-            codes with the smallest angle, as in BEiT v2.
-        decoder_width: channels of the decoder. None: 512 for mae and fcmae, 768 for tokenizer.
+        vocabulary: number of different tokens.
+        code_dim: number of channels of a code.
+        quantizer: how features become codes. "gumbel": a discrete VAE. "nearest": the code with the
+            smallest angle, as in BEiT v2.
+        decoder_width: number of channels of the decoder. None: 512 for mae and fcmae, 768 for
+            tokenizer.
         decoder_depth: blocks of the decoder. None: 8 for mae, 1 for fcmae and tokenizer.
-        decoder_heads: attention heads of each of these blocks. None: 16 for mae, 12 for tokenizer.
-        temperature: of the softmax with Gumbel noise in the first epoch.
-        temperature_end: of the softmax with Gumbel noise in the last epoch; between them it falls
-            by the same factor each epoch.
-        kl_weight: the weight of the divergence from equally frequent tokens ("gumbel").
-        kmeans: whether k-means on the first batch gives the initial codes of "nearest". Otherwise
+        decoder_heads: attention heads of each decoder block. None: 16 for mae, 12 for tokenizer.
+        temperature: temperature of the Gumbel softmax in the first epoch.
+        temperature_end: temperature of the Gumbel softmax in the last epoch; it falls by the same
+            factor each epoch.
+        kl_weight: weight of the KL divergence from a uniform distribution of tokens ("gumbel").
+        kmeans: whether k-means on the first batch initialises the codes of "nearest". Otherwise
             they are random.
-        code_decay: the decay of the moving average that each code of "nearest" is. A step adds the
-            mean of the features that were given this code, with the weight 1 - code_decay.
-        teacher: YAML file or name of a model whose last features are reconstructed instead of
-            pixels (BEiT v2). None: pixels.
+        code_decay: decay of the moving averages that are the codes of "nearest": each step adds the
+            mean of the features that were assigned to a code, with the weight 1 - code_decay.
+        teacher: a model whose last features are reconstructed instead of pixels (BEiT v2): a YAML
+            file or a name. None: pixels are reconstructed.
         teacher_path: the file of the teacher's weights.
-        teacher_outputs: the number of outputs of the linear layer with which the teacher ends, such
-            as CLIP's projection. It is applied to the features of each place. None: the features
-            are the targets themselves.
+        teacher_outputs: number of outputs of the teacher's final linear layer, such as CLIP's
+            projection, which is applied to the features at each position. None: the features
+            themselves are the targets.
     """
 
     best = "reconstruction"

@@ -138,13 +138,15 @@ class DPT(Head):
     """DPT's head for segmentation, on four maps of a plain ViT.
 
     Args:
-        readout: how the class token is used. "ignore": not at all; "add": it is added to each
-            place; "project": each place and it together are projected to one place.
-        neck_channels: channels of the four maps after they are resized.
-        fusion_channels: channels of the fused maps.
-        fusion_batch_norm: whether the convolutions of the fusion have batch norms.
-        auxiliary: whether there are auxiliary heads, whose losses METHOD.AUX_WEIGHT weighs.
-        dropout: the rate at which training leaves out channels before the linear layer.
+        readout: how the class token is used. "ignore": not at all; "add": it is added to each patch
+            token; "project": it is concatenated with each patch token, and a linear layer projects
+            the result.
+        neck_channels: channels of each of the four maps after they are resized.
+        fusion_channels: number of channels of the fused maps.
+        fusion_batch_norm: whether the convolutions of the fusion have batch norm.
+        auxiliary: whether the head has auxiliary heads for training. METHOD.AUX_WEIGHT is the
+            weight of their losses.
+        dropout: dropout rate of whole channels before the linear layer.
 
     Raises:
         InputError: the encoder has stages or no class token, or there aren't four maps.

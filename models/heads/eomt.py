@@ -66,8 +66,8 @@ class EomtHead(Head):
     last ones first.
 
     Args:
-        num_queries: number of queries.
-        num_blocks: how many of the encoder's last blocks the queries pass.
+        num_queries: number of queries, and so of predicted masks.
+        num_blocks: the number of last encoder blocks that also process the queries.
     """
 
     indices = (-1,)

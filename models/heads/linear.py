@@ -20,8 +20,8 @@ class LinearHead(Head):
     Maps of several intermediates are resized to the first one's size, and concatenated.
 
     Args:
-        batch_norm: whether the features pass a batch norm before the linear layer.
-        dropout: the rate at which training leaves out channels before the linear layer.
+        batch_norm: whether batch norm is applied to the features before the linear layer.
+        dropout: dropout rate of whole channels before the linear layer.
     """
 
     last_norm = True

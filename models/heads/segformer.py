@@ -25,10 +25,10 @@ class SegFormerHead(Head):
     size. Only the sum of the results has the largest size.
 
     Args:
-        fused_channels: channels after each linear layer.
-        map_batch_norms: whether batch norm and ReLU follow the first linear layers, which have no
-            bias then. PaddleViT's and mmsegmentation's head has them, the authors' has none.
-        dropout: the rate at which training leaves out channels before the linear layer.
+        fused_channels: output channels of the linear layers before the classifier.
+        map_batch_norms: whether batch norm and ReLU follow the first linear layers, which then have
+            no bias. PaddleViT's and mmsegmentation's heads have them; the authors' head doesn't.
+        dropout: dropout rate of whole channels before the linear layer.
     """
 
     indices = (-4, -3, -2, -1)

@@ -24,10 +24,10 @@ class Segmenter(Head):
     classes. Parameter names are the authors'.
 
     Args:
-        mask_layers: blocks over the places and the classes.
-        mask_dropout: dropout in these blocks.
-        mask_droppath: rate of stochastic depth at the last of these blocks; rates grow linearly
-            from 0 at the first.
+        mask_layers: number of transformer blocks of the mask transformer.
+        mask_dropout: dropout rate in the blocks of the mask transformer.
+        mask_droppath: stochastic depth rate of the last block of the mask transformer; the rates
+            grow linearly from 0 at the first.
     """
 
     last_norm = True

@@ -21,7 +21,7 @@ class UpHead(nn.Layer):
 
     Args:
         in_dim: channels of the map.
-        dim: channels of the convolutions.
+        dim: number of channels of the convolutions.
         num_classes: K.
         kernel_size: side of the convolutions' kernels.
         factors: for each convolution, how many times as many rows and columns its output gets.
@@ -101,8 +101,9 @@ class SETRNaive(_Up):
     has an auxiliary head of the same kind.
 
     Args:
-        decoder_channels: channels of the convolutions.
-        auxiliary: whether there are auxiliary heads, whose losses METHOD.AUX_WEIGHT weighs.
+        decoder_channels: number of channels of the convolutions.
+        auxiliary: whether the head has auxiliary heads for training. METHOD.AUX_WEIGHT is the
+            weight of their losses.
     """
 
     def __init__(
@@ -123,8 +124,9 @@ class SETRPUP(_Up):
     Each map has an auxiliary head of one such convolution, whose output is enlarged four times.
 
     Args:
-        decoder_channels: channels of the convolutions.
-        auxiliary: whether there are auxiliary heads, whose losses METHOD.AUX_WEIGHT weighs.
+        decoder_channels: number of channels of the convolutions.
+        auxiliary: whether the head has auxiliary heads for training. METHOD.AUX_WEIGHT is the
+            weight of their losses.
     """
 
     def __init__(
@@ -145,9 +147,10 @@ class SETRMLA(Head):
     whose outputs are enlarged four times and joined. An auxiliary head is a linear layer on each sum.
 
     Args:
-        decoder_channels: channels of the convolutions.
-        mla_channels: channels of each map before they are joined.
-        auxiliary: whether there are auxiliary heads, whose losses METHOD.AUX_WEIGHT weighs.
+        decoder_channels: number of channels of the convolutions.
+        mla_channels: number of channels of each map before they are joined.
+        auxiliary: whether the head has auxiliary heads for training. METHOD.AUX_WEIGHT is the
+            weight of their losses.
 
     Raises:
         InputError: maps of several sizes.

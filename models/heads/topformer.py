@@ -51,12 +51,12 @@ class TopFormerHead(Head):
     TopFormer has the channels of all maps.
 
     Args:
-        injected_channels: channels of the maps after the injection.
+        injected_channels: number of channels of the maps after the injection.
         depthwise_fusion: whether the convolution before the classifier is depthwise, as in
             PaddleViT's tiny models.
-        gated_twice: whether the gate's hard sigmoid is applied to the gate once more. That is what
-            PaddleViT computes, unlike the paper and the authors' code; its weights need it.
-        dropout: the rate at which training leaves out channels before the linear layer.
+        gated_twice: whether the hard sigmoid of the gate is applied twice. PaddleViT does so,
+            unlike the paper and the authors' code, and its weights need it.
+        dropout: dropout rate of whole channels before the linear layer.
 
     Raises:
         InputError: the encoder isn't a TopFormer.

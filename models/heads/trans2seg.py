@@ -127,11 +127,12 @@ class Trans2SegHead(Head):
     The convolutions take as much memory as an image for each class.
 
     Args:
-        transformer_channels: channels of the places and of the classes.
-        transformer_depth: blocks of each transformer.
-        transformer_heads: heads of the attention.
-        transformer_mlp_ratio: hidden width of the MLPs over their input's.
-        class_channels: channels of the maps of each class.
+        transformer_channels: channels of the pixel tokens and of the class tokens in the
+            transformers.
+        transformer_depth: number of blocks of each transformer.
+        transformer_heads: number of attention heads.
+        transformer_mlp_ratio: ratio of the MLPs' hidden width to their input width.
+        class_channels: channels of each class's map.
 
     Raises:
         InputError: not two maps, or channels that aren't a multiple of the heads.

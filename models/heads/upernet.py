@@ -96,13 +96,16 @@ class UPerNet(Head):
     there have to be four, and ``Pyramid`` gives them the sizes of stages.
 
     Args:
-        pyramid_channels: channels of the pyramid's maps.
-        pool_scales: regions along each side, over which the last map is averaged.
-        map_norms: whether each map first passes a layer norm of its own, as Swin's and ConvNeXt's.
-        map_norm_eps: epsilon of these norms.
-        auxiliary: whether there are auxiliary heads, whose losses METHOD.AUX_WEIGHT weighs.
-        auxiliary_channels: channels of the auxiliary head.
-        dropout: the rate at which training leaves out channels before the linear layer.
+        pyramid_channels: channels of the feature pyramid's maps.
+        pool_scales: the grids of the pyramid pooling: for each number n, the last map is averaged
+            over n x n regions.
+        map_norms: whether each map is first normalised by a layer norm of its own, as Swin's and
+            ConvNeXt's need.
+        map_norm_eps: epsilon of the layer norms that MAP_NORMS adds.
+        auxiliary: whether the head has auxiliary heads for training. METHOD.AUX_WEIGHT is the
+            weight of their losses.
+        auxiliary_channels: number of channels of the auxiliary head.
+        dropout: dropout rate of whole channels before the linear layer.
 
     Raises:
         InputError: maps of one size that aren't four.

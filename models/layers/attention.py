@@ -32,7 +32,7 @@ def attend_heads(
         qkv: one tensor of q, k and v; or q, and one tensor of k and v; or q, k and v: each [B,
             tokens, channels].
         heads: the number of heads H.
-        width: channels of a head's queries and keys.
+        width: number of channels of a head's queries and keys.
         scale: a number; or [H, 1, 1], in which case scores are cosines of queries and keys.
         drop: dropout of the attention weights. Where it drops some, or a hook reads them
             (``attention_weights``), it is called with them.
@@ -171,7 +171,7 @@ class Heads(nn.Layer):
         head_dim: channels d of a head.
         qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023,
             arXiv:2302.05442).
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
 
     Attributes:
         maps: number of attention maps of a head, among which its queries and keys are divided.
@@ -241,8 +241,8 @@ class Attention(Heads):
         num_heads: heads H.
         head_dim: channels of a head; None: D / H.
         qkv_bias: whether the projection of queries, keys and values has a bias.
-        qk_norm: whether each head's queries and keys are normalised.
-        attn_drop: dropout of the attention weights.
+        qk_norm: whether queries and keys are normalised within each head.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
         proj_bias: whether the projection of the output has a bias.
 

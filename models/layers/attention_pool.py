@@ -19,7 +19,7 @@ class AttentionPool(nn.Layer):
 
     Args:
         dim: channels D.
-        num_heads: heads of the attention.
+        num_heads: number of attention heads.
         mlp_ratio: hidden width of the MLP over D.
         epsilon: epsilon of the norm.
         act: activation of the MLP.

@@ -13,9 +13,9 @@ class ClassAttention(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
+        attn_drop: dropout rate of the attention weights.
         proj_drop: dropout of the output.
 
     Attributes:

@@ -72,7 +72,7 @@ class FactorizedAttention(nn.Layer):
 
     Args:
         dim: channels D of the tokens.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
         drop: dropout of the output.
 

@@ -37,7 +37,7 @@ class NaFlexEmbed(nn.Layer):
         patch_size: pixels P along a patch's side.
         in_channels: channels C of the images.
         dim: channels D of a token.
-        class_token: whether there is a class token.
+        class_token: whether the model has a class token.
         reg_tokens: number of register tokens, after the class token.
         positions: "learn": a position for each place of a grid; "factorized": one for each row and
             one for each column (NaViT, arXiv:2307.06304).

@@ -24,8 +24,8 @@ class ParallelBlock(Heads):
         num_heads: heads H.
         head_dim: channels of a head; None: D / H.
         qkv_bias: whether the queries, keys and values have a bias; the MLP always has one.
-        qk_norm: whether each head's queries and keys are normalised.
-        attn_drop: dropout of the attention weights.
+        qk_norm: whether queries and keys are normalised within each head.
+        attn_drop: dropout rate of the attention weights.
         mlp_ratio: hidden width of the MLP over D.
         init_values: initial value of layer scale; None: no layer scale.
         drop: dropout within the MLP.

@@ -25,9 +25,9 @@ class PatchEmbed(nn.Layer):
 
     Args:
         image_size: (H, W).
-        patch_size: pixels along a patch's side.
+        patch_size: side of a patch, in pixels.
         in_channels: channels of the image.
-        embed_dim: channels of a token.
+        embed_dim: number of channels of a token.
         bias: whether the projection has a bias.
         cut: whether H and W may be no multiples of patch_size; the pixels after the last patch are
             ignored.

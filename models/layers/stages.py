@@ -29,7 +29,7 @@ def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -
 
     Args:
         rate: the rate of the last block.
-        depths: blocks of each stage.
+        depths: number of blocks in each stage.
         shape: "linear": rates grow from 0 at the first block; "constant": all blocks have ``rate``.
     """
     if shape == "constant":

@@ -88,7 +88,7 @@ class MaskUnitAttention(Attention):
     Args:
         in_dim: channels of the input.
         dim: channels of the output.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         places: tokens of a unit.
         within: whether tokens attend to those of their unit only.
         pools: whether the queries of 2 x 2 neighbours are replaced by their maximum.

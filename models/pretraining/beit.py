@@ -39,9 +39,10 @@ class BeitPretraining(PretrainingNetwork):
 
     Args:
         encoder: a transformer with one token for each patch: BEiT, ViT or EVA.
-        vocabulary: the number of different tokens.
+        vocabulary: number of different tokens.
         max_masked: how many patches of an image may be masked at most.
-        early_layers: the block, counted from 1, whose patches the further blocks read.
+        early_layers: the number of the block, counted from 1, whose patches the additional blocks
+            of HEAD_LAYERS read.
         head_layers: the number of further blocks; 0: BEiT's own training.
 
     Raises:

@@ -31,8 +31,8 @@ class MoCo(PretrainingNetwork):
 
     Args:
         encoder: any model with pooled features.
-        hidden: channels of the hidden layers of the projector and of the predictor.
-        outputs: channels of queries and keys.
+        hidden: hidden width of the projector and of the predictor.
+        outputs: number of channels of queries and keys.
 
     Attributes:
         momentum: the momentum encoder with its projector, which have no gradients.

@@ -71,6 +71,8 @@ def need_of(need: Need, key: str) -> str:
 
 def row(key: Key, default: object, needs: Iterable[Need], text: str) -> tuple[str, ...]:
     asked = "; ".join(filter(None, (need_of(need, key.name) for need in needs)))
+    # The sections Args of docstrings begin their texts with a small letter.
+    text = text[:1].upper() + text[1:]
     return (f"`{key.name}`", type_of(key), f"`{default}`", asked, text)
 
 

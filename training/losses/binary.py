@@ -22,8 +22,9 @@ def bce(
     """Returns the binary cross-entropy of each class.
 
     Args:
-        bce_target_thresh: targets above it become 1, others 0; None: they stay as they are.
-        bce_sum: whether losses are summed over the classes; False: averaged.
+        bce_target_thresh: targets above this become 1 and all others 0. None: targets stay as they
+            are.
+        bce_sum: whether to sum losses over the classes. False: they are averaged.
     """
     return BinaryCrossEntropy(
         targets.smoothing, bce_target_thresh, bce_sum, targets.weight, targets.pos_weight
@@ -37,8 +38,10 @@ def focal(
     """Returns a binary loss of each class that weighs right answers less.
 
     Args:
-        focal_gamma: exponent of 1 minus the right answer's probability; 0: bce.
-        focal_alpha: weight of classes that the image has, 1 minus it for others; None: both are 1.
+        focal_gamma: the focusing exponent, of 1 minus the probability of the correct answer. 0: the
+            same as bce.
+        focal_alpha: weight of classes that the image has; other classes have 1 minus it. None: both
+            weights are 1.
     """
     return Focal(targets.smoothing, focal_gamma, focal_alpha, targets.weight)
 
@@ -54,9 +57,10 @@ def asymmetric(
     """Returns a binary loss that weighs the many classes less that an image doesn't have.
 
     Args:
-        asl_gamma_neg: focal's exponent for classes that the image doesn't have.
-        asl_gamma_pos: focal's exponent for classes that the image has.
-        asl_clip: a class that the image doesn't have costs nothing below this probability.
+        asl_gamma_neg: the focusing exponent of negatives, which are classes that the image doesn't
+            have.
+        asl_gamma_pos: the focusing exponent of positives, which are classes that the image has.
+        asl_clip: probabilities below this cost nothing for classes that the image doesn't have.
     """
     return Asymmetric(targets.smoothing, asl_gamma_neg, asl_gamma_pos, asl_clip, targets.weight)
 
@@ -91,7 +95,7 @@ class Binary(nn.Layer):
 
     Args:
         smoothing: label smoothing. Targets [B, K] aren't smoothed.
-        sum_classes: whether losses are summed over the classes; False: averaged.
+        sum_classes: whether to sum losses over the classes. False: they are averaged.
         weight: a factor per class.
     """
 
@@ -120,8 +124,9 @@ class BinaryCrossEntropy(Binary):
 
     Args:
         smoothing: label smoothing. Targets [B, K] aren't smoothed.
-        target_threshold: targets above it become 1, others 0; None: they stay as they are.
-        sum_classes: whether losses are summed over the classes; False: averaged.
+        target_threshold: targets above this become 1 and all others 0. None: targets stay as they
+            are.
+        sum_classes: whether to sum losses over the classes. False: they are averaged.
         weight: a factor per class.
         pos_weight: a factor per class, or one for all, on the term of the target; torch's.
     """

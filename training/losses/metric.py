@@ -34,7 +34,8 @@ def arcface(
     """Returns the cross-entropy of cosines, with a margin on the angle to the image's class.
 
     Args:
-        arcface_margin: the margin that is added to the angle, in radians. MODEL.HEAD_COSINE is ArcFace's scale, 64.
+        arcface_margin: the margin that is added to the angle, in radians. MODEL.HEAD_COSINE is
+            ArcFace's scale, usually 64.
     """
     assert targets.cosine_scale is not None
     criterion = ArcFace(targets.smoothing, targets.weight)
@@ -53,9 +54,9 @@ def proxy_anchor(
     """Returns a loss of the cosines between each class and all images of a batch.
 
     Args:
-        proxy_margin: how much the cosine of images of the class has to be above 0, and that of
-            others below.
-        proxy_alpha: factor of the cosines. The larger it is, the more the hardest images count.
+        proxy_margin: the margin of the cosines: those of images of the class should be above it,
+            those of other images below minus it.
+        proxy_alpha: scale of the cosines. The larger it is, the more the hardest images count.
     """
     assert targets.cosine_scale is not None
     return ProxyAnchor(targets.cosine_scale, proxy_margin, proxy_alpha)
@@ -71,11 +72,11 @@ def triplet(
     """Returns a loss of the distances to each image's hardest positive and negative in the batch.
 
     Args:
-        triplet_margin: how much farther the nearest image of another class has to be than the
-            farthest one of the same class. Embeddings have length 1, so distances are up to 2.
-            None: softplus instead of a margin.
-        triplet_cross_entropy: factor on the classifier's cross-entropy, which is added. 0: the
-            classifier isn't trained, and acc1 says nothing.
+        triplet_margin: by how much the nearest image of another class should be farther away than
+            the farthest image of the same class. Embeddings have length 1, so distances are at most
+            2. None: softplus instead of a margin.
+        triplet_cross_entropy: weight of the classifier's cross-entropy, which is added. 0: the
+            classifier isn't trained, so acc1 is meaningless.
     """
     cross_entropy = CrossEntropy(targets.smoothing, targets.weight)
     return Triplet(triplet_margin, triplet_cross_entropy, cross_entropy)

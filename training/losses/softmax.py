@@ -32,8 +32,8 @@ def token_label(
     """Returns the cross-entropy of the image and of each of its patches, for VOLO.
 
     Args:
-        token_label_weight: factor on the patches' loss, which is added to the image's.
-        token_label_mix: whether rectangles of patches are swapped between images
+        token_label_weight: weight of the patches' loss, which is added to the image's loss.
+        token_label_mix: whether to swap rectangles of patches between images
             (``models.volo.VOLO.mix_token``).
     """
     return TokenLabelCrossEntropy(

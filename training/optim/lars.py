@@ -14,7 +14,7 @@ def lars(
     """Updates as MAE's LARS.
 
     Args:
-        trust_coefficient: the norm of a matrix's update over the matrix's own.
+        trust_coefficient: ratio of the norm of a matrix's update to the norm of the matrix.
     """
     return Lars(
         **trained.with_coupled_decay(), momentum=momentum, trust_coefficient=trust_coefficient

@@ -125,7 +125,7 @@ def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
     """Falls with a power of the remaining share of the schedule.
 
     Args:
-        power: exponent of the remaining share.
+        power: exponent p of the decay (1 - elapsed share) ** p.
     """
     return at.decay(warmup_prefix, lambda share: (1 - share) ** power)
 
@@ -135,7 +135,7 @@ def step(at: At, *, decay_rate: float, decay_epochs: Size = 30) -> float:
     """Is multiplied by ``decay_rate`` every ``decay_epochs`` epochs, down to END_LR.
 
     Args:
-        decay_epochs: epochs between two multiplications by DECAY_RATE.
+        decay_epochs: the learning rate is multiplied by DECAY_RATE every so many epochs.
     """
     return max(at.end, at.base * decay_rate ** (at.epoch // decay_epochs))
 
@@ -145,7 +145,7 @@ def multistep(at: At, *, decay_rate: float, milestones: Sequence[Count] = (30, 6
     """Is multiplied by ``decay_rate`` at given epochs, down to END_LR.
 
     Args:
-        milestones: epochs at whose start the rate is multiplied by DECAY_RATE.
+        milestones: epochs at whose start the learning rate is multiplied by DECAY_RATE.
     """
     passed = sum(at.epoch >= milestone for milestone in milestones)
     return max(at.end, at.base * decay_rate**passed)
@@ -175,10 +175,10 @@ def wsd(
     of several lengths: each continues from a checkpoint before its fall.
 
     Args:
-        wsd_decay_epochs: the last epochs, in which the rate falls; None: a fifth of what follows
-            the warm-up.
-        wsd_decay: how the rate falls: by the square root of the share of the fall that has passed,
-            or by that share.
+        wsd_decay_epochs: number of epochs at the end in which the learning rate falls. None: a
+            fifth of the epochs after warm-up.
+        wsd_decay: how the learning rate falls over the last epochs: "1-sqrt", by the square root of
+            the elapsed share, or linearly.
     """
     length = 0.2 * (at.total - at.warmup)
     if wsd_decay_epochs is not None:
