@@ -5,12 +5,12 @@
 
     python tools/average_checkpoints.py -weights 0.5 0.5 -output wise.safetensors CLASSIFIER PROBE/checkpoints/last
 
-Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every
-tensor of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in
-float64 and written as float32. -weights makes it a weighted mean: of a zero-shot classifier
-(tools/zero_shot.py) and what was fine-tuned from it, WiSE-FT (arXiv:2109.01903). Other tensors are
-those of the last file. The description of model,
-classes and images is copied if all checkpoints have the same.
+Each checkpoint is a folder, or a file in timm's layout. Their tensors must have the same names and
+shapes. Each floating-point tensor is replaced by its mean (Izmailov et al. 2018, arXiv:1803.05407),
+computed in float64 and written as float32; other tensors are those of the last file. With -weights,
+it is a weighted mean, as in WiSE-FT (arXiv:2109.01903), which averages a zero-shot classifier
+(tools/zero_shot.py) and the model fine-tuned from it. The description of the model, classes and
+images is copied if it is the same in all checkpoints.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measures this machine, each figure beside its peer's.
+"""Measures the speed of this machine, and compares it with other toolkits.
 
     python tools/benchmark.py loader [--against timm paddlevit] [-data_path FOLDER] [--workers 1]
     python tools/benchmark.py train [--against default|timm] [--processes 1] [-amp]
@@ -19,11 +19,12 @@
 and with each: [-repeats N] [--threads N] [--json FILE]; with each but growth: [-cfg NAME]
 [-batch_size N] [-o KEY VALUE ...]
 
-Each run is a process of its own, with a warm-up that doesn't count. The sides take turns, so that a
-change of the machine's speed affects all of them. A table shows median, minimum and maximum of the
-runs, and ratios run by run. --json FILE stores all values. If this interpreter has no torch and
-timm, --timm_python PATH names one that has (tools/check_parity.py -h says how to make it).
-Everything runs on the CPU. The files in tools/benchmarks/ explain the measurements.
+Each run is a separate process with a warm-up that isn't measured. The toolkits take turns, so that
+a change of the machine's speed affects all of them. A table shows the median, minimum and maximum of
+the runs, and the ratios run by run. --json FILE stores all values. If torch and timm aren't installed
+for this interpreter, --timm_python PATH names one that has them (tools/check_parity.py -h explains
+how to install them). Everything runs on the CPU. The files in tools/benchmarks/ explain the
+measurements.
 """
 
 import argparse

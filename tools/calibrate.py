@@ -5,20 +5,20 @@
 RUN is a run's folder (its best checkpoint is taken), or other weights. CALIBRATED is a new folder
 with weights that every command takes: -eval, tools/predict.py, tools/export_model.py, tools/serve.py.
 
--scaling     what the logits are scaled by (arXiv:1706.04599): temperature; class (a temperature for
-             each class); vector (and a shift); none; auto: what cross-validation chooses. It becomes
-             part of the classifier.
+-scaling     how the logits are scaled (arXiv:1706.04599): temperature; class (a temperature for
+             each class); vector (also a shift for each class); none; auto: chosen by
+             cross-validation. The scaling becomes part of the classifier.
 -coverage    sets of classes that contain the right one with these probabilities (RAPS,
              arXiv:2009.14193): tools/predict.py CALIBRATED IMAGES -coverage 0.95
 -by_class    the coverage holds for the images of each class
--false_alarms  pictures of something else are detected with these rates of false alarms:
+-false_alarms  pictures of something else are rejected, at these rates of wrongly rejected images:
              tools/predict.py CALIBRATED IMAGES -reject 0.05
--outside     folders of pictures of something else, on which this is measured
+-outside     folders of pictures of something else, on which the rejection is measured
 -folds       runs of a cross-validation (DATA.FOLDS), whose held-out images fit the scaling
 
-A quarter of the validation set fits the scaling, a quarter chooses the thresholds, and all figures
-are of the other half. report.html and calibration.json in CALIBRATED have them. Without -dataset and
--data_path the images are those of the run. Exit status: 0; 1 if an image can't be read; 2 for a wrong
+A quarter of the validation set fits the scaling, a quarter sets the thresholds, and all results are
+measured on the other half. They are in report.html and calibration.json in CALIBRATED. Without
+-dataset and -data_path, the images are those of the run. Exit status: 0; 1 if an image can't be read; 2 for a wrong
 command line or input.
 """
 
@@ -54,16 +54,34 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("output", type=Path, required=True, metavar="FOLDER", help="a new folder")
-    option("scaling", choices=KINDS, default="auto", help="default: auto")
-    text = "default: 0.8,0.9,0.95,0.99"
+    option("output", type=Path, required=True, metavar="FOLDER", help="the folder to create")
+    option("scaling", choices=KINDS, default="auto", help="how logits are scaled; default: auto")
+    text = "probabilities of the sets of classes; default: 0.8,0.9,0.95,0.99"
     option("coverage", type=_levels, default=[0.8, 0.9, 0.95, 0.99], metavar="LIST", help=text)
-    option("by_class", action="store_true", help="default: on average over all images")
-    text = "default: 0.01,0.05,0.1"
+    option(
+        "by_class",
+        action="store_true",
+        help="the coverage holds for each class; default: on average over all images",
+    )
+    text = "rates of false alarms; default: 0.01,0.05,0.1"
     option("false_alarms", type=_levels, default=[0.01, 0.05, 0.1], metavar="LIST", help=text)
-    option("outside", nargs="+", default=[], metavar="FOLDER", help="default: none")
-    option("folds", nargs="+", default=[], metavar="RUN", help="default: none")
-    text = "the score knn is the distance to the K-th neighbour; 0: off; default: 10"
+    option(
+        "outside",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="images of something else; default: none",
+    )
+    option(
+        "folds",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="runs of a cross-validation; default: none",
+    )
+    text = (
+        "the knn score is the distance to the N-th nearest neighbour; 0: no knn score; default: 10"
+    )
     option("k", type=whole_number(0), default=10, metavar="N", help=text)
     option(
         "seed",
@@ -72,15 +90,28 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="N",
         help="seed for splitting the images; default: 0",
     )
-    option("dataset", metavar="NAME", help="default: the run's, or folder")
-    option("data_path", metavar="PATH", help="its folder or file")
+    option("dataset", metavar="NAME", help="kind of the dataset; default: the run's, or folder")
+    option("data_path", metavar="PATH", help="folder or file of the dataset; default: the run's")
     option(
         "cfg", metavar="MODEL", help="the model's YAML file or name, if the weights don't name it"
     )
-    option("batch_size", type=whole_number(1), default=32, metavar="N", help="default: 32")
+    option(
+        "batch_size",
+        type=whole_number(1),
+        default=32,
+        metavar="N",
+        help="images per batch; default: 32",
+    )
     text = "data loader workers; default: 2"
     option("workers", type=whole_number(0), default=2, metavar="N", help=text)
-    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    option(
+        "o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
+    )
     arguments = parser.parse_args()
     check_new_folder(arguments.output)
     return arguments

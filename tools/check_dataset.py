@@ -5,11 +5,11 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --card README.md -license cc-by-4.0
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --apply wrong/label_errors.csv -output fixed
 
-Errors are what would stop a run: images that can't be read or are too large, masks that can't be read,
-hold values of no class or haven't the size of their images, classes without images, labels outside the
-range. Remarks are what spoils a run's numbers: images that are equal or look alike, in training and
-validation or under two labels, masks of which all is ignored, classes without a pixel. A report also
-shows some images under their masks.
+Errors would stop a run: images that can't be read or are too large; masks that can't be read, contain
+values of no class or differ in size from their images; classes without images; labels out of range.
+Remarks are problems that make results unreliable: equal or similar images in both training and
+validation, or with two labels; masks that are ignored completely; classes without a pixel. The report
+of masks also shows some images with their masks.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does in a training. It writes
 train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, multilabel_list or masks_list.
@@ -17,13 +17,13 @@ Nothing is moved, and images that can't be read aren't listed. --groups keeps im
 their paths, or a file with a path, a tab and a group on each line.
 
 --card writes a dataset card, as the Hugging Face Hub shows it: counts by class and part, sizes, formats,
-duplicates and leaks. Without -license it says that the licence isn't known.
+duplicates and leaks. Without -license, the card says that the licence is unknown.
 
---apply takes the table of tools/find_label_errors.py, as a person has edited it. It writes the same
-lists of all images, with the new labels and without removed images; the data itself stays as it is.
+--apply reads the table of tools/find_label_errors.py after you have edited it. It writes the same
+lists with the corrected labels and without removed images; the data itself isn't changed.
 
 Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error.
-With --split and --apply, both are about the lists. 2 for a wrong command line, or data that can't be checked.
+With --split and --apply, the status is that of the lists. 2 for a wrong command line, or data that can't be checked.
 """
 
 import argparse

@@ -1,19 +1,19 @@
-"""Chooses which images of an unlabelled folder to label next, by a trained model.
+"""Chooses the images of an unlabelled folder that are most worth labelling next.
 
     python tools/choose_images.py RUN /data/unlabelled -count 20 -by margin -output next
 
--by margin      the two most probable classes are nearest to each other; the default
--by energy      the model knows nothing like them: the highest energy (arXiv:2010.03759)
--by coverage    their features are farthest from those of labelled and chosen images (a core-set,
-                arXiv:1708.00489)
--by mixed       ten times as many by margin, then of these by coverage
+-by margin      images whose two most probable classes have the most similar probabilities (default)
+-by energy      images least like the training images, by their energy (arXiv:2010.03759)
+-by coverage    images whose features are farthest from those of labelled and already chosen images
+                (core-set, arXiv:1708.00489)
+-by mixed       ten times as many by margin, of which coverage chooses
 
-RUN is a run's folder, or a checkpoint of one. Its training images are the labelled ones; -data_path
-says where they are now. Images that look like one of them are left out, and so are images of one
-colour. Of images that look alike, only the first path is considered. Ties go to the first path, too.
+RUN is a run's folder, or a checkpoint of one. Its training images are the labelled ones; if they have
+moved, -data_path is their current folder. Images similar to labelled ones and images of a single
+colour are skipped. Of similar images, only the first path is considered; ties go to the first path.
 
--output is a new folder. It gets chosen.csv (image, value, class, probability), chosen.txt (a path on each
-line, relative to the current folder, as tools/predict.py takes it), and sheets of the images
+-output is a new folder with chosen.csv (image, value, class, probability), chosen.txt (a path per
+line, relative to the current folder, for tools/predict.py), and sheets of the images
 (sheet_1.png ...). Exit status: 0; 1 if an image can't be read (it is left out); 2 for a wrong
 command line or input; 130 or 143 after Ctrl-C or SIGTERM, which leave no folder.
 """
@@ -42,9 +42,9 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
+    option("output", required=True, type=Path, metavar="FOLDER", help="the folder to create")
     option("count", type=int, default=20, metavar="N", help="number of images; default: 20")
-    option("by", choices=RULES, default=RULES[0], help="the rule; default: margin")
+    option("by", choices=RULES, default=RULES[0], help="how images are chosen; default: margin")
     option("dataset", metavar="NAME", help="kind of the labelled images; default: the run's")
     option("data_path", metavar="PATH", help="current folder of the labelled images")
     option("workers", type=int, default=2, metavar="N", help="data loader workers; default: 2")

@@ -1,16 +1,16 @@
-"""Compares runs: their metrics, their settings, and whether they differ by more than chance.
+"""Compares runs: their metrics, their settings, and whether the difference is significant.
 
     python tools/compare_runs.py RUN OTHER -output compared.html
     python tools/compare_runs.py RUN
 
 RUN and OTHER are folders of finished runs, trainings or evaluations. There may be more of them: the
-first is compared with each of the others. Runs that differ in SEED alone count as one. If both sides
-have several seeds, their means are compared by Welch's t-test. Otherwise the answers to the same
-images are compared by McNemar's exact test; for k-fold runs, the answers of all folds. Of runs with
-a class for each pixel, the images' mIoU are compared by Wilcoxon's signed-rank test.
+first is compared with each of the others. Runs that differ only in SEED count as one. If both sides
+have several seeds, their means are compared by Welch's t-test. Otherwise the predictions on the same
+images are compared by McNemar's exact test; for k-fold runs, the predictions of all folds. For
+segmentation, the mIoU of the images is compared by Wilcoxon's signed-rank test.
 
--output writes a page with the curves of all runs over each other. It needs no network. For one RUN
-alone, its report.html, confusion.csv and confusion.png are written again.
+-output writes a self-contained page with the curves of all runs. With only one RUN, its report.html,
+confusion.csv and confusion.png are written again.
 
 Exit status: 0; 2 if a folder isn't a run's, or a file in it has content that no run writes.
 """

@@ -3,13 +3,13 @@ Google's .npz.
 
     python tools/convert_weights.py IN OUT [-cfg MODEL] [-o KEY VALUE ...]
 
-OUT's ending chooses the format. .safetensors has timm's names and layout, and timm loads it as it
-is. .pdparams is for ``paddle.load`` and this toolkit's ``model.set_state_dict``. .npz has Google's
+The suffix of OUT chooses the format. .safetensors has timm's names and layout, and timm loads it
+directly. .pdparams is for ``paddle.load`` and this toolkit's ``model.set_state_dict``. .npz has Google's
 names, for timm's ``checkpoint_path``; only ViT and MLP-Mixer have such files.
 
-MODEL is the YAML file or name of the weights' model. It may be left out if IN itself, a config.json
-of timm's next to it, or IN's name says that. The weights have to fit the model exactly. A .safetensors
-file describes its model, as a checkpoint's does.
+MODEL is the YAML file or the name of the model. It can be omitted if IN describes its model, has a
+config.json of timm next to it, or is named as a model. The weights have to fit the model exactly. A
+.safetensors file that is written describes its model, as that of a checkpoint does.
 """
 
 import sys
@@ -117,7 +117,13 @@ def main() -> None:
     )
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
     parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+        "-o",
+        "--o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
     )
     arguments = parser.parse_args()
     print(convert(arguments.source, arguments.target, arguments.cfg, arguments.o))

@@ -1,4 +1,4 @@
-"""Checks this machine, and how its processes reach each other. Each line is ok, or says what to do.
+"""Checks this machine and the communication of its processes. Each line is ok, or says what to do.
 
     python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
     python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
@@ -8,7 +8,7 @@ The first form starts N ranks here (default: one per visible GPU, or 2), and tim
 between them. Started by a launcher on several machines, it is one of their ranks. The all-reduce is
 then over all of them, and rank 0 prints what is wrong on any machine. --gpu runs the first steps on
 this machine's GPUs, in about ten minutes (docs/guides/gpu.md). --rehearse runs them on the CPU, in small
-sizes. Exit status: 0 if all is well; 1 if there is something to do. Not run on a GPU (NCCL).
+sizes. Exit status: 0 if no problem was found; 1 otherwise.
 """
 
 import argparse

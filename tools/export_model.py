@@ -3,14 +3,14 @@
     python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
     python tools/export_model.py -pretrained CHECKPOINT -output DIR [-format openvino] [-precision bfloat16]
 
-DIR gets two graphs. The model takes normalised images [B, C, S, S] float32 and returns logits. The
-preprocessing makes such images from pixels [B, H, W, C] uint8 of any size. preprocess.json,
+DIR contains two graphs: the model, from normalised images [B, C, S, S] float32 to logits, and the
+preprocessing, from pixels [B, H, W, C] uint8 of any size to such images. preprocess.json,
 labels.txt and timm's config.json describe both. The export is run and compared with the model before
-DIR appears. -cfg is needed if the weights don't name their model. int8 is calibrated on images of a
-training set: the run's own, or -dataset's at -data_path. int8_weights and int4_weights make the file
-smaller, need no images, and compute in float32.
+DIR is created. -cfg is needed if the weights don't name their model. int8 is calibrated on images of
+a training set: that of the run, or -dataset at -data_path. int8_weights and int4_weights make the
+file smaller without any images; they compute in float32.
 
--format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. DIR then has a
+-format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. DIR then contains a
 graph that returns probabilities, and the settings that the client reads: inference.yml or
 paddleclas.yml.
 """
@@ -41,24 +41,49 @@ def main() -> None:
         help="weights: a file, a folder or hf-hub:org/name",
     )
     parser.add_argument(
-        "-output", "--output", required=True, type=Path, metavar="DIR", help="a new folder"
+        "-output", "--output", required=True, type=Path, metavar="DIR", help="the folder to create"
     )
-    parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
-    text = "of CLIP and SigLIP; text: tokens [B, L] int64 -> embeddings [B, D], with the tokenizer"
+    parser.add_argument(
+        "-format", "--format", choices=_FORMATS, default="paddle", help="default: paddle"
+    )
+    text = "the part of CLIP or SigLIP to export; text: tokens [B, L] int64 -> embeddings [B, D], with the tokenizer"
     parser.add_argument("-tower", "--tower", choices=("image", "text"), default="image", help=text)
-    parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
+    parser.add_argument(
+        "-precision",
+        "--precision",
+        choices=_PRECISIONS,
+        default="float32",
+        help="type of the numbers that the exported model computes with; default: float32",
+    )
     dataset_help = "for int8: the kind of its training set (default: the run's, or folder)"
     parser.add_argument("-dataset", "--dataset", help=dataset_help)
     path_help = "for int8: the folder of its training set (default: the run's)"
     parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=path_help)
     parser.add_argument(
-        "-calibration_images", "--calibration_images", type=int, default=300, metavar="N"
+        "-calibration_images",
+        "--calibration_images",
+        type=int,
+        default=300,
+        metavar="N",
+        help="for int8: number of training images for the calibration; default: 300",
     )
     parser.add_argument(
-        "-least_agreement", "--least_agreement", type=float, default=0.8, metavar="SHARE"
+        "-least_agreement",
+        "--least_agreement",
+        type=float,
+        default=0.8,
+        metavar="SHARE",
+        help="share of images on which an export in another precision has to predict the same class;"
+        " default: 0.8",
     )
     parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+        "-o",
+        "--o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
     )
     arguments = parser.parse_args()
     flags = _data(arguments)

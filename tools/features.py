@@ -1,12 +1,12 @@
-"""Computes features of images by a trained model, and writes them to a file with an index.
+"""Computes features of images with a trained model, and writes them to a file with an index.
 
     python tools/features.py CHECKPOINT FOLDER -output FILE.npy
 
-FILE.npy (or FILE.safetensors) has a float32 row for each image, in the images' order. A row is the
-input of the model's classifier, or with -layer N an intermediate of the model (-1: the last). Two
-files are written next to it. FILE.csv (or .jsonl) is the index: row, file, error. FILE.json says how
-the features were made, for tools/search.py. If an image can't be read, its row is NaN, and the
-index has the error.
+FILE.npy (or FILE.safetensors) has a float32 row for each image, in the order of the images. A row is
+the input of the model's classifier, or with -layer N the output of an intermediate layer (-1: the
+last). Two files are written next to it: the index FILE.csv (or .jsonl) with row, file and error, and
+FILE.json, which describes the features for tools/search.py. If an image can't be read, its row is
+NaN, and the error is in the index.
 
 CHECKPOINT is a run's folder (its best checkpoint is taken), a checkpoint, or its model.safetensors
 alone. Images are files, folders (at any depth, sorted), patterns, lists of paths (.txt), or "-" for
@@ -55,7 +55,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="apply the model's last norm to the layer, if it has the same channels",
     )
     parser.add_argument(
-        "-batch_size", "--batch_size", type=int, default=32, metavar="N", help="default: 32"
+        "-batch_size",
+        "--batch_size",
+        type=int,
+        default=32,
+        metavar="N",
+        help="images per batch; default: 32",
     )
     parser.add_argument(
         "-workers",
@@ -66,7 +71,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="data loader workers; default: 2",
     )
     parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+        "-o",
+        "--o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
     )
 
 
@@ -88,10 +99,19 @@ def main() -> int:
         "inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -"
     )
     parser.add_argument(
-        "-output", "--output", required=True, type=Path, metavar="FILE", help="a new file"
+        "-output",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the file to create: .npy or .safetensors",
     )
     parser.add_argument(
-        "-index", "--index", choices=("csv", "jsonl"), default="csv", help="default: csv"
+        "-index",
+        "--index",
+        choices=("csv", "jsonl"),
+        default="csv",
+        help="format of the index; default: csv",
     )
     add_model(parser)
     arguments = parser.parse_args()

@@ -5,13 +5,13 @@
 
 FOLD0 to FOLD4 are the runs of a cross-validation (DATA.FOLDS 5, and DATA.FOLD 0 to 4). Each image's
 probabilities come from the run that wasn't trained on it. With -features, one run or checkpoint is
-enough: the labels of the images whose features are nearest take the place of probabilities.
+enough: each label is compared with those of the images with the nearest features.
 
--output is a new folder. It gets label_errors.csv: image, label, suggested_label, score, action. The
-most suspicious labels come first. Edit the actions (keep, relabel, remove) and the suggestions, then run
-tools/check_dataset.py --apply. Of several labels an image, a row is about one class, which is
-missing or superfluous. The sheets (sheet_1.png ...) show the images, each with the two images
-nearest to it and their labels.
+-output is a new folder with label_errors.csv (image, label, suggested_label, score, action), whose
+most suspicious labels come first. Edit the actions (keep, relabel, remove) and the suggestions, then
+run tools/check_dataset.py --apply. For multi-label data, each row is about one class, which is missing
+or superfluous. The sheets (sheet_1.png ...) show each image with its two nearest images and their
+labels.
 
 Exit status: 0; 1 if an image can't be read; 2 for a wrong command line or input; 130 or 143 after
 Ctrl-C or SIGTERM, which leave no folder.
@@ -42,15 +42,21 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("output", required=True, type=Path, metavar="FOLDER", help="a new folder")
+    option("output", required=True, type=Path, metavar="FOLDER", help="the folder to create")
     option("features", action="store_true", help="compare with the nearest images, for one run")
     option("k", type=int, metavar="N", help="with -features: number of nearest images; default: 10")
     text = "which labels are listed; default: prune_by_noise_rate"
     option("filter", choices=FILTERS, default=FILTERS[0], help=text)
     text = "the score to sort by; default: self_confidence, the label's probability"
     option("score", choices=SCORES, default=SCORES[0], help=text)
-    option("drawn", type=int, default=DRAWN, metavar="N", help=f"images; default: {DRAWN}")
-    option("dataset", metavar="NAME", help="default: the runs'")
+    option(
+        "drawn",
+        type=int,
+        default=DRAWN,
+        metavar="N",
+        help=f"number of images on the sheets; default: {DRAWN}",
+    )
+    option("dataset", metavar="NAME", help="kind of the dataset; default: the runs'")
     option("data_path", metavar="PATH", help="current folder of the runs' data")
     option("workers", type=int, default=2, metavar="N", help="data loader workers; default: 2")
     arguments = parser.parse_args()

@@ -2,13 +2,13 @@
 
     python tools/find_lr.py -output=DIR -cfg=NAME ... [-updates=N -low=RATE -high=RATE]
 
-All other flags are main_multi_gpu.py's, with -o. Model, data, loss and optimizer are those of the
-run, and so is the effective batch: this process accumulates it alone.
+All other flags, and -o, are those of main_multi_gpu.py. The model, data, loss, optimizer and effective
+batch size are those of the run; the single process reaches that batch size by accumulation.
 
-DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve
-is written to that file, and the table to FILE.csv next to it. No checkpoint is written, and no run's
-folder changes. The tool prints two rates: where the loss falls fastest, and a tenth of the rate
-with the lowest loss. It suggests the lower of the two as TRAIN.BASE_LR. TASK dino is refused: its
+DIR contains lr.csv (rate, loss, smoothed loss) and the curve lr.png. With -output=FILE.png, the curve
+is written to that file, and the table to FILE.csv next to it. No checkpoint is written, and no run is
+changed. The tool prints two rates: where the loss falls fastest, and a tenth of the rate with the
+lowest loss. It suggests the lower of the two as TRAIN.BASE_LR. TASK dino is refused: its
 loss doesn't separate good rates from bad ones.
 """
 
@@ -33,7 +33,12 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """
     parser = Parser(__doc__, passes_on=True)
     parser.add_argument(
-        "-updates", "--updates", type=int, default=400, metavar="N", help="default: 400"
+        "-updates",
+        "--updates",
+        type=int,
+        default=400,
+        metavar="N",
+        help="number of updates; default: 400",
     )
     parser.add_argument(
         "-low",

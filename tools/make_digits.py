@@ -5,7 +5,7 @@
 
 The pictures are grey PNG files of 8 x 8 pixels, 1,797 in all, in the layout of -dataset=folder:
 train/<digit>/ has 1,433 of them and val/<digit>/ the other 364. These are the images and the split
-of -dataset=digits. val/ has what the weights that come with the toolkit, digits, weren't trained on.
+of -dataset=digits. The bundled weights (digits) weren't trained on the images in val/.
 """
 
 import sys

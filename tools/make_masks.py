@@ -1,25 +1,25 @@
-"""Makes a dataset of images and masks of what an annotation tool wrote, for -dataset=masks.
+"""Converts the output of an annotation tool to a dataset of images and masks, for -dataset=masks.
 
     python tools/make_masks.py -format labelme -data_path annotated -output masks
     python tools/make_masks.py -format coco -data_path instances.json -images images -output masks
     python tools/make_masks.py -format voc -data_path VOCdevkit/VOC2012 -output masks
     python tools/make_masks.py -format cvat -data_path task -output masks
 
-labelme: a folder of JSON files, each beside its image, with polygons, rectangles and circles. Later
+labelme: a folder of JSON files, each next to its image, with polygons, rectangles and circles. Later
 ones cover earlier ones. coco: a JSON file of polygons or runs (RLE); smaller areas cover larger ones.
 It needs pycocotools (the extra masks). voc: JPEGImages, SegmentationClass and
 ImageSets/Segmentation/train.txt and val.txt. cvat: the same layout ("Segmentation mask"), with
-labelmap.txt, which says which class a colour is.
+labelmap.txt, which lists the colour of each class.
 
-The classes are "background", then the labels that there are: in sorted order, or that of COCO's ids
-or of labelmap.txt. -classes FILE names them instead, one a line in the order of their indices. Where
-it names no background, pixels that nothing is drawn on are ignored. LabelMe's "__ignore__" is
+The classes are "background" and all labels that occur, in sorted order or in the order of COCO's ids
+or of labelmap.txt. -classes FILE sets them instead, one per line in the order of their indices. If
+"background" isn't among them, pixels without annotations are ignored. LabelMe's "__ignore__" is
 ignored, too.
 
-The output holds copies of the images, not links, in images/train and images/val, the masks as grey
-PNG files in masks/, and classes.txt. The mask of an image that EXIF turns gets the same note of EXIF.
-The output is written whole or not at all. -val is the share of the images for validation, which are
-drawn by their names and -seed; lists of VOC's decide this themselves.
+The output contains copies of the images in images/train and images/val, the masks as grey PNG files
+in masks/, and classes.txt. If an image has an EXIF orientation, its mask gets the same. The output is
+complete or isn't created at all. -val is the share of the images for validation, which are chosen by
+their names and -seed; VOC has its own lists.
 """
 
 import argparse
@@ -120,9 +120,9 @@ def main() -> None:
         "images",
         type=Path,
         metavar="DIR",
-        help="coco, voc, cvat: the images' folder; default: beside the JSON file, or JPEGImages",
+        help="coco, voc, cvat: the images' folder; default: the folder of the JSON file, or JPEGImages",
     )
-    option("output", type=Path, required=True, metavar="OUT", help="a new folder")
+    option("output", type=Path, required=True, metavar="OUT", help="the folder to create")
     option("classes", type=Path, metavar="FILE", help="names of the classes, one per line")
     option(
         "val",
@@ -138,7 +138,7 @@ def main() -> None:
         "max_pixels",
         type=int,
         metavar="N",
-        help="maximum of pixels per image; default: that of DATA.MAX_PIXELS",
+        help="maximum number of pixels of an image; default: DATA.MAX_PIXELS",
     )
     options = parser.parse_args()
     if not 0 <= options.val < 1:

@@ -117,8 +117,10 @@ def main() -> None:
     parser.add_argument(
         "-output", "--output", required=True, type=Path, help="the folder to create"
     )
-    parser.add_argument("-count", "--count", type=int, default=1000, help="images")
-    parser.add_argument("-seed", "--seed", type=int, default=0)
+    parser.add_argument(
+        "-count", "--count", type=int, default=1000, help="number of images; default: %(default)s"
+    )
+    parser.add_argument("-seed", "--seed", type=int, default=0, help="random seed; default: 0")
     arguments = parser.parse_args()
     print(write(arguments.output, arguments.count, arguments.seed))
 

@@ -3,8 +3,8 @@
     python tools/make_shards.py -dataset folder -data_path IN -output OUT [--resize 256] [--workers 8]
     cd OUT && sha256sum -c SHA256SUMS
 
-OUT gets <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample
-i - 1) and SHA256SUMS. It is whole or absent. Training images are packed in a random order, so each
+OUT contains <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample
+i - 1) and SHA256SUMS. It is complete or isn't created at all. Training images are packed in a random order, so each
 shard is a mixture of classes. The index keeps the dataset's own order. So a run on the shards has
 the same bits as a run on the files, unless they were resized. The same files and options make the
 same bytes, with any number of workers.
@@ -391,7 +391,7 @@ def main() -> None:
         "dataset",
         choices=datasets.names(returns=("Files",)),
         required=True,
-        help="see docs/guides/prepare_data.md",
+        help="format of the dataset; docs/guides/prepare_data.md describes them",
     )
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
     option("output", required=True, metavar="OUT", help="a new or an empty folder")
@@ -401,7 +401,7 @@ def main() -> None:
         action="extend",
         default=[],
         metavar="KEY VALUE",
-        help="any keys, such as DATA.VAL_SPLIT 0.2",
+        help="set any keys, such as DATA.VAL_SPLIT 0.2",
     )
     option(
         "modes",
@@ -436,7 +436,7 @@ def main() -> None:
         "max_pixels",
         type=positive,
         metavar="N",
-        help="maximum of pixels per image; default: that of DATA.MAX_PIXELS",
+        help="maximum number of pixels of an image; default: DATA.MAX_PIXELS",
     )
     option(
         "workers",

@@ -4,7 +4,7 @@
 
 A run resumes from either, with any number of processes. But earlier releases, and programs that read
 the optimizer's moments, expect one optimizer.safetensors. If the checkpoint is the folder of a run,
-its newest whole checkpoint is taken.
+its newest complete checkpoint is taken.
 
 OUT is a new folder. The checkpoint's checksums are verified first. Its other files are copied as
 they are, and OUT gets a SHA256SUMS of its own. The run's settings aren't in OUT: resume by

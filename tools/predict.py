@@ -1,4 +1,4 @@
-"""Predicts the classes of images with trained weights, with the probabilities that -eval computes.
+"""Predicts the classes of images with trained weights. Their probabilities are those of -eval.
 A model of TASK segmentation predicts the class of each pixel.
 
     python tools/predict.py CHECKPOINT IMAGE|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-format csv] [-output FILE]
@@ -6,15 +6,15 @@ A model of TASK segmentation predicts the class of each pixel.
     python tools/predict.py CHECKPOINT FOLDER -ngpus 2 (or python -m paddle.distributed.launch ... tools/predict.py)
 
 CHECKPOINT is a run's folder (its best checkpoint is taken), a checkpoint, or its model.safetensors
-alone. For other weights, -cfg names the model. A folder's images are taken at any depth, sorted. A
-list has a path on each line; "-" is a list on standard input. Answers come in the images' order. An
-image is turned as its EXIF says if the model's DATA.EXIF_ORIENTATION says so.
+alone. For other weights, -cfg names the model. Folders are searched recursively, in sorted order. A
+list has a path on each line; "-" is a list on standard input. Results are in the order of the images.
+Images are rotated by their EXIF orientation if the model was trained with DATA.EXIF_ORIENTATION.
 
-Of pixels' classes, masks are PNGs of the class numbers at each image's own size, and overlays show the
-image with coloured classes and a legend. The other formats list the classes' areas in percent.
+For segmentation, masks are PNG files of class numbers in the size of the image, and overlays show the
+image with coloured classes and a legend. The other formats list the area of each class in percent.
 
 Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input.
-130 or 143 after Ctrl-C or SIGTERM. 141 if the reader of standard output has left.
+130 or 143 after Ctrl-C or SIGTERM. 141 if standard output was closed.
 """
 
 import argparse
@@ -115,7 +115,11 @@ def parsed_arguments() -> argparse.Namespace:
         help="calibrated weights: detect images of something else, with this rate of false alarms",
     )
     option("score", choices=SCORES, help="the score of -reject; default: energy")
-    option("format", choices=FORMATS, help="default: by the ending of -output, or else table")
+    option(
+        "format",
+        choices=FORMATS,
+        help="format of the output; default: by the ending of -output, or table",
+    )
     text = (
         "the file to write; for masks and overlays a new folder, for pictures a folder"
         " or a .png or .jpg of all"

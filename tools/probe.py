@@ -5,15 +5,17 @@
 
 knn          weighted k nearest neighbours, as DINO evaluates: cosine similarity, temperature 0.07
 logistic     scikit-learn's logistic regression; its penalty is chosen on held-out training images
-sgd          linear classifiers of several rates, trained together; the rate is chosen likewise
-few_shot     logistic regression with 1, 5 and 10 labels a class, mean and deviation over five draws
+sgd          linear classifiers at several learning rates, of which one is chosen likewise
+few_shot     logistic regression with 1, 5 and 10 labels per class: mean and standard deviation of
+             five draws
 
 WEIGHTS is a run's folder (its best checkpoint is taken), a checkpoint, weights of timm, or an export
 of features. Without -dataset and -data_path, the images are those of the run. All images are
-prepared as for an evaluation. The table has accuracies on the validation images, in percent, and
-two signs of a collapse: RankMe and the deviation of normalised features. A warning names a collapse.
+prepared as for an evaluation. The table shows accuracies on the validation images in percent, and
+two signs of collapsed features: RankMe and the standard deviation of the normalised features. A
+warning is printed if they have collapsed.
 
--output, probe.json by default, gets these numbers with the command, counts and seeds. Exit status:
+-output (default: probe.json) stores these numbers with the command, counts and seeds. Exit status:
 0; 1 if an image can't be read; 2 for a wrong command line or input.
 """
 
@@ -54,8 +56,8 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("dataset", metavar="NAME", help="default: the run's, or folder")
-    option("data_path", metavar="PATH", help="its folder or file")
+    option("dataset", metavar="NAME", help="kind of the dataset; default: the run's, or folder")
+    option("data_path", metavar="PATH", help="folder or file of the dataset; default: the run's")
     option(
         "cfg", metavar="MODEL", help="the model's YAML file or name, if the weights don't name it"
     )
@@ -67,16 +69,28 @@ def parsed_arguments() -> argparse.Namespace:
     )
     text = "pooling of a layer: the mean of its positions, its class token, or both; default: like the classifier"
     option("pool", choices=("avg", "token", "both"), help=text)
-    text = "default: all"
+    text = "probes to run, separated by commas; default: all"
     option("probes", type=_listed(_probe), default=DEFAULTS.names, metavar="LIST", help=text)
-    text = f"default: {','.join(map(str, DEFAULTS.ks))}"
+    text = f"numbers of neighbours for knn; default: {','.join(map(str, DEFAULTS.ks))}"
     option("k", type=_listed(whole_number(1)), metavar="LIST", help=text)
     text = "labels per class; default: those of 1,5,10 that each class has"
     option("shots", type=_listed(whole_number(1)), metavar="LIST", help=text)
     text = f"random draws with few labels; default: {DEFAULTS.draws}"
     option("draws", type=whole_number(1), metavar="N", help=text)
-    option("seed", type=whole_number(0), default=DEFAULTS.seed, metavar="N", help="default: 0")
-    option("batch_size", type=whole_number(1), default=32, metavar="N", help="default: 32")
+    option(
+        "seed",
+        type=whole_number(0),
+        default=DEFAULTS.seed,
+        metavar="N",
+        help="random seed; default: 0",
+    )
+    option(
+        "batch_size",
+        type=whole_number(1),
+        default=32,
+        metavar="N",
+        help="images per batch; default: 32",
+    )
     option(
         "workers",
         type=whole_number(0),
@@ -86,8 +100,21 @@ def parsed_arguments() -> argparse.Namespace:
     )
     text = "number of processes, one per device; -1: all devices; default: 1"
     option("ngpus", type=int, metavar="N", help=text)
-    option("output", type=Path, default=Path("probe.json"), metavar="FILE", help="a new file")
-    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    option(
+        "output",
+        type=Path,
+        default=Path("probe.json"),
+        metavar="FILE",
+        help="the JSON file to create; default: probe.json",
+    )
+    option(
+        "o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
+    )
     arguments = parser.parse_args()
     for flag, probe in (("k", "knn"), ("shots", "few_shot"), ("draws", "few_shot")):
         if getattr(arguments, flag) is not None and probe not in arguments.probes:

@@ -6,16 +6,16 @@
 This toolkit reads the folder by -pretrained=FOLDER, timm by create_model("local-dir:FOLDER") and
 transformers by AutoModelForImageClassification.from_pretrained("FOLDER"), as far as timm has the model.
 RUN is a run's folder (its best checkpoint is taken), a checkpoint, or other weights that describe
-themselves. The folder is loaded again before it gets its name: its logits are those of the weights, bit
-by bit. -python names an interpreter with timm and transformers, in which it is loaded, too.
+themselves. The folder is loaded again before it gets its name, to verify that its logits are bit-identical.
+-python names an interpreter with timm and transformers, in which it is loaded as well.
 
-The card has the metrics with intervals, also by class, the calibration, the training's settings and what
-isn't known. They are those of the run's last evaluation, if that is of these weights, or else of
--evaluation. -check decodes the run's images, and adds what tools/check_dataset.py finds. The licence is
-what -license says, and otherwise not known. No path of this machine and no image's name is published,
-besides those that -check finds fault with.
+The card lists the metrics with confidence intervals, also by class, the calibration and the settings of
+the training. The metrics are those of the run's last evaluation if it is of these weights, otherwise
+those of -evaluation. -check decodes the run's images, and adds the problems that
+tools/check_dataset.py finds. Without -license, the licence is stated as unknown. No path of this machine
+and no name of an image is published, except of images in which -check finds a problem.
 
-Uploading needs huggingface_hub, and the token that its hf auth login keeps, or HF_TOKEN.
+Uploading needs huggingface_hub and a token, either of hf auth login or in HF_TOKEN.
 """
 
 import argparse

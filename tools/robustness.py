@@ -2,14 +2,13 @@
 
     python tools/robustness.py -output=DIR -pretrained=RUN/checkpoints/best [-corruptions=LIST -severities=LIST]
 
-All other flags are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five severities
+All other flags, and -o, are those of main_multi_gpu.py. Each of 15 corruptions at each of five severities
 is an evaluation, in DIR/<corruption>-<severity>. DIR/clean is an evaluation without corruption. The
 same command resumes: finished evaluations aren't repeated. -published=FOLDER evaluates the images
 of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, and corrupts nothing itself.
 
-DIR/robustness.json and the printed table have the errors and their means. With ImageNet's 1,000
-classes they also have mCE and relative mCE, which divide by AlexNet's errors. This process imports
-no Paddle; the evaluations do.
+DIR/robustness.json and the printed table contain the errors and their means. For ImageNet's 1,000
+classes, they also contain mCE and relative mCE, which divide by AlexNet's errors.
 """
 
 import argparse
@@ -80,10 +79,13 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "-corruptions",
         "--corruptions",
         default=[*BENCHMARK],
-        help="default: the 15 of the benchmark",
+        help="names of corruptions, separated by commas; default: the 15 of the benchmark",
     )
     listed(
-        "-severities", "--severities", default=[*map(str, SEVERITIES)], help="default: 1,2,3,4,5"
+        "-severities",
+        "--severities",
+        default=[*map(str, SEVERITIES)],
+        help="severities from 1 to 5; default: 1,2,3,4,5",
     )
     parser.add_argument("-published", "--published", metavar="FOLDER", help="ImageNet-C's images")
     arguments, rest = parser.parse_known_args(words)

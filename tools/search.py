@@ -1,5 +1,5 @@
-"""Finds the images most like given ones, by the cosine similarity of their features, and keeps
-indexes of images.
+"""Finds the images that are most similar to a query, by the cosine similarity of their features, and
+manages indexes of images.
 
     python tools/search.py QUERY ... FOLDER -checkpoint CHECKPOINT [-top 10] [-grid FILE.png]
     python tools/search.py QUERY ... FILE.index [-top 10] [-faiss hnsw] [-grid FILE.png]
@@ -8,21 +8,21 @@ indexes of images.
     python tools/search.py -index FILE.index -list
     python tools/search.py -metrics FILE.index
 
-QUERY is an image. For CLIP and SigLIP it may be a text: "a red flower" (-pool embedding for an index).
-It is compared with the images of FOLDER, at any depth, of an index, or with features that
-tools/features.py wrote (FILE.npy). The two files name their model, whose weights must not have
-changed since. Their images aren't read again.
+QUERY is an image. For CLIP and SigLIP it may be a text, such as "a red flower" (an index for texts
+needs -pool embedding). It is compared with the images in FOLDER, in an index, or in the features that
+tools/features.py wrote (FILE.npy). An index and a file of features name their model, whose weights
+must not have changed since. Their images aren't read again.
 
-The table has a row for each neighbour, the nearest first: similarity (1: the same direction) and
-file. The query's own file isn't listed. With several queries, each has a table. -grid draws the
-neighbours of one query.
+The table has a row for each neighbour, the most similar first: similarity (at most 1) and file. The
+query itself isn't listed. Several queries give several tables. -grid draws the neighbours of one
+query.
 
--index makes an index of the images of folders, or adds those that it doesn't have yet. An image is
-known by its path. -remove takes images, folders with all that is in them, or patterns. -metrics
+-index creates an index of the images in folders, or adds the images that it lacks. Images are
+identified by their path. -remove takes images, folders with all that is in them, or patterns. -metrics
 prints Recall@K and mean average precision, where the class of an image is its folder.
 
--faiss searches by FAISS: exactly (flat), or approximately and faster (hnsw, ivf). It says how many
-of the exact neighbours were found. The structure is built again each time, which pays off for
+-faiss searches with FAISS: exactly (flat), or approximately and faster (hnsw, ivf). The share of exact
+neighbours that were found is printed. Its structure is built for each command, which pays off for
 hundreds of queries.
 
 Exit status: 0; 1 if an image of a folder can't be read; 2 for a wrong command line or input.
@@ -68,7 +68,7 @@ def main() -> int:
         help="the model; for an index or features: the current path of its weights",
     )
     parser.add_argument(
-        "-top", "--top", type=int, default=10, metavar="N", help="neighbours; default: 10"
+        "-top", "--top", type=int, default=10, metavar="N", help="number of neighbours; default: 10"
     )
     parser.add_argument(
         "-grid", "--grid", type=Path, metavar="FILE.png", help="draw the images that were found"

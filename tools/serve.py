@@ -5,7 +5,7 @@
 The page at / takes an image in a browser. Programs use /predict (POST: uploads, or base64 in JSON),
 /attention (a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics.
 A model of TASK segmentation has /mask (a PNG of the pixels' classes) instead of /attention.
-The server listens on this machine alone, unless -host says otherwise. With -token_file or
+The server accepts connections from this machine only, unless -host is set. With -token_file or
 PADDLE_VIT_TOKEN, each request needs the token.
 """
 
@@ -67,7 +67,13 @@ def main() -> None:
     )
     parser.add_argument("-quiet", "--quiet", action="store_true", help="don't log requests")
     parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+        "-o",
+        "--o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
     )
     arguments = vars(parser.parse_args())
     arguments["formats"] = ",".join(arguments["formats"]).split(",") if arguments["formats"] else []

@@ -1,13 +1,12 @@
-r"""Draws the images that a model is trained and evaluated with, as they are augmented and mixed.
+r"""Draws the images that a model is trained and evaluated on, after augmentation and mixing.
 
     python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
         -output batch.png
 
-The images come from the run's own loader and transforms: the first batch of an epoch, in one
-process, turned back into colours. With -cfg=RUN/config.yaml they are the images that the run saw.
-Mixed labels are shown with their shares, without smoothing. Of a task that trains on several views
-of an image (dino), each line has the views of one image. All other flags are main_multi_gpu.py's,
-with -o.
+The images are the first batch of an epoch, from the loader and transforms of the run, converted back
+to colours. With -cfg=RUN/config.yaml, they are the images that the run was trained on. Mixed labels
+are shown with their shares, without smoothing. For tasks that train on several views of an image
+(dino), each line has the views of one image. All other flags, and -o, are those of main_multi_gpu.py.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Trains once for each combination of keys and values in a YAML file, side by side on the devices.
+"""Trains once for each combination of keys and values in a YAML file, in parallel on several devices.
 
     python tools/sweep.py FILE [-n]
 
@@ -8,10 +8,10 @@ For example, a FILE with four runs:
     keys:
       TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3, 1e-2]
 
-docs/guides/sweep.md lists its other keys: random draws, Optuna, seeds, runs side by side. The
+docs/guides/sweep.md lists its other keys: random draws, Optuna, seeds, parallel runs. The
 configurations of all points are checked before the first run starts. The same command resumes the
 sweep: finished runs aren't repeated, and killed or failed runs resume from their checkpoints. The
-sweep's folder gets sweep.csv, sweep.png, and for each run a folder and a file of its output. -n
+sweep's folder contains sweep.csv, sweep.png, and for each run a folder and a file of its output. -n
 (--dry-run) prints the commands and runs none.
 
 Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file; 130 or 143 after SIGINT or
@@ -185,7 +185,7 @@ class Session:
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("file", metavar="FILE", type=Path, help="a YAML file: see above")
     parser.add_argument(
         "-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands"
     )

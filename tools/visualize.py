@@ -4,15 +4,15 @@
 
 attention    where each head of a block (-block) attends to
 rollout      attention through all blocks
-cam          the evidence for a class (-class, -method)
-merging      the patches that become one token (MODEL.MERGE_TOKENS), in their mean colour, after
-             a block (-block)
-features     principal components of the features of all IMAGES as colours (-method pca: each
-             stage's; foreground: the last one's, the first component beside the next three as
-             colours; channels: those that vary most)
-embeddings   images of a folder in the plane, by t-SNE, with classes
-positions    the learnt position embeddings; needs no image
-predictions  a grid of images with their classes, or of -mistakes
+cam          the regions that a class is predicted from (-class, -method)
+merging      the patches that were merged (MODEL.MERGE_TOKENS) after a block (-block), in their mean
+             colour
+features     principal components of the features of all IMAGES as colours (-method pca: of each
+             stage; foreground: of the last stage, the first component next to the following three;
+             channels: the channels that vary most)
+embeddings   the images of a folder in two dimensions, by t-SNE, with their classes
+positions    the learnt position embeddings, without any image
+predictions  a grid of images with their classes; -mistakes: only wrong ones
 
 attention: ViT, DeiT, NaFlexViT, BEiT, EVA-02, DINOv3, T2T-ViT, CaiT, PiT, XCiT, CrossViT, Swin,
 Swin V2, CSwin, HaloNet, BoTNet, PVTv2, VOLO, Hiera, CAFormer, MobileViT, TopFormer, CvT, Focal,
@@ -25,8 +25,7 @@ The other pictures can be drawn for every architecture.
 
 IMAGES are files, folders, patterns and lists, as for tools/predict.py. An image's true class is the
 outermost folder around it that is one of the model's classes, so train/ and val/ don't count.
--output is one picture, FILE.png, or a new folder with a picture for each image. The model runs in
-float32.
+-output is one picture, FILE.png, or a new folder with a picture for each image.
 """
 
 import argparse
@@ -219,11 +218,18 @@ def _count(number: int, what: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
-    parser.add_argument("kind", choices=[*ONE_BY_ONE, *TOGETHER], metavar="WHAT", help="see above")
+    parser.add_argument(
+        "kind", choices=[*ONE_BY_ONE, *TOGETHER], metavar="WHAT", help="what to draw: see above"
+    )
     parser.add_argument("checkpoint", help="a checkpoint's folder or file, or a run's folder")
     parser.add_argument("images", nargs="*", help="files and folders")
     parser.add_argument(
-        "-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="a new name"
+        "-output",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE.png|DIR",
+        help="the picture or the folder to create",
     )
     parser.add_argument(
         "-cfg",
@@ -239,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         "--class",
         dest="output_class",
         metavar="NAME|N",
-        help="default: the predicted one",
+        help="class for cam; default: the predicted one",
     )
     methods = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in METHODS.items())
     parser.add_argument("-method", "--method", help=methods)
@@ -278,7 +284,13 @@ def _parser() -> argparse.ArgumentParser:
         "-workers", "--workers", type=int, default=0, help="data loader workers (0)"
     )
     parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+        "-o",
+        "--o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
     )
     return parser
 

@@ -1,16 +1,16 @@
-"""Makes a classifier of classes' names, without training: the text tower of CLIP or SigLIP computes it.
+"""Makes a classifier from class names, without training, with the text tower of CLIP or SigLIP.
 
     python tools/zero_shot.py CLIP -data_path /data/flowers -output CLASSIFIER
 
-CLIP stands for weights of both towers, with their tokenizer beside them: a folder of transformers or
-OpenCLIP, hf-hub:org/name, or a file. CLASSIFIER is a new folder with weights that every command
-takes: -eval, tools/predict.py, tools/export_model.py, tools/serve.py. Training starts from it, too
+CLIP stands for weights of both towers with their tokenizer: a folder of transformers or OpenCLIP,
+hf-hub:org/name, or a file. CLASSIFIER is a new folder with weights that every command
+accepts: -eval, tools/predict.py, tools/export_model.py, tools/serve.py. Training starts from it, too
 (-pretrained=CLASSIFIER).
 
--classes     names of the classes, one a line, or imagenet1k
--data_path   the classes are those of this data set (-dataset says of which kind)
--templates   sentences, one a line, with {} in the place of the name; default: "a photo of a {}."
-             A class's sentences are averaged (arXiv:2103.00020).
+-classes     names of the classes, one per line, or imagenet1k
+-data_path   use the classes of this dataset, whose format is -dataset
+-templates   sentences, one per line, with {} for the name; default: "a photo of a {}."
+             The sentences of a class are averaged (arXiv:2103.00020).
 
 Exit status: 0; 2 for a wrong command line or input.
 """
@@ -39,14 +39,21 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("output", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    option("output", type=Path, required=True, metavar="FOLDER", help="the folder to create")
     option("classes", metavar="FILE", help="class names, one per line, or imagenet1k")
     option("data_path", metavar="PATH", help="use the classes of this dataset")
     option("dataset", metavar="NAME", help="kind of that dataset; default: folder")
     text = 'sentences with {}, one per line; default: "a photo of a {}."'
     option("templates", metavar="FILE", help=text)
     option("cfg", metavar="MODEL", help="the image tower's YAML file, if the weights don't name it")
-    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    option(
+        "o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="set any keys; KEY=VALUE works as well",
+    )
     arguments = parser.parse_args()
     from_data = bool(arguments.data_path or arguments.dataset)
     if bool(arguments.classes) == from_data:

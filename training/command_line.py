@@ -63,7 +63,9 @@ class Flag(NamedTuple):
 
 
 FLAGS = {
-    "dataset": Flag("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
+    "dataset": Flag(
+        "DATA.DATASET", str, "format of the dataset: one of " + ", ".join(datasets.names())
+    ),
     "data_path": Flag("DATA.DATA_PATH", str, "the dataset's folder"),
     "output": Flag("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
     "batch_size": Flag(
@@ -84,9 +86,13 @@ FLAGS = {
     "resume": Flag(
         "MODEL.RESUME",
         str,
-        "the checkpoint, or the run, to resume; auto: the newest checkpoint in -output",
+        "checkpoint or run to resume; auto: the newest checkpoint in -output, if any",
     ),
-    "last_epoch": Flag("TRAIN.LAST_EPOCH", int, "the last epoch that is completed"),
+    "last_epoch": Flag(
+        "TRAIN.LAST_EPOCH",
+        int,
+        "the last epoch that is already done; a resumed run reads it from its checkpoint",
+    ),
     "ngpus": Flag(
         "NGPUS", int, "number of processes; -1: one per visible GPU, or without a GPU one per core"
     ),
@@ -375,19 +381,16 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
     parser = _Parser(
         prog=program,
         others=own,
-        epilog="Flags may be written with one dash or two. config.py describes the KEYs that all runs share,"
-        " --explain KEY prints one, and python tools/list_models.py --keys NAME lists those of an"
-        " architecture: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the"
-        " classes MODEL.NUM_CLASSES. For a flag of timm, PaddleClas or PaddleViT that isn't"
-        " supported,"
-        " the error says what to write instead.",
+        epilog="Flags may be written with one dash or two. Any other setting is a key of -o, such as"
+        " -o TRAIN.NUM_EPOCHS 100 TRAIN.BASE_LR 1e-3 MODEL.NUM_CLASSES 10. config.py describes the"
+        " keys of all runs, --explain KEY prints one of them, and python tools/list_models.py --keys"
+        " NAME lists the keys of a model's architecture. For a flag of timm, PaddleClas or"
+        " PaddleViT, the error message says what to write instead.",
     )
     parser.add_argument(
         "-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/"
     )
-    default = (
-        "the configuration if neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
-    )
+    default = "configuration if neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for name, flag in FLAGS.items():
         takes: dict[str, Any] = {"metavar": flag.kind.__name__.upper()}
