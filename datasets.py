@@ -128,7 +128,9 @@ def get_dataset(
                 "a run can only be resumed with its own data;"
                 " use -pretrained instead of -resume to start from its weights"
             )
-        raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
+        raise InputError(
+            f"the data has {known} classes, but MODEL.NUM_CLASSES is {limit}; {advice}"
+        )
     return dataset
 
 
@@ -141,8 +143,8 @@ def _check_task(config: Configuration, name: str) -> None:
     is_other = {task, config.TASK} == {"classification", "multilabel"}
     if is_other or (needed and task not in ("classification", "multilabel", "any", config.TASK)):
         raise InputError(
-            f"DATA.DATASET '{name}' is for TASK {task}, TASK is {config.TASK}; change one of the"
-            " two"
+            f"DATA.DATASET '{name}' is for TASK {task}, but TASK is {config.TASK}; change one of"
+            " the two"
         )
     missing = [column for column in needed if column not in columns]
     # With a "*", the files say which further columns there are. Labels have to be declared.
@@ -340,14 +342,14 @@ def _datasets_of_masks(
     elif classes and len(classes) != outputs:
         if is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(
-                f"MODEL.NUM_CLASSES is {outputs}, the masks have {len(classes)} classes"
+                f"MODEL.NUM_CLASSES is {outputs}, but the masks have {len(classes)} classes"
                 f" ({some_of(classes)}); write -o MODEL.NUM_CLASSES auto"
             )
         config = with_values(config, "the classes of the masks", MODEL__NUM_CLASSES=len(classes))
     if config.MODEL.NUM_CLASSES == 1:
         only = classes[0] if classes else "MODEL.NUM_CLASSES is 1"
         raise InputError(
-            f"the masks have one class ({only}), so each answer is that class;"
+            f"the masks have only one class ({only}), so there is nothing to learn;"
             " assign a class to the other pixels as well, such as background"
         )
     if config.EVAL:

@@ -76,7 +76,7 @@ def check_combination(kind: str, precision: str) -> None:
     if kind == "paddle-legacy" and not paddle.__version__.startswith("2."):
         raise InputError(
             f"-format paddle-legacy: Paddle {paddle.__version__} only writes .json programs;"
-            " export with Paddle 2.6, whose files it can run"
+            " export with Paddle 2.6 (this version can run its files)"
         )
 
 

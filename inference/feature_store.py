@@ -123,9 +123,8 @@ class FeatureExtractor(Predictor):
         super().__init__(path, cfg, options, batch_size=batch_size)
         if self.config.HEAD.NAME is not None:
             raise InputError(
-                f"{printable(str(path))} is a model for pixels, which has no features of whole"
-                " images;"
-                " pass the YAML file of its encoder (-cfg)"
+                f"{printable(str(path))} is a segmentation model, which has no features of whole"
+                " images; pass the YAML file of its encoder (-cfg)"
             )
         # A search may run in another folder, so the paths are absolute.
         if not str(path).startswith(HUB_PREFIXES):
@@ -161,7 +160,9 @@ class FeatureExtractor(Predictor):
         count = len(self.model.feature_info)
         name = self.config.MODEL.NAME
         if not -count <= layer < count:
-            raise InputError(f"-layer is {layer}, {name} has the layers {-count} to {count - 1}")
+            raise InputError(
+                f"-layer is {layer}, but {name} has the layers {-count} to {count - 1}"
+            )
         if pool in ("token", "both") and not has_token:
             raise InputError(
                 f"-pool is {pool}, but the layers of {name} have no class token; use avg"

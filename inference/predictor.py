@@ -209,7 +209,7 @@ class Predictor:
         for sets in self.calibration.sets if self.calibration else ():
             if len(sets.thresholds) not in (1, outputs):
                 raise InputError(
-                    f"{path} was calibrated for {len(sets.thresholds)} classes, the model has"
+                    f"{path} was calibrated for {len(sets.thresholds)} classes, but the model has"
                     f" {outputs} outputs"
                 )
 

@@ -66,7 +66,8 @@ class Probes(NamedTuple):
                 name = printable(names[int(images.argmin())])
                 plural = "image" if fewest == 1 else "images"
                 raise InputError(
-                    f"-shots is {shots}, class '{name}' has {fewest} training {plural}; lower -shots"
+                    f"-shots is {shots}, but class '{name}' has only {fewest} training {plural};"
+                    " lower -shots"
                 )
         if {"logistic", "sgd"} & set(self.names):
             # It imports Paddle.

@@ -259,12 +259,12 @@ def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> np.ndar
             np.lib.format.write_array_header_1_0(file, header)
         if image.dtype != dtype:
             raise InputError(
-                f"DATA.CACHE holds images of one type: found {image.dtype} after {dtype}; set it to None"
+                f"DATA.CACHE needs images of one type, but found {image.dtype} after {dtype}; set it to None"
             )
         if image.shape != shape:
             raise InputError(
-                f"DATA.CACHE holds images of one size: found {_size(image.shape)} after {_size(shape)}; make them of"
-                " one size, or set it to None"
+                f"DATA.CACHE needs images of one size, but found {_size(image.shape)} after {_size(shape)};"
+                " make them of one size, or set it to None"
             )
         content = image.tobytes()
         crcs[place] = zlib.crc32(content)

@@ -92,7 +92,7 @@ def _by_stem(split: Split, root: Path, folder: str, ending: str, what: str) -> d
     if not (root / folder).is_dir():
         above = (root / folder).parent
         raise InputError(
-            f"{root / folder}: there is no such folder of {what}; {above} holds"
+            f"{root / folder}: there is no such folder of {what}; {above} contains"
             f" {describe_folder(above)}"
         )
     paths: dict[str, str] = {}

@@ -214,8 +214,9 @@ def _check_classes(labels: np.ndarray, per_class: int, batch: int) -> None:
         )
     if batch // per_class > classes:
         raise InputError(
-            f"a global batch of {batch} images has {batch // per_class} classes of DATA.PER_CLASS"
-            f" {per_class}, but the data has {classes}; raise DATA.PER_CLASS, or lower -batch_size"
+            f"a global batch of {batch} images with DATA.PER_CLASS {per_class} needs"
+            f" {batch // per_class} classes, but the data has {classes}; raise DATA.PER_CLASS, or"
+            " lower -batch_size"
         )
 
 

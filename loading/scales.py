@@ -33,7 +33,7 @@ def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) ->
         return TrainBatchSampler(config, dataset, rank, ranks)
     if not isinstance(config.DATA.IMAGE_SIZE, int):
         raise InputError(
-            f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is"
+            f"DATA.MULTI_SCALE {sizes} makes square images, but IMAGE_SIZE is"
             f" {size_text(config.DATA.IMAGE_SIZE)}; set MULTI_SCALE to null"
         )
     if config.DATA.SCALE_SCHEDULE == "progressive":

@@ -146,7 +146,7 @@ class ProcessLoader(Loader):
         if need > free:
             raise InputError(
                 f"{self.slots} batches of {sampler.batch_size} images for each of {processes} processes take"
-                f" {need / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free;"
+                f" {need / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free;"
                 " lower DATA.PREFETCH, DATA.NUM_WORKERS or the batch size"
             )
 

@@ -256,9 +256,8 @@ class AttentionResNet(ImageModel):
     def _check_heads(self, stage: int, width: int, num_heads: int) -> None:
         if not num_heads or width % num_heads:
             raise InputError(
-                f"NUM_HEADS has {num_heads} where the attention has {width} channels (a quarter"
-                " of stage"
-                f" {stage}); expected a divisor"
+                f"NUM_HEADS has {num_heads} for stage {stage}, whose attention has {width} channels"
+                " (a quarter of the stage's); expected a divisor"
             )
 
     def _attention(

@@ -40,9 +40,8 @@ class ConvPatches(PatchEmbed):
         super().__init__(image_size, patch_size, in_channels, dim)
         if patch_size not in (12, 16) or dim % 4:
             raise InputError(
-                f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}, MULTI_CONV supports 12"
-                " and"
-                " 16, and EMBED_DIMS that are multiples of 4"
+                f"MULTI_CONV supports PATCH_SIZE 12 and 16 with EMBED_DIMS that are multiples of 4,"
+                f" found {patch_size} with {dim}"
             )
         # The strides multiply to the patch size: 4 * 3 * 1 or 4 * 2 * 2.
         first = Conv2D(in_channels, dim // 4, 7, stride=4, padding=3)

@@ -322,5 +322,5 @@ def _check_heads(dims: Sequence[int], num_heads: Sequence[int]) -> None:
         if dim % heads or (i < 3 and heads % 2):
             expected = "a divisor" if i == 3 else "an even divisor"
             raise InputError(
-                f"NUM_HEADS has {heads} where there are {dim} channels, expected {expected}"
+                f"NUM_HEADS has {heads}, expected {expected} of the {dim} channels of its stage"
             )

@@ -260,7 +260,7 @@ class CvT(ImageModel):
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(
-                    f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+                    f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels in EMBED_DIMS"
                 )
         self.class_token = class_token
         self.num_features = embed_dims[-1]

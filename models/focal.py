@@ -501,7 +501,7 @@ def _check(
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
             raise InputError(
-                f"NUM_HEADS has {heads} where there are {dim} channels, which it doesn't divide"
+                f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels of its stage"
             )
     for expand in expand_sizes:
         if 2 * expand > window_size:

@@ -237,7 +237,7 @@ class PyramidVisionTransformerV2(ImageModel):
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(
-                    f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+                    f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels in EMBED_DIMS"
                 )
         # The map of stage i has ceil(side / (4 * 2**i)) places along a side, and at least one patch
         # of sr_ratio. ``ImageModel`` reads min_image_size as it checks image_size.

@@ -488,7 +488,7 @@ def _check_sizes(
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
             raise InputError(
-                f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+                f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels in EMBED_DIMS"
             )
     if dims[0] % 2:
         raise InputError(f"EMBED_DIMS begins with {dims[0]}, expected an even number")

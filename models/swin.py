@@ -348,7 +348,7 @@ class SwinTransformer(ImageModel):
         for dim, heads in zip(dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(
-                    f"NUM_HEADS has {heads} where there are {dim} channels, which it doesn't divide"
+                    f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels of its stage"
                 )
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)

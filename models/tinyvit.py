@@ -242,7 +242,7 @@ class TinyViT(ImageModel):
         for dim, heads in zip(embed_dims[1:], num_heads[1:], strict=True):
             if dim % heads:
                 raise InputError(
-                    f"NUM_HEADS has {heads} where there are {dim} channels, which it doesn't divide"
+                    f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels of its stage"
                 )
         self.num_features = embed_dims[-1]
         self.patch_embed = PatchEmbed(in_channels, embed_dims[0])

@@ -514,7 +514,8 @@ def _check_heads(
     divides = embed_dim % num_heads == 0
     if not divides and attn_head_size is None:
         raise InputError(
-            f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE"
+            f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that"
+            " is, or set ATTN_HEAD_SIZE"
         )
     if not divides and global_pool == "map":
         raise InputError(

@@ -458,5 +458,5 @@ def _check_sizes(
     for dim, heads in zip(dims, num_heads, strict=True):
         if dim % heads:
             raise InputError(
-                f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, which it doesn't divide"
+                f"NUM_HEADS has {heads}, expected a divisor of the {dim} channels in EMBED_DIMS"
             )

@@ -459,10 +459,13 @@ def test_a_task_without_labels_gets_none_and_its_model_has_no_outputs(unlabelled
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"task": "segmentation"}, "is for TASK segmentation, TASK is classification; change one"),
+        (
+            {"task": "segmentation"},
+            "is for TASK segmentation, but TASK is classification; change one",
+        ),
         ({"columns": ""}, "has no labels, which TASK classification needs; change one of the two"),
         ({"columns": "mask"}, "has no labels, which TASK classification needs; change one"),
-        ({"task": "multilabel"}, "is for TASK multilabel, TASK is classification; change one"),
+        ({"task": "multilabel"}, "is for TASK multilabel, but TASK is classification; change one"),
     ],
 )
 def test_a_dataset_for_another_task_is_refused(monkeypatch, declared, message):

@@ -56,11 +56,11 @@ NEW = [
     ),
     (
         ["-resume=run/checkpoints/epoch_0001", "-data_path=more"],
-        "its run had 48 training images, the data has 60",
+        "its run had 48 training images, but the data has 60",
     ),
     (
         ["-resume=run/checkpoints/epoch_0001", "-last_epoch=2"],
-        "TRAIN.LAST_EPOCH is 2, the checkpoint's last",
+        "TRAIN.LAST_EPOCH is 2, but the checkpoint's last",
     ),
     (
         ["-resume=damaged/checkpoints/epoch_0001"],
@@ -86,8 +86,8 @@ OWN = [
     ([AUTO, "-pretrained=nowhere"], "no weights at nowhere"),
     ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has only"),
     ([AUTO, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
-    ([AUTO, "-last_epoch=1"], "TRAIN.LAST_EPOCH is 1, the checkpoint's last epoch is 2"),
-    ([AUTO, "-data_path=more"], "its run had 48 training images, the data has 60"),
+    ([AUTO, "-last_epoch=1"], "TRAIN.LAST_EPOCH is 1, but the checkpoint's last epoch is 2"),
+    ([AUTO, "-data_path=more"], "its run had 48 training images, but the data has 60"),
     ([AUTO, "-o", "TRAIN.NUM_EPOCHS", "1"], "epoch 2 is completed and TRAIN.NUM_EPOCHS is 1"),
     ([AUTO, "-o", "MODEL.DEPTH", "2"], "epoch_0002/model.safetensors doesn't fit the model"),
     (

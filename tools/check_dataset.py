@@ -252,8 +252,8 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
     """Raises InputError if an output can't be written, before the images are read."""
     if (options.output is None) != (options.split is None and options.apply is None):
         raise InputError(
-            "--split SHARE or --apply FILE need -output DIR, the folder of their lists, and"
-            " -output needs one of them"
+            "--split SHARE and --apply FILE need -output DIR, the folder for their lists, and -output"
+            " needs one of the two; pass both flags"
         )
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
         raise InputError(

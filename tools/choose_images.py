@@ -50,7 +50,10 @@ def parsed_arguments() -> argparse.Namespace:
     option("workers", type=int, default=2, metavar="N", help="data loader workers; default: 2")
     arguments = parser.parse_args()
     if arguments.count < 1 or arguments.workers < 0:
-        raise InputError("expected a -count of at least 1, and -workers of at least 0")
+        raise InputError(
+            f"-count is {arguments.count}, expected at least 1; -workers is {arguments.workers},"
+            " expected at least 0"
+        )
     check_new_folder(arguments.output)
     return arguments
 

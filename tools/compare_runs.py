@@ -69,7 +69,9 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output
     if output and len(options.runs) == 1:
-        raise InputError("-output is for a comparison; for one run its report.html is written")
+        raise InputError(
+            "-output needs several runs to compare; for a single run, its own report.html is written"
+        )
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(
             f"-output {output}: expected a file that ends in .html, in an existing folder"

@@ -87,7 +87,10 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.layer is None and of_layer:
         raise InputError("-pool and -norm need -layer N; add it, or leave them out")
     if arguments.batch_size < 1 or arguments.workers < 0:
-        raise InputError("expected a -batch_size of at least 1, and -workers of at least 0")
+        raise InputError(
+            f"-batch_size is {arguments.batch_size}, expected at least 1; -workers is"
+            f" {arguments.workers}, expected at least 0"
+        )
 
 
 def main() -> int:

@@ -65,9 +65,11 @@ def parsed_arguments() -> argparse.Namespace:
     if arguments.k is not None and not arguments.features:
         raise InputError("-k has no effect without -features; leave it out, or add -features")
     if arguments.k is not None and arguments.k < 1:
-        raise InputError(f"-k is {arguments.k}, expected a number from 1 on")
+        raise InputError(f"-k is {arguments.k}, expected at least 1")
     if arguments.drawn < 0 or arguments.workers < 0:
-        raise InputError("expected -drawn and -workers of at least 0")
+        raise InputError(
+            f"-drawn is {arguments.drawn} and -workers is {arguments.workers}, expected at least 0"
+        )
     check_new_folder(arguments.output)
     return arguments
 

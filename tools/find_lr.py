@@ -84,7 +84,7 @@ def main() -> None:
             " metric: knn"
         )
     if not config.OUTPUT:
-        raise InputError("pass -output=DIR, or -output=FILE.png")
+        raise InputError("-output is missing; pass -output=DIR, or -output=FILE.png")
     output = Path(config.OUTPUT)
     if output.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
         raise InputError(f"-output is {output}; expected a folder, or a file that ends in .png")

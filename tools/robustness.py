@@ -149,9 +149,9 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
 
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"], vars(arguments))
     if not config.OUTPUT:
-        raise InputError("pass -output=DIR")
+        raise InputError("-output is missing; pass -output=DIR")
     if config.DATA.CORRUPTION:
-        raise InputError("leave out DATA.CORRUPTION: use -corruptions")
+        raise InputError("DATA.CORRUPTION has no effect here; leave it out, and use -corruptions")
     if config.TASK != "classification":
         raise InputError(f"TASK is {config.TASK}, expected classification")
     if not (arguments.published or find_spec("imagecorruptions")):

@@ -119,7 +119,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InputError("-grid and -faiss are for a search; leave out -index and -metrics")
         tasks = [arguments.remove, arguments.list, arguments.metrics, arguments.index and paths]
         if sum(map(bool, tasks)) != 1:
-            raise InputError("-index takes one of images to add, -remove PATH ... and -list")
+            raise InputError(
+                "-index takes either images to add, or -remove PATH ..., or -list; pass one of these"
+            )
         if arguments.metrics and paths != 1:
             raise InputError(f"-metrics takes an index or a file of features, found {paths} paths")
         return

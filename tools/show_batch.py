@@ -103,7 +103,8 @@ def main() -> None:
         )
     if not 1 <= options.count <= _MOST or options.epoch < 1:
         raise InputError(
-            f"--count is {options.count}, --epoch {options.epoch}; expected 1 to {_MOST}, and 1 or more"
+            f"--count is {options.count}, expected 1 to {_MOST}; --epoch is {options.epoch}, expected"
+            " at least 1"
         )
     from training.command_line import config_from_arguments
     from utils import writing_whole

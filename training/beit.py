@@ -98,7 +98,7 @@ class BeitTraining(Task):
         grid = getattr(getattr(encoder, "patch_embed", None), "grid_size", tokenizer.grid)
         if tuple(grid) != tokenizer.grid:
             raise InputError(
-                "METHOD.TOKENIZER has {} x {} tokens, the model {} x {} patches; use models with"
+                "METHOD.TOKENIZER has {} x {} tokens, but the model {} x {} patches; use models with"
                 " patches of the same size".format(*tokenizer.grid, *grid)
             )
         patches = grid[0] * grid[1]

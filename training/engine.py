@@ -433,7 +433,7 @@ def evaluate(
     expected = len(loader.dataset)
     if counted != expected:
         raise RunError(
-            f"evaluation counted {counted} samples, the dataset has {expected}", shared=True
+            f"the evaluation counted {counted} samples, but the dataset has {expected}", shared=True
         )
     if not math.isfinite(metrics["loss"]):
         raise RunError(

@@ -205,8 +205,8 @@ class FixMatch(Classification):
         batch = config.DATA.BATCH_SIZE * world_size()
         if config.DATA.DROP_LAST and count < batch:
             raise InputError(
-                f"{self.few_labels.unlabelled} unlabelled images, METHOD.UNLABELLED_RATIO {self.ratio}"
-                f" per sample, make {count} samples: less than one global batch of {batch}; lower"
+                f"{self.few_labels.unlabelled} unlabelled images make {count} samples with"
+                f" METHOD.UNLABELLED_RATIO {self.ratio}, less than one global batch of {batch}; lower"
                 " the batch size or the ratio, or set DATA.DROP_LAST False"
             )
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None

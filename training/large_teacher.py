@@ -30,7 +30,7 @@ def load_large_teacher(
     """
     if path is None:
         raise InputError(
-            f"{_KEY} is {file}, METHOD.LARGE_TEACHER_PATH is None; set it to the teacher's weights"
+            f"{_KEY} is {file}, but METHOD.LARGE_TEACHER_PATH is None; set it to the teacher's weights"
         )
     of_large = other_config(config, file, _KEY)
     if of_large.TASK != "dino":

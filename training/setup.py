@@ -317,8 +317,8 @@ def share_batch(config: Configuration, ranks: int) -> Configuration:
         return config
     if batch % ranks:
         raise InputError(
-            f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes;"
-            " make it a multiple of their number"
+            f"DATA.GLOBAL_BATCH is {batch}, expected a multiple of the number of processes,"
+            f" {ranks}; change one of the two"
         )
     origin = f"DATA.GLOBAL_BATCH, shared by {ranks}"
     return with_values(config, origin, DATA__BATCH_SIZE=batch // ranks)

@@ -253,7 +253,7 @@ class TokenizerTraining(Task):
         path = self.teacher_path
         if path is None:
             raise InputError(
-                f"METHOD.TEACHER is {self.teacher_file}, METHOD.TEACHER_PATH is None; set it to the"
+                f"METHOD.TEACHER is {self.teacher_file}, but METHOD.TEACHER_PATH is None; set it to the"
                 " teacher's weights"
             )
         config = with_switches(self._teacher_config(), path)

@@ -83,7 +83,8 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
         )
     if not -len(names) <= block < len(names):
         raise InputError(
-            f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last"
+            f"-block is {block}, but the model has {len(names)} of them: give 0 to {len(names) - 1},"
+            " or -1 for the last"
         )
     name = names[block]
     weights, grid = _weights(model, image, [name])

@@ -71,7 +71,7 @@ def cam(
         raise InputError("the model has no classifier (NUM_CLASSES 0): use attention or features")
     if output is not None and not 0 <= output < model.num_classes:
         raise InputError(
-            f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}"
+            f"-class is {output}, but the model has the outputs 0 to {model.num_classes - 1}"
         )
     features, gradient = _features_and_gradient(model, image, output)
     values = METHODS[method](_by_place(model, features)[0], _by_place(model, gradient)[0])

@@ -266,7 +266,7 @@ def _stages(count: int, options: MapOptions) -> list[int]:
     if options.block is not None:
         if not -count <= options.block < count:
             raise InputError(
-                f"-block is {options.block}, the model has {count} intermediates:"
+                f"-block is {options.block}, but the model has {count} intermediates:"
                 f" give 0 to {count - 1}"
             )
         return [options.block % count]

@@ -44,7 +44,8 @@ def merged_panels(
     block = -1 if options.block is None else options.block
     if not -depth <= block < depth:
         raise InputError(
-            f"-block is {block}, the model has {depth}: give 0 to {depth - 1}, or -1: the last"
+            f"-block is {block}, but the model has {depth} of them: give 0 to {depth - 1},"
+            " or -1 for the last"
         )
     tokens = model.merged_patches(predicted.image, block % depth).numpy()[0]
     # The picture may be enlarged. Pixels after the last patch belong to none.

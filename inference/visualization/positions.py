@@ -93,7 +93,7 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
     if block is not None:
         if not -len(chosen) <= block < len(chosen):
             raise InputError(
-                f"-block is {block}, the model has {len(chosen)} tables: give 0 to {len(chosen) - 1}"
+                f"-block is {block}, but the model has {len(chosen)} tables: give 0 to {len(chosen) - 1}"
             )
         chosen = [chosen[block]]
     # Evenly spread, the first and the last one among them.

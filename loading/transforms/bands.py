@@ -140,4 +140,4 @@ def check_channels(count: int, channels: int) -> None:
     """Raises Unreadable where an image hasn't ``channels`` channels (DATA.IMAGE_CHANNELS)."""
     if count != channels:
         plural = "" if count == 1 else "s"
-        raise Unreadable(f"it has {count} channel{plural}, DATA.IMAGE_CHANNELS is {channels}")
+        raise Unreadable(f"it has {count} channel{plural}, but DATA.IMAGE_CHANNELS is {channels}")

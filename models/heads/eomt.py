@@ -124,7 +124,9 @@ class EomtHead(Head):
                 " pooling; set MODEL.FC_NORM False, and MODEL.FINAL_NORM True"
             )
         if "patch_drop" in encoder_._sub_layers and encoder_.patch_drop.drop_prob:
-            raise InputError("MODEL.PATCH_DROP is above 0, but HEAD.NAME eomt needs all patches")
+            raise InputError(
+                "MODEL.PATCH_DROP is above 0, but HEAD.NAME eomt needs all patches; set it to 0"
+            )
 
     def features(self, encoder: ImageModel, images: paddle.Tensor, indices: Any) -> Features:
         stages = list(encoder._stages())

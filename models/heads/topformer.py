@@ -78,8 +78,8 @@ class TopFormerHead(Head):
         *channels, last = maps.channels
         if sum(channels) != last:
             raise InputError(
-                f"HEAD.NAME topformer got maps of {maps.channels} channels, expected as many in the"
-                " last one as in all others together: use a MODEL.TYPE TopFormer and all its maps"
+                f"HEAD.NAME topformer found maps of {maps.channels} channels, expected the last one to"
+                " have as many as all others together; use a MODEL.TYPE TopFormer with all its maps"
             )
         self.channels = channels
         self.injections = nn.LayerList(

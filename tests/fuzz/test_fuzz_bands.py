@@ -113,7 +113,7 @@ COSTLY = {
     ),
     "tags that overlap": (
         lambda: forged_images.tags_that_overlap(300_000),
-        "it has 1 channel, DATA.IMAGE_CHANNELS is 5",
+        "it has 1 channel, but DATA.IMAGE_CHANNELS is 5",
     ),
     "kinds of values": (
         lambda: tiff_of_many_kinds(20_000),

@@ -156,7 +156,7 @@ def test_a_layer_is_pooled_or_whole(checkpoint, folder, norm):
 
 
 def test_layers_that_arent_there_are_refused(checkpoint):
-    with pytest.raises(InputError, match="-layer is 3, vit_digits has the layers -3 to 2"):
+    with pytest.raises(InputError, match="-layer is 3, but vit_digits has the layers -3 to 2"):
         FeatureExtractor(checkpoint, layer=3)
 
 

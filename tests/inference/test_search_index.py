@@ -364,11 +364,11 @@ def test_the_tool(tmp_path):
         (["-list"], "error: -remove and -list need the index; add -index FILE.index"),
         (
             ["-index=x.index"],
-            "error: -index takes one of images to add, -remove PATH ... and -list",
+            "error: -index takes either images to add, or -remove PATH ..., or -list",
         ),
         (
             ["-index=x.index", "a", "-list"],
-            "error: -index takes one of images to add, -remove PATH",
+            "error: -index takes either images to add, or -remove PATH",
         ),
         (["-index=x.npy", "-list"], "error: x.npy: an index needs the ending .index"),
         (["-index=x.index", "-list"], "error: x.index: can't be read as an index of images"),

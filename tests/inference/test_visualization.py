@@ -230,10 +230,10 @@ def test_rollout_is_its_formula(kind):
         (
             "vit",
             lambda *a: attention(*a, 3),
-            "-block is 3, the model has 3: give 0 to 2, or -1: the last",
+            "-block is 3, but the model has 3 of them: give 0 to 2, or -1 for the last",
         ),
         ("vit", lambda *a: attention(*a, -4), "-block is -4"),
-        ("vit", lambda *a: cam(*a, 7), "-class is 7, the model has the outputs 0 to 6"),
+        ("vit", lambda *a: cam(*a, 7), "-class is 7, but the model has the outputs 0 to 6"),
     ],
 )
 def test_what_isnt_defined_is_a_line(kind, method, message):

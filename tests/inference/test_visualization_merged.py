@@ -86,7 +86,7 @@ def test_the_tool_draws_them(merging, tmp_path):
     [
         ("vit_small_patch16_224", [], None, "MODEL.MERGE_TOKENS is 0, so no tokens are merged; pass -o"),
         ("convnext_tiny", [], None, "merging isn't defined for ConvNeXt: only MODEL.TYPE vit merges"),
-        ("vit_small_patch16_224", MERGES, 99, "-block is 99, the model has "),
+        ("vit_small_patch16_224", MERGES, 99, "-block is 99, but the model has "),
     ],
 )  # fmt: skip
 def test_what_merges_nothing_is_a_line(tmp_path, name, options, block, message):

@@ -167,7 +167,9 @@ def test_features_are_of_each_stage(files, photographs):
         == [panel.title for panel in rows[1][1:]]
         == [f"channel {i}" for i in range(4)]
     )
-    with pytest.raises(InputError, match="-block is 4, the model has 4 intermediates: give 0 to 3"):
+    with pytest.raises(
+        InputError, match="-block is 4, but the model has 4 intermediates: give 0 to 3"
+    ):
         feature_panels(predictor, sights, MapOptions(4, "pca"))
 
 
@@ -192,7 +194,7 @@ def test_positions_are_the_models(files):
     bias = layer.position_bias().numpy()[0]  # of the query (2, 1) = 9 and the key (0, 3) = 3
     assert found["layers.0.blocks.0.attn"][0, 2 - 0 + 3, 1 - 3 + 3] == bias[9, 3]
     assert opened(positions(predictor, 2)).ndim == 3
-    with pytest.raises(InputError, match="-block is 3, the model has 3 tables: give 0 to 2"):
+    with pytest.raises(InputError, match="-block is 3, but the model has 3 tables: give 0 to 2"):
         positions(predictor, 3)
     with pytest.raises(
         InputError,

@@ -274,7 +274,8 @@ def test_a_cache_is_of_one_type_and_one_way_to_read(tmp_path):
     words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto"]
     words += ["DATA.CACHE", str(tmp_path / "cache")]
     with pytest.raises(
-        InputError, match="DATA.CACHE holds images of one type: found uint16 after uint8; set it to"
+        InputError,
+        match="DATA.CACHE needs images of one type, but found uint16 after uint8; set it to",
     ):
         get_dataset(configured(*words), "val")
     for file in (tmp_path / "val/a").iterdir():
@@ -300,7 +301,7 @@ def test_shards_hold_bands_as_they_are(folder, tmp_path):
         == file.stat().st_size
     )
     with pytest.raises(
-        InputError, match=r"0.tif: it has 5 channels, DATA.IMAGE_CHANNELS is 4; repair"
+        InputError, match=r"0.tif: it has 5 channels, but DATA.IMAGE_CHANNELS is 4; repair"
     ):
         inspect(str(file), MOST, 4)
     with pytest.raises(
@@ -339,7 +340,7 @@ def test_arrays_in_memory_serve_where_their_channels_do():
         3
     ][0]
     np.testing.assert_array_equal(found, plain / np.float32(255))
-    with pytest.raises(RunError, match=r"sample 3: it has 1 channel, DATA.IMAGE_CHANNELS is 5"):
+    with pytest.raises(RunError, match=r"sample 3: it has 1 channel, but DATA.IMAGE_CHANNELS is 5"):
         get_dataset(configured(*grey), "val")[3]
 
 
@@ -354,7 +355,7 @@ def test_what_is_asked_about_is_read_alike(folder):
         np.testing.assert_array_equal(pictures[index][0], expected)
     blank, _, said = pictures[3]
     assert (blank.shape, blank.dtype, blank.any()) == ((24, 24, 5), np.float32, False)
-    assert bytes(said).startswith(b"image 3: it has 3 channels, DATA.IMAGE_CHANNELS is 5")
+    assert bytes(said).startswith(b"image 3: it has 3 channels, but DATA.IMAGE_CHANNELS is 5")
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])

@@ -26,10 +26,10 @@ def npy_of(header):
 
 
 REFUSED = {
-    "channels": (lambda: tiff(bands()), 4, "it has 5 channels, DATA.IMAGE_CHANNELS is 4"),
-    "first axis": (lambda: npy(np.moveaxis(bands(), 2, 0)), 5, "it has 80 channels, DATA.IMAGE_CHANNELS is 5"),
-    "alpha": (lambda: saved(Image.new("RGBA", (4, 4)), "PNG"), 3, "it has 4 channels, DATA.IMAGE_CHANNELS is 3"),
-    "grey": (lambda: saved(Image.new("L", (4, 4)), "JPEG"), 3, "it has 1 channel, DATA.IMAGE_CHANNELS is 3"),
+    "channels": (lambda: tiff(bands()), 4, "it has 5 channels, but DATA.IMAGE_CHANNELS is 4"),
+    "first axis": (lambda: npy(np.moveaxis(bands(), 2, 0)), 5, "it has 80 channels, but DATA.IMAGE_CHANNELS is 5"),
+    "alpha": (lambda: saved(Image.new("RGBA", (4, 4)), "PNG"), 3, "it has 4 channels, but DATA.IMAGE_CHANNELS is 3"),
+    "grey": (lambda: saved(Image.new("L", (4, 4)), "JPEG"), 3, "it has 1 channel, but DATA.IMAGE_CHANNELS is 3"),
     "inks": (lambda: saved(Image.new("CMYK", (4, 4)), "JPEG"), 4, "its pixels are Pillow's CMYK"),
     "deep colours": (lambda: png(WIDE, 2), 3, "Pillow only keeps 8 bits per channel; save it as TIFF"),
     "doubles": (lambda: npy(bands().astype(float)), 5, "its values are float64, expected uint8, uint16 or float32"),

@@ -367,7 +367,7 @@ def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
 def test_what_cannot_be_cached_is_an_error(folder):
     write_images(folder / "val", {"a": 1}, size=13)
     with pytest.raises(
-        InputError, match="DATA.CACHE holds images of one size: found 12 x 12 after 13 x 13"
+        InputError, match="DATA.CACHE needs images of one size, but found 12 x 12 after 13 x 13"
     ):
         get_dataset(with_cache("folder", folder), "val")
     assert not (folder / "cache").exists()

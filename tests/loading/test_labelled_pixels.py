@@ -144,9 +144,11 @@ def test_one_class_is_refused(root):
     for mode in ("train", "val"):
         ignore(root, mode, value=0)
     (root / "classes.txt").write_text("background\n")
-    message = r"^the masks have one class \(background\), so each answer is that class; assign"
+    message = r"^the masks have only one class \(background\), so there is nothing to learn; assign"
     with pytest.raises(InputError, match=message):
         get_datasets(configured(root))
     (root / "classes.txt").unlink()
-    with pytest.raises(InputError, match=r"have one class \(MODEL.NUM_CLASSES is 1\), so each"):
+    with pytest.raises(
+        InputError, match=r"have only one class \(MODEL.NUM_CLASSES is 1\), so there"
+    ):
         get_datasets(configured(root, "MODEL.NUM_CLASSES", "1"))

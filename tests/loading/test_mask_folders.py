@@ -198,7 +198,7 @@ def test_partners_that_are_missing_are_named(root):
 
 def test_folders_that_are_missing_are_named(root, tmp_path):
     shutil.rmtree(root / "masks/val")
-    message = r"masks/val: there is no such folder of masks; .*masks holds the folder train$"
+    message = r"masks/val: there is no such folder of masks; .*masks contains the folder train$"
     with pytest.raises(InputError, match=message):
         read(root, "val")
     shutil.rmtree(root / "images/val")

@@ -144,7 +144,7 @@ def test_training_evaluation_cache_and_prediction_see_one_picture(tmp_path):
     cached = evaluated(configured(root, *TURNED, *cache))
     assert (np.stack(cached) == np.stack(shown)).all()
     # as they are stored; another cache
-    with pytest.raises(InputError, match="DATA.CACHE holds images of one size"):
+    with pytest.raises(InputError, match="DATA.CACHE needs images of one size"):
         get_dataset(configured(root, *cache), "val")
     paths = [str(root / "val" / str(number) / "a.png") for number in ALL]
     for asked in (

@@ -299,7 +299,7 @@ def test_models_of_one_size_refuse_others():
     other = get_config(None, [*SIZES, "DATA.IMAGE_SIZE", "8x16"])
     with pytest.raises(
         InputError,
-        match=r"\[4, 6, 8, 10\], squares, but IMAGE_SIZE is 8 x 16; set MULTI_SCALE to null",
+        match=r"\[4, 6, 8, 10\] makes square images, but IMAGE_SIZE is 8 x 16; set MULTI_SCALE to null",
     ):
         train_sampler(other, None, 0, 1)
 

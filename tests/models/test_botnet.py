@@ -71,7 +71,10 @@ def test_paddlevits_last_stage_keeps_its_places():
         ({"last_stride": 3}, "LAST_STRIDE is 3, expected 1 or 2"),
         ({"stem_dim": 12}, "STEM_DIM is 12, expected a multiple of 8"),
         ({"embed_dims": (32, 64, 64, 98)}, r"EMBED_DIMS is \[32, 64, 64, 98\], expected multiples"),
-        ({"num_heads": (0, 2, 2, 0)}, "NUM_HEADS has 0 where the attention has 24 channels"),
+        (
+            {"num_heads": (0, 2, 2, 0)},
+            "NUM_HEADS has 0 for stage 3, whose attention has 24 channels",
+        ),
         ({"num_heads": (0, 2, 2)}, "NUM_HEADS is .* expected 4 numbers"),
     ],
 )

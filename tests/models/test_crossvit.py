@@ -154,7 +154,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
         ),
         (
             ["MODEL.PATCH_SIZE", "[8, 16]"],
-            "PATCH_SIZE has 8 where EMBED_DIMS has 128, MULTI_CONV supports 12 and 16, and EMBED_DIMS that are multiples of 4",
+            "MULTI_CONV supports PATCH_SIZE 12 and 16 with EMBED_DIMS that are multiples of 4, found 8 with 128",
         ),
         (
             ["MODEL.IMAGE_SCALES", "[1, 0.001]"],

@@ -121,7 +121,7 @@ def test_images_of_any_size_are_taken():
         (["MODEL.EMBED_DIMS", "[8, 8]"], r"EMBED_DIMS is \[8, 8\], expected 3 numbers: one per"),
         (
             ["MODEL.NUM_HEADS", "[1, 3, 7]"],
-            "NUM_HEADS has 7 where EMBED_DIMS has 384, which it doesn't divide",
+            "NUM_HEADS has 7, expected a divisor of the 384 channels",
         ),
     ],
 )

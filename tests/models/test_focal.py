@@ -137,7 +137,10 @@ def test_layer_groups_are_in_order_and_tables_do_not_decay():
     ("options", "message"),
     [
         (["MODEL.NUM_HEADS", "[3, 6, 12]"], r"NUM_HEADS is \[3, 6, 12\], expected 4 numbers"),
-        (["MODEL.NUM_HEADS", "[3, 6, 12, 25]"], "NUM_HEADS has 25 where there are 768 channels"),
+        (
+            ["MODEL.NUM_HEADS", "[3, 6, 12, 25]"],
+            "NUM_HEADS has 25, expected a divisor of the 768 channels",
+        ),
         (["MODEL.EXPAND_SIZES", "[4, 3, 3, 3]"], "EXPAND_SIZES has 4, expected at most half of"),
         (["MODEL.FOCAL_WINDOWS", "[7, 4, 3, 1]"], "FOCAL_WINDOWS has 4, expected odd numbers"),
         (

@@ -164,11 +164,11 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
         (["MODEL.ATTENTION_EVERY", "[2]"], r"ATTENTION_EVERY is \[2\], expected 4 numbers"),
         (
             ["MODEL.NUM_HEADS", "[0, 0, 6, 8]"],
-            r"NUM_HEADS has 6 where the attention has 256 channels \(a quarter of stage 2",
+            r"NUM_HEADS has 6 for stage 2, whose attention has 256 channels \(a quarter of the",
         ),
         (
             ["MODEL.NUM_HEADS", "[0, 0, 8, 0]"],
-            "NUM_HEADS has 0 where the attention has 512 channels",
+            "NUM_HEADS has 0 for stage 3, whose attention has 512 channels",
         ),
         (["MODEL.STEM_DIM", "20"], "STEM_DIM is 20, expected a multiple of 8"),
         (

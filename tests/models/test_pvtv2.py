@@ -124,7 +124,7 @@ def test_the_least_images_are_those_that_fill_a_patch_of_keys():
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
         (
             ["MODEL.NUM_HEADS", "[1, 2, 5, 7]"],
-            "NUM_HEADS has 7 where EMBED_DIMS has 256, which it doesn't divide",
+            "NUM_HEADS has 7, expected a divisor of the 256 channels",
         ),
         (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but PVTv2 takes no EMBED_DIM"),
     ],

@@ -111,7 +111,10 @@ def test_drop_path_rises_over_all_blocks():
     [
         (["MODEL.STAGE_DEPTHS", "[2, 4]"], r"STAGE_DEPTHS is \[2, 4\], expected four numbers"),
         (["MODEL.NUM_HEADS", "[2, 4]"], r"NUM_HEADS is \[2, 4\], expected 4 numbers"),
-        (["MODEL.NUM_HEADS", "[5, 2, 4, 8]"], "NUM_HEADS has 5 where EMBED_DIMS has 64"),
+        (
+            ["MODEL.NUM_HEADS", "[5, 2, 4, 8]"],
+            "NUM_HEADS has 5, expected a divisor of the 64 channels",
+        ),
         (["MODEL.SR_RATIO", "[3, 2, 2, 1]"], "SR_RATIO has 3, expected 1 or even numbers"),
         (["MODEL.EMBED_DIMS", "[9, 128, 256, 512]"], "EMBED_DIMS begins with 9, expected an even"),
         (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),

@@ -172,7 +172,7 @@ def test_reset_classifier_replaces_the_head():
         (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),
         (
             ["MODEL.NUM_HEADS", "[3, 6, 12, 25]"],
-            "NUM_HEADS has 25 where there are 768 channels, which it doesn't divide",
+            "NUM_HEADS has 25, expected a divisor of the 768 channels",
         ),
         (["DATA.IMAGE_SIZE", "222"], "IMAGE_SIZE 222 is not a multiple of PATCH_SIZE 4"),
         (["MODEL.DEPTH", "3"], "MODEL.DEPTH is 3, but Swin takes no DEPTH"),

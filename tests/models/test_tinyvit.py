@@ -127,7 +127,7 @@ def test_the_classifier_is_exchangeable():
         (["MODEL.WINDOW_SIZES", "[7]"], r"WINDOW_SIZES is \[7\], expected four numbers"),
         (
             ["MODEL.NUM_HEADS", "[2, 4, 7, 10]"],
-            "NUM_HEADS has 7 where there are 160 channels, which it doesn't divide",
+            "NUM_HEADS has 7, expected a divisor of the 160 channels",
         ),
         (["DATA.IMAGE_SIZE", "31"], "IMAGE_SIZE is 31, TinyViT takes images of at least 32 x 32"),
     ],

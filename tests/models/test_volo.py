@@ -215,7 +215,7 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
         ),
         (
             ["MODEL.NUM_HEADS", "[5, 12, 12, 12]"],
-            "NUM_HEADS has 5 where EMBED_DIMS has 192, which it doesn't divide",
+            "NUM_HEADS has 5, expected a divisor of the 192 channels",
         ),
         (
             ["MODEL.EMBED_DIMS", "[6, 12, 24, 24]"],

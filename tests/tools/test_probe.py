@@ -209,13 +209,13 @@ def test_few_labels_are_those_that_each_class_has():
             Probes(ks=(1,), shots=(1, 3)),
             [0, 0, 1, 1],
             "ab",
-            "-shots is 3, class 'a' has 2 training",
+            "-shots is 3, but class 'a' has only 2 training",
         ),
         (
             Probes(("few_shot",), shots=(5,)),
             [0, 0, 0, 0, 0, 1],
             "ab",
-            "-shots is 5, class 'b' has 1 training image; lower -shots",
+            "-shots is 5, but class 'b' has only 1 training image; lower -shots",
         ),
         (Probes(("sgd",)), [0, 0, 1, 1], "ab", "4 training images are too few to hold out a part"),
         (Probes(("logistic",)), [0, 1], "ab", "2 training images are too few to hold out a part"),
@@ -228,9 +228,9 @@ def test_too_few_images_are_one_line(probes, labels, classes, message):
 
 
 REFUSED = {
-    ("-layer=9",): "-layer is 9, vit_base_patch16_224 has the layers -2 to 1",
+    ("-layer=9",): "-layer is 9, but vit_base_patch16_224 has the layers -2 to 1",
     ("-k=2000",): "-k is 2000, but the training set has 1433 images; lower -k",
-    ("-shots=500",): "-shots is 500, class ",
+    ("-shots=500",): "-shots is 500, but class ",
     ("-probes=knn,svm",): "'svm' isn't one of knn, logistic, sgd, few_shot",
     ("-k=0",): "'0' isn't a number of at least 1",
     ("-probes=sgd", "-k=3"): "-k has no effect without the probe knn; leave it out, or add knn to",

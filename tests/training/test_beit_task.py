@@ -170,7 +170,10 @@ def test_an_evaluation_of_beit_needs_the_tokenizer_and_gives_the_runs_numbers(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.PATCH_SIZE", "4"], "METHOD.TOKENIZER has 4 x 4 tokens, the model 2 x 2 patches"),
+        (
+            ["MODEL.PATCH_SIZE", "4"],
+            "METHOD.TOKENIZER has 4 x 4 tokens, but the model 2 x 2 patches",
+        ),
         (["METHOD.MASK_RATIO", "0.01"], "masks 0 of 4 x 4 patches, expected 1 to 15"),
         (["METHOD.MASK_RATIO", "0.99"], "masks 16 of 4 x 4 patches, expected 1 to 15"),
         (["METHOD.MIN_BLOCK", "9"], "METHOD.MIN_BLOCK is 9, but no block of this size fits"),

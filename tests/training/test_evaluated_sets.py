@@ -269,7 +269,9 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
         InputError, match="out has evaluations of SEED 0, not 4; choose another -output"
     ):
         run("-o", "SEED", "4")
-    with pytest.raises(InputError, match="leave out DATA.CORRUPTION: use -corruptions"):
+    with pytest.raises(
+        InputError, match="DATA.CORRUPTION has no effect here; leave it out, and use -corruptions"
+    ):
         run("-o", "DATA.CORRUPTION", "fog")
 
 

@@ -80,7 +80,10 @@ def test_other_classes_are_counted_and_the_classifier_is_told_of(own_run):
 def test_what_is_said_counts_and_what_cannot_be_names_its_whole_mend(own_run):
     more = ["-pretrained=RUN", "-data_path=more"]
     line = refused(*more, "-output=1", "-o", "MODEL.NUM_CLASSES", "3")
-    assert line == "the data has 4 classes, MODEL.NUM_CLASSES is 3; write -o MODEL.NUM_CLASSES auto"
+    assert (
+        line
+        == "the data has 4 classes, but MODEL.NUM_CLASSES is 3; write -o MODEL.NUM_CLASSES auto"
+    )
     assert (
         config_from_arguments("test", [*more, "-o", "MODEL.NUM_CLASSES", "7"]).MODEL.NUM_CLASSES
         == 7

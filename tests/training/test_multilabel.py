@@ -445,11 +445,11 @@ def test_what_an_image_of_several_classes_has_no_use_for_is_refused(words, messa
 
 
 def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny):
-    message = "DATA.DATASET 'digits' is for TASK classification, TASK is multilabel; change one of the two"
+    message = "DATA.DATASET 'digits' is for TASK classification, but TASK is multilabel; change one of the two"
     refused(message, [*tiny, "TASK", "multilabel"], tmp_path / "a", None)
     swapped = [*without(options, "TASK"), "TASK", "classification"]
     refused(
-        "DATA.DATASET 'multilabel_csv' is for TASK multilabel, TASK is",
+        "DATA.DATASET 'multilabel_csv' is for TASK multilabel, but TASK is",
         swapped,
         tmp_path / "b",
         None,

@@ -36,9 +36,9 @@ def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
     )
     refused("no checkpoint at", [*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b")
     late = [*options, "MODEL.RESUME", first, "TRAIN.LAST_EPOCH", "2"]
-    refused("TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1", late, tmp_path / "c")
+    refused("TRAIN.LAST_EPOCH is 2, but the checkpoint's last epoch is 1", late, tmp_path / "c")
     refused(
-        "its run had 32 training images, the data has 48",
+        "its run had 32 training images, but the data has 48",
         [*options, "MODEL.RESUME", first],
         tmp_path / "d",
         48,
@@ -238,7 +238,7 @@ def test_data_of_other_classes_are_refused(tmp_path, tiny):
     dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], val.classes)
     with pytest.raises(
         InputError,
-        match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2",
+        match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), but the data has zero, 1, 2",
     ):
         work(config, dataset, val)
     assert not (tmp_path / "new").exists()

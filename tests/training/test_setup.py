@@ -129,7 +129,8 @@ def test_the_global_batch_is_kept_or_the_batch_per_device():
     assert [share_batch(kept, ranks).DATA.BATCH_SIZE for ranks in (1, 2, 3)] == [96, 48, 32]
     assert share_batch(get_config(None, ["DATA.BATCH_SIZE", "96"]), 3).DATA.BATCH_SIZE == 96
     with pytest.raises(
-        InputError, match="DATA.GLOBAL_BATCH is 96, found 5 processes; make it a multiple of their"
+        InputError,
+        match="DATA.GLOBAL_BATCH is 96, expected a multiple of the number of processes, 5",
     ):
         share_batch(kept, 5)
     # An evaluation takes batches of another size.

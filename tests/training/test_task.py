@@ -190,7 +190,9 @@ def test_an_evaluation_that_lost_a_batch_has_no_accuracy(tiny):
     loader = get_dataloader(config, val, "val")
     lossy = mock.MagicMock(dataset=val, batch_sampler=loader.batch_sampler)
     lossy.__iter__.return_value = iter(list(loader)[1:])
-    with pytest.raises(RunError, match="^evaluation counted 64 samples, the dataset has 128$"):
+    with pytest.raises(
+        RunError, match="^the evaluation counted 64 samples, but the dataset has 128$"
+    ):
         engine.evaluate(Classification(config), build_model(config), lossy)
 
 

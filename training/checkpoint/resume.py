@@ -303,14 +303,14 @@ def _check_state(
     images = len(training.loader.dataset)
     if state["images"] != images:
         raise InputError(
-            f"{chosen}: its run had {state['images']} training images, the data has {images};"
+            f"{chosen}: its run had {state['images']} training images, but the data has {images};"
             f" {advice}"
         )
     classes = training.run.classes
     stored_classes = state.get("classes")
     if classes and stored_classes and classes != stored_classes:
         raise InputError(
-            f"{chosen}: its run had the classes {some_of(stored_classes)}, the data has"
+            f"{chosen}: its run had the classes {some_of(stored_classes)}, but the data has"
             f" {some_of(classes)}; {advice}"
         )
     within_epoch = bool(state["samples"])
@@ -326,7 +326,7 @@ def _check_state(
     last_epoch = config.TRAIN.LAST_EPOCH
     if named and last_epoch not in (0, state["epoch"]):
         raise InputError(
-            f"TRAIN.LAST_EPOCH is {last_epoch}, the checkpoint's last epoch is {state['epoch']};"
+            f"TRAIN.LAST_EPOCH is {last_epoch}, but the checkpoint's last epoch is {state['epoch']};"
             " leave it out"
         )
 

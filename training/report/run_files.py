@@ -154,8 +154,8 @@ def _check_same_size(file: Path, images: int, evaluation: dict[str, Any]) -> Non
     """Raises InputError if a table has another number of images than result.json."""
     if images != evaluation["num_samples"]:
         raise InputError(
-            f"{file}: it has {images} samples, result.json {evaluation['num_samples']}: it is from"
-            " another evaluation; move the file away"
+            f"{file}: it has {images} samples, but result.json has {evaluation['num_samples']}: it is"
+            " from another evaluation; move the file away"
         )
 
 
@@ -169,7 +169,7 @@ def _confusion(file: Path, result: dict[str, Any]) -> np.ndarray:
     accuracy = 100 * int(np.trace(matrix)) / max(1, int(matrix.sum()))
     if abs(accuracy - result.get("pixel_acc", accuracy)) > 1e-3:
         raise InputError(
-            f"{file}: its pixel accuracy is {accuracy}, in result.json {result['pixel_acc']}:"
+            f"{file}: its pixel accuracy is {accuracy}, but in result.json it is {result['pixel_acc']}:"
             " it is from another evaluation; move the file away"
         )
     return matrix
@@ -188,8 +188,8 @@ def _check_same_evaluation(
     expected_accuracy = evaluation.get("acc1", accuracy)
     if samples != expected_samples or abs(accuracy - expected_accuracy) > 1e-3:
         raise InputError(
-            f"{file}: its samples and accuracy are {samples}, {accuracy}, in result.json"
-            f" {expected_samples}, {evaluation.get('acc1')}: it is from another evaluation;"
+            f"{file}: its samples and accuracy are {samples} and {accuracy}, but in result.json"
+            f" they are {expected_samples} and {evaluation.get('acc1')}: it is from another evaluation;"
             " move the file away"
         )
 
