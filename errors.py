@@ -218,7 +218,7 @@ class NoRegularFile(Unreadable):
 
 
 class Allowance:
-    """Limits what a reader may take for a file of ``size`` bytes that somebody else wrote.
+    """Limits the memory and time for reading a file of ``size`` bytes of unknown origin.
 
     It may take 64 MiB of memory and three times the file's size, and 10 s and 1 s per 100 MB. Each
     reader counts the memory that it is about to use. The time is this thread's CPU time: a slow

@@ -58,7 +58,7 @@ def lenet(images: paddle.Tensor, params: Params) -> paddle.Tensor:
 
 
 class LeNet(nn.Layer):
-    """The same as a layer, which ``paddle.DataParallel`` can wrap."""
+    """``lenet`` as a layer, which ``paddle.DataParallel`` can wrap."""
 
     def __init__(self, params: Params) -> None:
         super().__init__()

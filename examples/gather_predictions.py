@@ -1,5 +1,5 @@
-"""Predictions of a model, made by several processes, in one CSV file: index, label, prediction,
-probability.
+"""Predicts with several processes, and writes all predictions to one CSV file: index, label,
+prediction, probability.
 
     python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
 
@@ -62,7 +62,7 @@ def predictions(
 
 
 def worker(config: Configuration, dataset: Any, file: Path) -> None:
-    """Runs in each process."""
+    """Predicts this rank's share and gathers all predictions. Runs in each process."""
     import utils
     from models import build_model
     from ops.device import set_device_flags

@@ -1,4 +1,4 @@
-"""Makes a small real dataset for segmentation of the pictures that scikit-image bundles.
+"""Makes a small real dataset for segmentation from the pictures that scikit-image bundles.
 
     python examples/scikit_image_masks.py DIR
 

@@ -1,4 +1,4 @@
-"""The numbers by which images to label next are chosen, and which images look alike.
+"""Scores that choose the images to label next, and the search for similar images.
 
 ``selection`` applies them to the images of a folder.
 """
@@ -31,7 +31,7 @@ def alike(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def unlike(hashes: np.ndarray) -> np.ndarray:
-    """Returns the places of hashes of which no two are near each other, in rising order.
+    """Returns the indices of hashes of which no two are near each other, in rising order.
 
     A hash is left out if it is near one that comes before it and is taken.
     """
@@ -50,7 +50,8 @@ def unlike(hashes: np.ndarray) -> np.ndarray:
 
 
 def margins(probabilities: np.ndarray, several: bool = False) -> np.ndarray:
-    """Returns how sure a model is of each image, [n] from 0 (not at all) to 1.
+    """Returns how certain a model is of each image, [n] from 0 to 1: the margin between its two most
+    probable classes.
 
     Args:
         probabilities: [n, K].
@@ -67,7 +68,8 @@ def margins(probabilities: np.ndarray, several: bool = False) -> np.ndarray:
 def farthest(
     features: np.ndarray, distances: np.ndarray, count: int
 ) -> tuple[list[int], list[float]]:
-    """Returns the places of the ``count`` images that cover the features best, and their distances.
+    """Returns the indices of the ``count`` images that best cover the features, and their
+    distances.
 
     Each is the image farthest from all centres: those that ``distances`` are to, and the images
     chosen before. Of equally far ones it is the first. Memory and time grow with n, and time with

@@ -68,7 +68,7 @@ def label_errors(
 
 
 def thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Returns the mean probability of each class over the images labelled so, [K].
+    """Returns the mean probability of each class over the images with this label, [K].
 
     It is above 1 for a class without an image.
     """
@@ -79,7 +79,7 @@ def thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
 
 
 def confident_classes(probabilities: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """Returns the class that each image is confidently of, [n]; -1: of none.
+    """Returns the class that each image confidently belongs to, [n]; -1: none.
 
     If an image reaches the thresholds of several classes, it is of its most probable class. In the
     paper the most probable of those several is taken; cleanlab takes that of all classes.
@@ -98,7 +98,7 @@ def confident_classes(probabilities: np.ndarray, least: np.ndarray) -> np.ndarra
 
 
 def confident_joint(labels: np.ndarray, guesses: np.ndarray, classes: int) -> np.ndarray:
-    """Returns how many images have a label (row) and are confidently of a class (column), [K, K].
+    """Counts images by their label (row) and the class they confidently belong to (column), [K, K].
 
     Every class counts as having one image that is labelled rightly.
 

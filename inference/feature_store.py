@@ -171,7 +171,7 @@ class FeatureExtractor(Predictor):
 
     @functools.cached_property
     def text_encoder(self) -> TextEncoder:
-        """Embeds the texts that an "embedding" is compared with.
+        """The text encoder, whose embeddings "embedding" features are compared with.
 
         Raises:
             InputError: as ``TextEncoder``.

@@ -1,6 +1,4 @@
-"""Converts a layer to other formats. paddle2onnx makes ONNX of its Paddle program, and OpenVINO
-makes its IR of the ONNX.
-"""
+"""Converts a layer to ONNX with paddle2onnx, and the ONNX model to OpenVINO's IR."""
 
 import contextlib
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ NEIGHBOURS = 10
 
 
 class Images(NamedTuple):
-    """Images that a model wasn't trained on, or all of a run's.
+    """Images that a model wasn't trained on, or all images of a run.
 
     Attributes:
         path: the model's weights.
@@ -126,7 +126,7 @@ class Found(NamedTuple):
 
     @property
     def images(self) -> int:
-        """Returns how many images were looked at."""
+        """Returns how many images were examined."""
         return _count(self.parts)
 
 

@@ -1,6 +1,4 @@
-"""Writes maps of classes as files: PNGs of indices, or the images with coloured classes and a
-legend.
-"""
+"""Writes segmentation maps: PNGs of class indices, or images with coloured classes and a legend."""
 
 import os
 import re

@@ -113,7 +113,7 @@ def _memory_advice(name: str, size: tuple[int, int], way: Way) -> str:
 
 
 def areas(one: PixelMap, classes: Sequence[str]) -> Areas:
-    """Returns the areas of the classes that an image has. Of equal ones the first output is first.
+    """Returns the areas of the classes in an image, the largest first; equal ones by their output.
 
     Args:
         classes: the names of the outputs; empty: they aren't known.

@@ -373,7 +373,7 @@ class Predictor:
     def rejection_scores(
         self, choice: Choice, pixels: np.ndarray | paddle.Tensor, logits: np.ndarray
     ) -> Sequence[float | None]:
-        """Returns the score of each image of a batch by which it may be rejected; None: nobody asked.
+        """Returns the rejection score of each image of a batch; None without rejection.
 
         Args:
             pixels: [B, H, W, C], as for ``logits``.
@@ -406,7 +406,7 @@ class Predictor:
     def maps(
         self, images: Iterable[Picture], flip: bool = False, workers: int = 0
     ) -> list[PixelMap]:
-        """Returns the class of each pixel of each image, at its own size (TASK segmentation).
+        """Returns the classes of each image's pixels, in the size of the image (TASK segmentation).
 
         They are the answers that an evaluation compares with masks.
 
@@ -477,7 +477,7 @@ class Predictor:
         return pixel_map(self._forward, self._normalize, pixels, name, size, way)
 
     def check_maps(self) -> None:
-        """Raises InputError if the model gives no class for each pixel."""
+        """Raises InputError unless the model predicts a class for each pixel."""
         if not self.gives_maps:
             path = printable(str(self.weights or self.path))
             raise InputError(
@@ -486,7 +486,7 @@ class Predictor:
             )
 
     def check_text_tower(self) -> None:
-        """Raises InputError unless the classifier was made of texts."""
+        """Raises InputError unless the weights have a text tower."""
         if self.encoder is None:
             raise InputError(
                 f"{printable(str(self.path))} has no text tower; use weights of CLIP or SigLIP with"
@@ -625,7 +625,7 @@ def _check_readable(problem: np.ndarray) -> None:
 
 
 def trained_model(path: str | Path, config: Configuration, cfg: str | None = None) -> ImageModel:
-    """Returns the model of weights as it was trained, in evaluation mode: nothing is folded.
+    """Returns the trained model in evaluation mode, before any layers are folded.
 
     Args:
         path: weights; a run's folder isn't resolved (``best_of_run``).

@@ -108,7 +108,7 @@ def read_source(path: str, cfg: str | None = None, options: list[str] | None = N
 
 
 def published_config(source: Source) -> tuple[dict[str, Any], str]:
-    """Returns the content of config.json, and why timm can't read the folder; "": it can."""
+    """Returns the content of config.json, and the reason why timm can't read the folder, or ""."""
     config = source.predictor.config
     content = timm_config(config, source.description, source.features)
     preparation = content["pretrained_cfg"]

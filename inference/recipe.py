@@ -1,4 +1,4 @@
-"""The settings of a training, as others may see them: without this machine's paths."""
+"""The settings of a training that can be published: without paths of this machine."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The data of a trained model: that of the run which saved the weights, or another set that is named."""
+"""The data of a trained model: that of its run, or another dataset that is given."""
 
 import itertools
 from collections.abc import Iterable, Sequence

@@ -83,7 +83,7 @@ class Query(NamedTuple):
 def in_images(
     features: FeatureExtractor, image: str, images: Paths, top: int, workers: int = 2
 ) -> tuple[list[Neighbour], list[str]]:
-    """``among_images`` with one image as the query."""
+    """Finds the images nearest to one image, as ``among_images`` does."""
     query = query_among(features, image, images)
     [neighbours], errors = among_images(features, [query], images, top, workers)
     return neighbours, errors

@@ -1,4 +1,4 @@
-"""The way of the data, from files to batches on the device.
+"""Loads data: from files to batches on the device.
 
 ``sources``, ``multilabel``, ``unlabelled``, ``archives`` and ``shards`` read datasets, and
 ``cache`` keeps decoded images. ``samplers`` order the samples, ``transforms`` turn an image into

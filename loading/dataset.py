@@ -1,4 +1,4 @@
-"""Dataset classes: a sample by its index, as pixels, labels and further columns.
+"""Dataset classes, whose samples have pixels, labels and further columns.
 
 A dataset holds its paths and labels in a few arrays, which the ranks of a machine share. For
 ImageNet's 1.3 million files they take 65 MB. ``datasets.get_dataset`` makes the one that a
@@ -171,7 +171,7 @@ class ImageDataset(paddle.io.Dataset):
         self.keeps_sizes = True
 
     def pack(self, packing: Packing) -> None:
-        """Gives images of all ratios as patches, [N, P * P, C], which have one shape.
+        """Makes samples patches of one shape, [N, P * P, C], for images of any aspect ratio.
 
         A column "grid" [2] int32 holds the rows and columns of each image's patches. A task that
         reads it calls this before the loader is made (``Task.prepare_data``). To others, images

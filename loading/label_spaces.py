@@ -294,7 +294,7 @@ def imagenet_names() -> list[str]:
 
 
 def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
-    """Finds the outputs of names of ImageNet-1k's classes.
+    """Returns the outputs that names of ImageNet-1k classes stand for.
 
     A name may be a synset, also with the class's name behind it (``n02099601-golden_retriever``).
     Or it may be one of the class's names, in any case, with spaces or underscores. If the names are

@@ -180,7 +180,7 @@ def line_allowance(opened: Any, more: int = 0) -> Allowance:
 
 
 def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance) -> str:
-    """Returns how many of the files aren't there, which is the first and perhaps why, or "".
+    """Returns how many files are missing, the first of them and a probable reason; "" if none is.
 
     Each folder is listed once, in place of one stat for each file. This takes a second for ImageNet
     on a local disk. Over a network it takes far less than the stats do.

@@ -18,7 +18,7 @@ _COLOURS = 1 << 24
 
 
 class MaskKind(NamedTuple):
-    """How masks of a number of classes are held.
+    """How masks are stored in memory, which depends on the number of classes.
 
     Attributes:
         dtype: of the class indices. Paddle has no integers of 16 bits without a sign.
@@ -30,7 +30,7 @@ class MaskKind(NamedTuple):
 
 
 def mask_kind(classes: int) -> MaskKind:
-    """Returns how masks of this number of classes are held."""
+    """Returns how masks of this number of classes are stored in memory."""
     if classes <= 255:
         return MaskKind("uint8", 255)
     return MaskKind("int32", 65_535)
@@ -56,7 +56,7 @@ class MaskTable:
 
     @property
     def of_colours(self) -> bool:
-        """Returns whether the masks' files hold colours."""
+        """Returns whether the mask files contain colours."""
         return self.stored.ndim == 2
 
     @property

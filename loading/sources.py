@@ -466,7 +466,7 @@ def digits(split: Split) -> Arrays:
     holds="nothing: `DATA.SYNTHETIC_SIZE` fixed random images are generated, for benchmarks",
 )
 def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
-    """Draws fixed random images.
+    """Returns random images, the same ones each time.
 
     Args:
         synthetic_size: the number of generated images.

@@ -92,7 +92,7 @@ def note_subset(config: Configuration, count: int) -> None:
 
 
 def fold_name(data: Any) -> str:
-    """Returns which fold it is, for the name of a cache of its images; "" without folds."""
+    """Returns the name of the fold, for the cache of its images; "" without folds."""
     if data.FOLDS is None:
         return ""
     return f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"

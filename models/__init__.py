@@ -1,5 +1,5 @@
-"""Builds models by name. A YAML file of configs/ is a variant, a class of this package an
-architecture.
+"""Builds models by name. Each architecture is a class of this package; each variant a YAML file of
+configs/.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Which classes an image gets, and when it is taken for one of something else."""
+"""The choice of an image's classes, and the rejection of images of something else."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def rejection_for(
 
 
 def check_one_view(choice: Choice, tta: str) -> None:
-    """Raises InputError if views are averaged for what was calibrated on one view."""
+    """Raises InputError if views are averaged, but the calibration was on single views."""
     if tta and (choice.sets or choice.rejection):
         raise InputError(
             f"-tta {tta} averages views, but coverage and rejection were calibrated on single"

@@ -17,7 +17,7 @@ PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 
 
 def places(probabilities: np.ndarray) -> np.ndarray:
-    """Returns the place of each class, from 1 for the most probable one: [n, K] int64.
+    """Returns the rank of each class, from 1 for the most probable one: [n, K] int64.
 
     Of equal probabilities the lowest class comes first.
     """

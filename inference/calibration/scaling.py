@@ -1,4 +1,4 @@
-"""Scales logits so that probabilities are the shares of right answers.
+"""Scales logits so that probabilities match the accuracy of predictions.
 
 ``fit`` minimises the negative log-likelihood of held-out images: over one factor (temperature
 scaling), a factor for each class, or a factor and a shift for each class (vector scaling; Guo et
@@ -46,7 +46,7 @@ NONE = Scaling("none", np.ones(1), np.zeros(0))
 
 
 def fit(logits: np.ndarray, labels: np.ndarray, kind: str) -> Scaling:
-    """Returns the scaling with the least negative log-likelihood; never one that is worse than none.
+    """Returns the scaling with the lowest negative log-likelihood, or none if that is better.
 
     If every image is right, the best temperature would be 0. So may be that of a class, if all of
     its images are right. Labels are then smoothed as Platt (1999) does: the probability of the right
@@ -153,7 +153,7 @@ def losses_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def are_right(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns which images are right, [n] bool, or which classes of them, [n, K].
+    """Returns which predictions are correct: [n] bool, or [n, K] with several classes per image.
 
     Args:
         logits, labels: as for ``fit``.

@@ -1,4 +1,4 @@
-"""Returns unused memory to the system. Otherwise glibc keeps more and more of it."""
+"""Returns unused memory to the system, because glibc would keep more and more of it."""
 
 import ctypes
 import platform

@@ -1,1 +1,1 @@
-"""Text towers in use: tokens, prompts, and classifiers that are made of texts."""
+"""Text towers of CLIP and SigLIP: tokens, prompts, and classifiers made from texts."""

@@ -1,4 +1,4 @@
-"""Classes that are named with each call, for weights of images and texts."""
+"""Classes that are given with each call, for models of images and texts (CLIP, SigLIP)."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def gives_embeddings(predictor: Predictor) -> bool:
 
 
 class OpenClasses:
-    """Predicts which of some named classes images are of, without a classifier of its own.
+    """Predicts which of the given classes images belong to, without a trained classifier.
 
     Args:
         predictor: of weights of images and texts.
@@ -44,7 +44,7 @@ class OpenClasses:
 
     @staticmethod
     def of(predictor: Predictor) -> "OpenClasses | None":
-        """Returns it for a predictor, or None if its weights have no text tower."""
+        """Returns an ``OpenClasses`` for a predictor, or None if its weights have no text tower."""
         return OpenClasses(predictor) if gives_embeddings(predictor) else None
 
     def embeddings(self, pixels: np.ndarray) -> np.ndarray:

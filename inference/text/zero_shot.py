@@ -1,4 +1,4 @@
-"""Makes classifiers of texts: an image tower whose classifier is computed from the classes' names.
+"""Zero-shot classifiers: image towers whose classifier is computed from class names.
 
 Such a classifier is an ordinary model with a neck (``models.layers.neck``). Every command takes it,
 and training can start from it.

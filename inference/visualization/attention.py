@@ -50,7 +50,7 @@ def describe_queries(model: ImageModel) -> str:
 
 
 def refuse_merged(model: ImageModel) -> None:
-    """Raises InputError if a model merges tokens, which aren't places of an image then."""
+    """Raises InputError if a model merges tokens, because merged tokens have no position."""
     if merged := getattr(model, "merge_tokens", 0):
         raise InputError(
             f"MODEL.MERGE_TOKENS is {merged}, whose tokens aren't positions in the image; pass -o"

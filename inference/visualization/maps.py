@@ -158,7 +158,7 @@ def cam_panels(predictor: Predictor, predicted: PredictedImage, options: MapOpti
 
 
 def title_of(kind: str, predictor: Predictor, options: MapOptions) -> tuple[str, str]:
-    """Returns the title of a picture, and the label of its colours; "": it has no such colours."""
+    """Returns the title of a picture, and the label of its colour scale; "" without a scale."""
     model = model_of(predictor)
     name = predictor.config.MODEL.NAME or type(model).__name__
     if kind == "attention":

@@ -93,7 +93,7 @@ def have_labels(splits: Mapping[str, CheckedImages]) -> bool:
 
 
 def exact_duplicates(images: ReadableImages) -> Duplicates:
-    """Returns which images have the same bytes as another."""
+    """Returns which images have the same bytes as another image."""
     _, group = np.unique(images.content, return_inverse=True)
     train, val, low, high = _counts(group, images)
     is_val = _is_val(images)

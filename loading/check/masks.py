@@ -1,4 +1,4 @@
-"""Decodes the masks of a dataset for a check: whether they fit their images, and what they hold."""
+"""Decodes the masks of a dataset for a check of their sizes and values."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

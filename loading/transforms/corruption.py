@@ -1,4 +1,4 @@
-"""ImageNet-C's corruptions, which are made while an evaluation reads images.
+"""ImageNet-C's corruptions, which are applied while an evaluation reads images.
 
 The corruptions are those of Hendrycks and Dietterich 2019 (arXiv:1903.12261), computed by the
 package imagecorruptions-imaug, which is an extra. Only the elastic transform is written here,

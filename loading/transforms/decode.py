@@ -61,7 +61,7 @@ _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9"
 
 
 class Broken(RunError):
-    """An image file's content can't be decoded, however often it is read."""
+    """Raised if the content of an image file can't be decoded; reading it again doesn't help."""
 
 
 class EncodedImage:

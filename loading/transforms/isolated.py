@@ -1,4 +1,4 @@
-"""Decodes images in a separate process, where the kernel limits their time and memory.
+"""Decodes images in a separate process with limits of time and memory.
 
 It is for decoders without a limit of their own. libtiff inflates, allocates and prints as much as a
 file says. Pillow's decoder of BMP's run lengths allocates up to 255 rows for two bytes of a file.

@@ -29,7 +29,7 @@ _EXPECTED_COLOURS = "expected a PNG of 8-bit colours"
 
 
 class UnknownValues(Broken):
-    """A mask holds values that its dataset's table lacks."""
+    """Raised if a mask contains values that aren't in the table of its dataset."""
 
 
 class Mask(NamedTuple):
