@@ -327,7 +327,7 @@ class MobileFormer(ImageModel):
         num_tokens: number of tokens M.
         token_dim: channels D of a token.
         num_heads: number of attention heads everywhere.
-        mlp_ratio: ratio of the tokens' MLPs' hidden width to token_dim.
+        mlp_ratio: ratio of the hidden width of the tokens' MLPs to token_dim.
         qkv_bias: whether the queries, keys and values have a bias.
         dynamic_relu: whether the bottlenecks have a dynamic ReLU. Otherwise they have no
             activation.

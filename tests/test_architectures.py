@@ -103,15 +103,15 @@ def test_each_name_is_registered_and_found_without_a_list():
 def test_what_a_docstring_says_is_found_in_the_class_and_above_it():
     keys = architecture("ResMLP").arguments
     # its own
-    expected = "hidden width of a block's MLP over embed_dim."
+    expected = "ratio of the MLP's hidden width to embed_dim."
     assert keys["MODEL.MLP_RATIO"].text == expected
     # MlpMixer's
-    assert keys["MODEL.DROPOUT"].text == "rate in the MLPs."
+    assert keys["MODEL.DROPOUT"].text == "dropout rate in the MLPs."
     # ImageModel's
-    expected = "factor of the weight and bias of a fresh classifier."
+    expected = "factor on the initial weight and bias of a new classifier."
     assert keys["MODEL.HEAD_INIT_SCALE"].text == expected
     lines = architecture("PoolFormer").arguments["MODEL.FC_NORM"].text
-    assert "a layer norm, ``head.norm``, as in timm. Otherwise the last norm comes" in lines
+    assert "a layer norm named ``head.norm``, as in timm. Otherwise it comes before" in lines
 
 
 # ----------------------------------------------------------------------- checks
@@ -348,7 +348,7 @@ def test_the_keys_of_a_model_are_listed_without_importing_paddle():
     }
     assert found["MODEL.DROPPATH"][1:] == [
         "float, 0 <= value < 1", "0.0", "0.2",
-        "rate of stochastic depth at the last block; rates grow linearly from 0 at the first.",
+        "stochastic depth rate of the last block; the rates grow linearly from 0 at the first.",
     ]  # fmt: skip
     assert found["MODEL.NUM_HEADS"][1:4] == [
         "list of ints, 1 to 1000000",

@@ -6,6 +6,7 @@ This command writes the page:
     PYTHONPATH=.:tests python tests/support/keys_page.py
 """
 
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,17 +70,31 @@ def need_of(need: Need, key: str) -> str:
     return {"without": asked, "with": f"not {asked}"}[kind]
 
 
+def of_docstring(text: str) -> str:
+    """Returns a text of a docstring's section Args as a sentence that names keys in capitals."""
+
+    def as_key(found: re.Match) -> str:
+        return found[0].upper() if found[0].upper() in last_names() else found[0]
+
+    text = re.sub(r"(?<![`.\w])(?:[a-z]+(?:_[a-z]+)+|droppath)\b", as_key, text)
+    return text[:1].upper() + text[1:]
+
+
+@functools.cache
+def last_names() -> set[str]:
+    """Returns the last parts of all keys."""
+    return {key.rpartition(".")[2] for key in (*config.default_values(), *all_keys())}
+
+
 def row(key: Key, default: object, needs: Iterable[Need], text: str) -> tuple[str, ...]:
     asked = "; ".join(filter(None, (need_of(need, key.name) for need in needs)))
-    # The sections Args of docstrings begin their texts with a small letter.
-    text = text[:1].upper() + text[1:]
     return (f"`{key.name}`", type_of(key), f"`{default}`", asked, text)
 
 
 def page() -> str:
     """Returns the text of docs/reference/keys.md."""
     keys = config._KEYS
-    texts = {key: declared.text for key, declared in component_keys().items()}
+    texts = {key: of_docstring(declared.text) for key, declared in component_keys().items()}
     texts |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
     sections: dict[str, list[tuple[str, ...]]] = {}
     for name, default in config.default_values().items():
@@ -98,7 +113,7 @@ def page() -> str:
     for name, architecture in sorted(architectures().items()):
         needs = with_tasks({key: found.needs for key, found in architecture.arguments.items()})
         rows = [
-            row(argument, argument.default, needs[key], cell(argument.text))
+            row(argument, argument.default, needs[key], cell(of_docstring(argument.text)))
             for key, argument in sorted(architecture.arguments.items())
         ]
         parts.append(f"\n### {name}\n\n{table(COLUMNS, rows)}")
