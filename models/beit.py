@@ -144,8 +144,8 @@ class Beit(ImageModel):
         use_abs_pos_emb: whether the model has a position embedding.
         use_rel_pos_bias: whether each block has a relative position bias of its own.
         use_shared_rel_pos_bias: whether all blocks share one relative position bias.
-        global_pool: what the classifier reads. "avg": the mean of the patch tokens; "token": the
-            class token.
+        global_pool: the pooled features that the head reads. "avg": the mean of the patch tokens;
+            "token": the class token.
         fc_norm: whether the final norm comes after the pooling. None: only with "avg".
         dropout: dropout rate before the first block, after the attention's projection and in the
             MLP.

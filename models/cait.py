@@ -145,8 +145,8 @@ class Cait(ImageModel):
         depth_token_only: number of blocks of the class token, after those of the patch tokens.
         mlp_ratio_token_only: ratio of the MLP's hidden width to embed_dim in the blocks of the
             class token. None: mlp_ratio.
-        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
-            patches.
+        global_pool: the pooled features that the head reads. "token": the class token; "avg": the
+            mean of the patches.
         dropout: dropout rate after the position embedding; in the blocks of the patch tokens, also
             after the attention's projection and in the MLP.
         attention_dropout: dropout rate of the attention weights in the blocks of the patches.

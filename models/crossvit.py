@@ -150,8 +150,8 @@ class CrossViT(ImageModel):
         mlp_ratio: ratio of the MLP's hidden width to embed_dims, for each branch.
         qkv_bias: whether the queries, keys and values have a bias.
         multi_conv: whether the patch embedding has three convolutions instead of one.
-        global_pool: what the classifiers read. "token": the class tokens; "avg": the means of the
-            patches.
+        global_pool: the pooled features that the head reads. "token": the class tokens; "avg": the
+            means of the patches.
         dropout: dropout rate after the position embedding, after the attention's projection and in
             the MLP.
         attention_dropout: dropout rate of the attention weights.

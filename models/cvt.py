@@ -203,8 +203,8 @@ class CvT(ImageModel):
             positions of the map.
         patch_padding: for each stage the zero padding around the map before it is divided into
             patches.
-        class_token: whether the last stage has a class token, which the classifier reads. Otherwise
-            the classifier reads the mean of all tokens.
+        class_token: whether the last stage has a class token, which the head reads. Otherwise it
+            reads the mean of all tokens.
         mlp_ratio: ratio of the MLP's hidden width to its input width.
         qkv_bias: whether the queries, keys and values have a bias.
         act: activation of the MLPs: "gelu" in transformers, "quick_gelu" in the authors' code.

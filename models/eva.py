@@ -208,8 +208,8 @@ class Eva(ImageModel):
             but not in timm's.
         ref_feat_shape: rows and columns to which EVA-02's token indices are scaled. None: they
             aren't scaled.
-        global_pool: what the classifier reads. "avg": the mean of the patch tokens; "token": the
-            class token.
+        global_pool: the pooled features that the head reads. "avg": the mean of the patch tokens;
+            "token": the class token.
         fc_norm: whether the final norm comes after the pooling. None: only with "avg".
         norm_eps: epsilon of all layer norms.
         dropout: dropout rate before the first block, after the attention's projection and in the

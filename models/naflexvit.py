@@ -64,8 +64,9 @@ class NaFlexVit(ImageModel):
         act: activation of the MLP: "gelu", or SigLIP 2's "gelu_tanh".
         qkv_bias: whether the queries, keys and values have a bias.
         init_values: initial value of layer scale; None: no layer scale.
-        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
-            patch tokens; "map": the output of ``AttentionPool`` over the patch tokens (SigLIP).
+        global_pool: the pooled features that the head reads. "token": the class token; "avg": the
+            mean of the patch tokens; "map": the output of ``AttentionPool`` over the patch tokens
+            (SigLIP).
         fc_norm: whether the final norm comes after the pooling. None: only with "avg".
         final_norm: whether the model has a final norm.
         class_token: whether the model has a class token.

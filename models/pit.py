@@ -107,8 +107,8 @@ class PoolingVisionTransformer(ImageModel):
         num_heads: number of attention heads in each stage. The channels of a stage, base_dims *
             num_heads, must be a multiple of those of the stage before.
         mlp_ratio: ratio of the MLP's hidden width to its input width.
-        distilled: whether the model has a distillation token with a classifier of its own. The
-            output is the mean of both classifiers.
+        distilled: whether the model has a distillation token with a head of its own. The output is
+            the mean of both heads.
         dropout: dropout rate after the position embedding, after the attention's projection and in
             the MLP.
         attention_dropout: dropout rate of the attention weights.

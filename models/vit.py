@@ -82,8 +82,8 @@ class VisionTransformer(ImageModel):
         qkv_bias: whether the queries, keys and values have a bias.
         qk_norm: whether queries and keys are normalised within each head.
         init_values: initial value of layer scale; None: no layer scale.
-        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
-            patch tokens; "token_avg": both, concatenated (DINOv2). "map": the output of
+        global_pool: the pooled features that the head reads. "token": the class token; "avg": the
+            mean of the patch tokens; "token_avg": both, concatenated (DINOv2). "map": the output of
             ``AttentionPool`` over the patch tokens and prompts (SigLIP).
         fc_norm: whether the final norm comes after the pooling. None: only with "avg".
         final_norm: whether the model has a final norm.
@@ -103,8 +103,8 @@ class VisionTransformer(ImageModel):
             CLIP (arXiv:2103.00020).
         cut_images: whether image_size may be other than a multiple of patch_size. Pixels after the
             last whole patch are then ignored.
-        distilled: whether the model has a distillation token with a classifier of its own. The
-            output is the mean of both classifiers.
+        distilled: whether the model has a distillation token with a head of its own. The output is
+            the mean of both heads.
         dropout: dropout rate after the position embedding, after the attention's projection and in
             the MLP.
         attention_dropout: dropout rate of the attention weights.

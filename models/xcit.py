@@ -280,8 +280,8 @@ class XCiT(ImageModel):
         tokens_norm: whether the second norm in the class token's blocks also normalises the patch
             tokens.
         depth_token_only: number of blocks of the class token, after those of the patch tokens.
-        global_pool: what the classifier reads. "token": the class token; "avg": the mean of the
-            patches.
+        global_pool: the pooled features that the head reads. "token": the class token; "avg": the
+            mean of the patches.
         dropout: dropout rate after the position embedding, after each attention's projection and in
             the MLPs.
         attention_dropout: dropout rate of the attention weights.
