@@ -117,7 +117,7 @@ def test_folder_names_what_is_wrong(tmp_path):
     write_images(tmp_path / "val", {"cow": 1})
     with pytest.raises(InputError, match="classes that train/ lacks: 'cow'"):
         get_datasets(dataset_config("folder", tmp_path))
-    with pytest.raises(InputError, match=r"the data has 2 classes, MODEL\.NUM_CLASSES is 1"):
+    with pytest.raises(InputError, match=r"the data has 2 classes, but MODEL\.NUM_CLASSES is 1"):
         get_dataset(dataset_config("folder", tmp_path, classes=1), "train")
     (tmp_path / "train" / "empty").mkdir()
     with pytest.raises(InputError, match="empty: no image files found"):

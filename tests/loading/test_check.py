@@ -503,7 +503,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
     [
         (
             ["--split=0.2"],
-            "--split SHARE or --apply FILE need -output DIR",
+            "--split SHARE and --apply FILE need -output DIR",
         ),
         (["--report=x.pdf"], "expected a file that ends in .html"),
         (["--report=no/x.html"], "its folder doesn't exist"),

@@ -374,7 +374,7 @@ def test_ranks_batches_have_one_size_the_last_ones_too(length):
     ("batch", "message"),
     [
         (10, "DATA.PER_CLASS is 4, which doesn't divide the global batch of 10 images"),
-        (20, "has 5 classes of DATA.PER_CLASS 4, but the data has 4; raise DATA.PER_CLASS"),
+        (20, "DATA.PER_CLASS 4 needs 5 classes, but the data has 4; raise DATA.PER_CLASS"),
     ],
 )
 def test_a_batch_that_has_no_room_for_the_classes_is_refused(batch, message):

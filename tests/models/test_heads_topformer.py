@@ -71,7 +71,7 @@ def test_the_papers_gate_is_applied_once(tmp_path):
 
 
 def test_other_encoders_are_refused():
-    with pytest.raises(InputError, match="expected as many in the last one as in all others"):
+    with pytest.raises(InputError, match="expected the last one to have as many as all others"):
         TopFormerHead(Maps([8, 16, 24, 32], [4, 8, 16, 32], (64, 64)), 5)
 
 

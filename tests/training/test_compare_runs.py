@@ -185,7 +185,7 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
     ("words", "message"),
     [
         (["a"], "a: no result.json; it isn't a run's folder, or the run hasn't finished"),
-        (["b", "-output", "out.html"], "for one run its report.html is written"),
+        (["b", "-output", "out.html"], "for a single run, its own report.html is written"),
         (
             ["b", "a", "-output", "out.pdf"],
             "expected a file that ends in .html, in an existing folder",
