@@ -322,7 +322,7 @@ def test_other_toolkits_options_are_theirs_and_ours_are_ours():
 def test_slurms_array_trains_a_seed_in_each_job(tmp_path):
     desk = Desk(tmp_path)
     (tmp_path / "seeds.sh").write_text(
-        snippets("docs/guides/slurm.md", "bash")[0].replace(".venv/bin/python", "python")
+        snippets("docs/guides/slurm.md", "bash")[1].replace(".venv/bin/python", "python")
     )
     small = "-cfg=vit_digits -batch_size=128 -o REPORT=False DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=1"
     desk.type(f"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_ARRAY_TASK_ID=3 bash seeds.sh {small}")
