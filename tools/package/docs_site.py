@@ -22,6 +22,11 @@ PAGES = {
     "docs": {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"},
     "docs/zh": {"README_cn.md": "index.md"},
 }
+# What the Chinese menu shows of the English site, with the addresses from the Chinese one.
+ENGLISH_REFERENCES = [
+    ("配置项一览（英文）", "../reference/keys.html"),
+    ("Python 接口（英文）", "../reference/python.html"),
+]
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 # A character that is written without spaces: Chinese, or full-width punctuation.
 _WIDE = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"
@@ -59,9 +64,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
-    """Adds the other language's site to the menu."""
+    """Adds the other language's site to the menu, and to the Chinese one the English references."""
     from mkdocs.structure.nav import Link  # pyright: ignore[reportMissingImports]
 
+    for section in nav.items:
+        if section.title == "参考":
+            section.children += [Link(*page) for page in ENGLISH_REFERENCES]
     others = {"docs": ("中文", "zh/index.html"), "docs/zh": ("English", "../index.html")}
     nav.items.append(Link(*others[_folder(config)]))
     return nav
