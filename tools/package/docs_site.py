@@ -116,6 +116,42 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return _LINK.sub(lambda found: link(found) if found[3] or found[4] else found[0], markdown)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Returns a page whose code and tables break where a reader would break them.
+
+    - Output without columns wraps (class ``wraps``); a tree or a table scrolls.
+    - There is no break after the dash of a flag (class ``flag``).
+    - A name in a table may break after "_" and "/".
+    """
+
+    def output(found: re.Match[str]) -> str:
+        aligned = re.search(r"── |[^\s>] {2,}\S", found[2])
+        return found[0] if aligned else found[1].replace("highlight", "highlight wraps") + found[2]
+
+    html = re.sub(r'(<div class="language-text highlight">)(.*?</pre>)', output, html, flags=re.S)
+    inside = {"code": 0, "td": 0}
+    parts = re.split(r"(<[^>]*>)", html)
+    for index, part in enumerate(parts):
+        tag = re.match(r"<(/?)(code|td)\b", part)
+        if tag:
+            inside[tag[2]] += -1 if tag[1] else 1
+        elif index % 2 == 0:
+            if inside["td"]:
+                part = re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", part)
+            if inside["code"]:
+                part = re.sub(r"(?<![^\s])--?\w", r'<span class="flag">\g<0></span>', part)
+            parts[index] = part
+    html = "".join(parts)
+    return f'<div class="keys">{html}</div>' if page.file.src_uri == "reference/keys.md" else html
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """Returns a page that isn't made of Markdown; the theme has English words for a missing one."""
+    if template_name == "404.html" and _folder(config) == "docs/zh":
+        return output_content.replace("404 - Not found", "404：页面不存在")
+    return output_content
+
+
 def on_post_build(config: Any) -> None:
     """Lets the theme's search find Chinese words at a query's end: its loop stops a letter early.
 
