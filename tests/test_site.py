@@ -203,6 +203,19 @@ def test_output_wraps_unless_it_has_columns(output, wraps):
     assert found.count("wraps") == wraps
 
 
+def test_the_menus_lead_to_the_other_languages_pages():
+    pytest.importorskip("mkdocs")
+    reference = SimpleNamespace(title="参考", children=[])
+    nav = SimpleNamespace(items=[reference])
+    _, config = site("index.md", "docs/zh")
+    docs_site.on_nav(nav, config, None)
+    assert [item.title for item in nav.items] == ["参考", "English"]
+    for link in reference.children:
+        # An address from docs/zh.
+        assert (ROOT / "docs/zh" / link.url).with_suffix(".md").resolve().is_file()
+    assert len(reference.children) == len(docs_site.ENGLISH_REFERENCES) > 1
+
+
 def test_a_missing_page_says_so_in_the_sites_language():
     for folder, shown in (("docs", "404 - Not found"), ("docs/zh", "404：页面不存在")):
         _, config = site("404.html", folder)
