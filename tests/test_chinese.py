@@ -4,6 +4,7 @@ A Chinese page has the place of its English page below ``docs/zh`` (README_cn.md
 Its structure is its own. These are compared, of the whole page:
 
 - the commands, without their comments, and the outputs that are shown;
+- the paths of the trees that are shown, without their comments;
 - the keys and flags that are named in code;
 - the numbers outside code, with months as numbers.
 
@@ -19,13 +20,15 @@ import pytest
 import yaml
 from conftest import ROOT
 from markdown_it import MarkdownIt
-from support.document_commands import shown_in_markdown
+from support.document_commands import files_shown, shown_in_markdown
 
 GLOSSARY = yaml.safe_load((ROOT / "tests" / "glossary.yaml").read_text(encoding="utf-8"))
 CHINESE = sorted((ROOT / "docs" / "zh").rglob("*.md"))
 PAGES = [ROOT / "README_cn.md", *CHINESE]
-# These have a Chinese page each; so has docs/reference/errors.md.
+# Every page below these has a Chinese page.
 MIRRORED = ["start", "guides", "models", "migrate"]
+# So has each of these.
+REFERENCE = ["command_line", "configuration", "errors", "run_folder"]
 HAN = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and full-width punctuation
 _MONTHS = [calendar.month_name[month] for month in range(1, 13)]
 _NUMBER = r"\d+(?:[.,]\d+)*(?:e-?\d+)?"
@@ -37,12 +40,14 @@ class Facts(NamedTuple):
 
     commands: set[str]
     outputs: set[str]
+    trees: set[tuple[str, ...]]
     keys: set[str]
     numbers: set[str]
 
 
 def facts(text: str) -> Facts:
     shown = list(shown_in_markdown(text))
+    blocks = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
     spans = set()
     numbers = set()
     for token in MarkdownIt().enable("table").parse(text):
@@ -51,10 +56,16 @@ def facts(text: str) -> Facts:
             spans.update(c.content for c in token.children or [] if c.type == "code_inline")
     return Facts(
         {each.command for each in shown},
-        {each.prints for each in shown},
+        {each.prints for each in shown if not is_tree(each.prints)},
+        {tuple(files_shown(block)) for block in blocks if is_tree(block)},
         {key for span in spans for key in re.findall(_KEY, span)},
         numbers,
     )
+
+
+def is_tree(block: str) -> bool:
+    """Returns whether a block shows a folder's files; comments follow their names."""
+    return "── " in block
 
 
 def prose(inline) -> str:
@@ -82,7 +93,7 @@ def name(page: Path) -> str:
 
 def test_what_a_newcomer_reads_is_there_in_chinese():
     english = {page for folder in MIRRORED for page in (ROOT / "docs" / folder).rglob("*.md")}
-    english |= {ROOT / "docs" / "reference" / "errors.md"}
+    english |= {ROOT / "docs" / "reference" / f"{name}.md" for name in REFERENCE}
     assert {english_of(page) for page in CHINESE} == english
 
 
@@ -149,11 +160,13 @@ def test_facts_are_read_as_the_head_says():
     found = facts(
         "# On 23 November 2026\n\n`a.b`, `-o DATA.FOLD 2`, `--dry-run`: 1,797.5 s, 3e-6\n\n"
         "```sh\nsh run_train_multi.sh -ngpus=2  # two\n```\n\n```text\nacc1: 97.22\n...\n```\n\n"
+        "```sh\nsh run_train_multi.sh\n```\n\n```text\nRUN/\n├── a.txt  text\n└── b/\n```\n\n"
         "| 1 | `i` |\n|---|---|\n| [2](#x) | |\n"
     )
     assert found == (
-        {"sh run_train_multi.sh -ngpus=2"},
+        {"sh run_train_multi.sh -ngpus=2", "sh run_train_multi.sh"},
         {"acc1: 97.22\n...\n"},
+        {("RUN", "RUN/a.txt", "RUN/b")},
         {"DATA.FOLD", "-o", "--dry-run"},
         {"23", "11", "2026", "1,797.5", "3e-6", "1", "2"},
     )

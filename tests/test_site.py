@@ -168,6 +168,61 @@ def test_a_line_break_between_chinese_characters_is_no_space(folder, text, shown
     assert docs_site.on_page_markdown(text, *site("guides/gpu.md", folder), None) == shown
 
 
+@pytest.mark.parametrize(
+    ("html", "shown"),
+    [
+        ("<p>a-b -c</p>", "<p>a-b -c</p>"),
+        (
+            "<p><code>sh a-b.sh -cfg=x --explain</code></p>",
+            '<p><code>sh a-b.sh <span class="flag">-c</span>fg=x <span class="flag">--e</span>xplain</code></p>',
+        ),
+        (
+            "<p>a_b</p><td>a_b<code>c/d_e</code></td>",
+            "<p>a_b</p><td>a_<wbr>b<code>c/<wbr>d_<wbr>e</code></td>",
+        ),
+    ],
+)
+def test_code_and_tables_break_where_a_reader_would_break_them(html, shown):
+    assert docs_site.on_page_content(html, *site("guides/gpu.md"), None) == shown
+
+
+@pytest.mark.parametrize(
+    ("output", "wraps"),
+    [
+        ("acc1: 97.22\n...\n", True),
+        ("  indented: 1\n", True),
+        ("name  acc1\na     1\n", False),
+        ("RUN/\n└── log.txt\n", False),
+    ],
+)
+def test_output_wraps_unless_it_has_columns(output, wraps):
+    block = f'<div class="language-text highlight"><pre><code>{output}</code></pre></div>'
+    page, config = site("guides/gpu.md")
+    # A second block is judged by itself.
+    found = docs_site.on_page_content(block + block.replace(output, "a  b"), page, config, None)
+    assert found.count("wraps") == wraps
+
+
+def test_the_menus_lead_to_the_other_languages_pages():
+    pytest.importorskip("mkdocs")
+    reference = SimpleNamespace(title="参考", children=[])
+    nav = SimpleNamespace(items=[reference])
+    _, config = site("index.md", "docs/zh")
+    docs_site.on_nav(nav, config, None)
+    assert [item.title for item in nav.items] == ["参考", "English"]
+    for link in reference.children:
+        # An address from docs/zh.
+        assert (ROOT / "docs/zh" / link.url).with_suffix(".md").resolve().is_file()
+    assert len(reference.children) == len(docs_site.ENGLISH_REFERENCES) > 1
+
+
+def test_a_missing_page_says_so_in_the_sites_language():
+    for folder, shown in (("docs", "404 - Not found"), ("docs/zh", "404：页面不存在")):
+        _, config = site("404.html", folder)
+        html = docs_site.on_post_template("<h1>404 - Not found</h1>", "404.html", config)
+        assert html == f"<h1>{shown}</h1>"
+
+
 # What somebody types, and the page that has to be the first.
 SEARCHES = {
     "index.html": {
@@ -322,7 +377,7 @@ def test_other_toolkits_options_are_theirs_and_ours_are_ours():
 def test_slurms_array_trains_a_seed_in_each_job(tmp_path):
     desk = Desk(tmp_path)
     (tmp_path / "seeds.sh").write_text(
-        snippets("docs/guides/slurm.md", "bash")[0].replace(".venv/bin/python", "python")
+        snippets("docs/guides/slurm.md", "bash")[1].replace(".venv/bin/python", "python")
     )
     small = "-cfg=vit_digits -batch_size=128 -o REPORT=False DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=1"
     desk.type(f"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_ARRAY_TASK_ID=3 bash seeds.sh {small}")

@@ -8,7 +8,8 @@ batch size are those of the run; the single process reaches that batch size by a
 DIR contains lr.csv (rate, loss, smoothed loss) and the curve lr.png. With -output=FILE.png, the curve
 is written to that file, and the table to FILE.csv next to it. No checkpoint is written, and no run is
 changed. The tool prints two rates: where the loss falls fastest, and a tenth of the rate with the
-lowest loss. It suggests the lower of the two as TRAIN.BASE_LR. TASK dino is refused: its
+lowest loss. It suggests the lower of the two as TRAIN.BASE_LR (before TRAIN.LINEAR_SCALED_LR, if it
+is set, scales it). TASK dino is refused: its
 loss doesn't separate good rates from bad ones.
 """
 
@@ -113,11 +114,17 @@ def main() -> None:
     write(test, table, picture)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     tenth = test.lowest / 10
-    rate = min(test.steepest, tenth) / rate_scale(config, batch)
+    # The rates of the test are those of the updates. BASE_LR is the one before it is scaled.
+    rate = min(test.steepest, tenth)
+    scaled = ""
+    if config.TRAIN.LINEAR_SCALED_LR:
+        scaled = f", which TRAIN.LINEAR_SCALED_LR scales to {rate:.2g}"
+    base_lr = rate / rate_scale(config, batch)
     print(
-        f"the loss falls fastest at {test.steepest:.2g}and is lowest at {test.lowest:.2g},"
+        f"the loss falls fastest at {test.steepest:.2g}, and is lowest at {test.lowest:.2g},"
         f" a tenth of which is {tenth:.2g}; suggested for the effective batch of {batch}:"
-        f" -o TRAIN.BASE_LR {rate:.2g} (now {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
+        f" -o TRAIN.BASE_LR {base_lr:.2g} (now {config.TRAIN.BASE_LR:.2g}){scaled};"
+        f" {picture}, {table.name}"
     )
 
 

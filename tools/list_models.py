@@ -1,12 +1,13 @@
-"""Lists the shipped models: parameters, GFLOPs, images, names in timm and PaddleViT, source.
+"""Lists the shipped models: parameters, GMACs, images, names in timm and PaddleViT, source.
 
     python tools/list_models.py ["vit_*_384"]
     python tools/list_models.py -family convnext -most 30
     python tools/list_models.py --keys vit_base_patch16_224
 
-GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them.
-models/costs.py says what is counted, and tools/model_info.py says more about one model. "=" stands
-for the name in the first column. --keys lists the keys of MODEL that a model's architecture takes.
+GMACs are billions of multiply-adds of one image's forward pass, each counted once, as in timm's
+results. Papers often call the same number FLOPs. models/costs.py says what is counted, and
+tools/model_info.py shows the costs of each layer. "=" stands for the name in the first column.
+--keys lists the keys of MODEL that a model's architecture takes.
 """
 
 import argparse
@@ -152,13 +153,13 @@ def main() -> None:
     if arguments.keys:
         print_keys(arguments.keys)
         return
-    rows = [("name", "parameters", "GFLOPs", "images", *TOOLKITS, "source")]
+    rows = [("name", "parameters", "GMACs", "images", *TOOLKITS, "source")]
     for row in chosen_rows(arguments):
         parameters = f"{row['parameters']:13,}"
-        gflops = f"{row['macs'] / 1e9:7.2f}"
+        gmacs = f"{row['macs'] / 1e9:7.2f}"
         images = " x ".join(map(str, row["images"]))
         names_in = [row[toolkit] for toolkit in TOOLKITS]
-        rows.append((row["name"], parameters, gflops, images, *names_in, row["source"]))
+        rows.append((row["name"], parameters, gmacs, images, *names_in, row["source"]))
     print_table(rows)
 
 

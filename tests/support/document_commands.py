@@ -98,7 +98,8 @@ def _head(text: str, suffix: str) -> str:
 
 
 def _joined(text: str) -> list[str]:
-    return [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
+    lines = [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines()]
+    return [line for line in lines if line and not line.startswith("# ")]
 
 
 def _plain(command: str) -> str:

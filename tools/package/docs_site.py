@@ -22,6 +22,11 @@ PAGES = {
     "docs": {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"},
     "docs/zh": {"README_cn.md": "index.md"},
 }
+# What the Chinese menu shows of the English site, with the addresses from the Chinese one.
+ENGLISH_REFERENCES = [
+    ("配置项一览（英文）", "../reference/keys.html"),
+    ("Python 接口（英文）", "../reference/python.html"),
+]
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 # A character that is written without spaces: Chinese, or full-width punctuation.
 _WIDE = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"
@@ -59,9 +64,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
-    """Adds the other language's site to the menu."""
+    """Adds the other language's site to the menu, and to the Chinese one the English references."""
     from mkdocs.structure.nav import Link  # pyright: ignore[reportMissingImports]
 
+    for section in nav.items:
+        if section.title == "参考":
+            section.children += [Link(*page) for page in ENGLISH_REFERENCES]
     others = {"docs": ("中文", "zh/index.html"), "docs/zh": ("English", "../index.html")}
     nav.items.append(Link(*others[_folder(config)]))
     return nav
@@ -106,6 +114,42 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             lambda found: found[0] if found[0].startswith("```") else "", markdown
         )
     return _LINK.sub(lambda found: link(found) if found[3] or found[4] else found[0], markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Returns a page whose code and tables break where a reader would break them.
+
+    - Output without columns wraps (class ``wraps``); a tree or a table scrolls.
+    - There is no break after the dash of a flag (class ``flag``).
+    - A name in a table may break after "_" and "/".
+    """
+
+    def output(found: re.Match[str]) -> str:
+        aligned = re.search(r"── |[^\s>] {2,}\S", found[2])
+        return found[0] if aligned else found[1].replace("highlight", "highlight wraps") + found[2]
+
+    html = re.sub(r'(<div class="language-text highlight">)(.*?</pre>)', output, html, flags=re.S)
+    inside = {"code": 0, "td": 0}
+    parts = re.split(r"(<[^>]*>)", html)
+    for index, part in enumerate(parts):
+        tag = re.match(r"<(/?)(code|td)\b", part)
+        if tag:
+            inside[tag[2]] += -1 if tag[1] else 1
+        elif index % 2 == 0:
+            if inside["td"]:
+                part = re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", part)
+            if inside["code"]:
+                part = re.sub(r"(?<![^\s])--?\w", r'<span class="flag">\g<0></span>', part)
+            parts[index] = part
+    html = "".join(parts)
+    return f'<div class="keys">{html}</div>' if page.file.src_uri == "reference/keys.md" else html
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """Returns a page that isn't made of Markdown; the theme has English words for a missing one."""
+    if template_name == "404.html" and _folder(config) == "docs/zh":
+        return output_content.replace("404 - Not found", "404：页面不存在")
+    return output_content
 
 
 def on_post_build(config: Any) -> None:
