@@ -273,6 +273,11 @@ SHOWN_FILES = {
     block.partition("\n")[0].removeprefix("# "): block
     for block in snippets("docs/CONTRIBUTING.md", "yaml")
 }
+NETWORKS = {
+    page: [block for block in snippets(page, "python") if block.startswith("# models/plainnet.py")]
+    for page in ("docs/models/index.md", "docs/zh/models/index.md")
+}
+SHOWN["models/plainnet.py"] = NETWORKS["docs/models/index.md"][0]
 CHOSEN = [
     "TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.SIGN_SHARE", "0.5", "TRAIN.LR_SCHEDULER.NAME", "cubic",
     "TRAIN.LR_SCHEDULER.CUBIC_FLOOR", "0.3", "TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "1",
@@ -321,7 +326,7 @@ def run(copy: Path, *words: str):
 @pytest.mark.smoke
 def test_one_of_each_is_added_and_trained_with(copy, tiny):
     assert sorted(SHOWN) == [
-        "loading/flowers.py", "loading/transforms/fog.py", "tools/count_images.py", "training/csv_tracker.py",
+        "loading/flowers.py", "loading/transforms/fog.py", "models/plainnet.py", "tools/count_images.py", "training/csv_tracker.py",
         "training/optim/cubic.py", "training/optim/sign.py", "training/poly.py", "training/rotation.py",
     ]  # fmt: skip
     options = [
@@ -386,6 +391,42 @@ def test_the_configurations_that_are_shown_are_found_by_their_names(copy):
         code = f"from config import get_config; c = get_config('{Path(name).stem}'); print(c.MODEL.EMBED_DIM)"
         done = run(copy, "-c", code)
         assert done.stdout == ("256\n" if "mini" in name else "384\n"), done.stderr
+
+
+def test_the_network_of_the_page_of_models_is_trained(copy):
+    file = copy / "plainnet_tiny.yaml"
+    (text,) = (s for s in snippets("docs/models/index.md", "yaml") if "plainnet" in s)
+    file.write_text(text)
+    options = ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]
+    data = ["-dataset=flowers", f"-data_path={copy / 'data'}", "-batch_size=4", "-image_size=16"]
+    output = copy / "network"
+    done = run(
+        copy, "main_single_gpu.py", f"-cfg={file}", f"-output={output}", *data, "-o", *options
+    )
+    assert done.returncode == 0, done.stderr
+    # Convolutions of 4 x 4 pixels, from 3 to 16 to 32 channels, and two classes.
+    parameters = 16 * (3 * 16 + 1) + 32 * (16 * 16 + 1) + 2 * (32 + 1)
+    assert f"plainnet_tiny: {parameters:,} parameters" in done.stdout
+    assert json.loads((output / "result.json").read_text())["num_samples"] == 8
+    code = """
+import paddle
+from config import get_config
+from models import build_model
+model = build_model(get_config({file!r}, ["MODEL.NUM_CLASSES", "2"]))
+logits = model(paddle.zeros([2, 3, 32, 64]))
+_, outputs = model.forward_intermediates(paddle.zeros([2, 3, 32, 64]))
+print([list(each.shape) for each in (logits, *outputs)])
+"""
+    done = run(copy, "-c", code.format(file=str(file)))
+    assert done.stdout == "[[2, 2], [2, 16, 8, 16], [2, 32, 2, 4]]\n", done.stderr
+
+
+def test_the_chinese_network_differs_by_its_docstring_alone():
+    def without_docstring(code: str) -> str:
+        return re.sub(r'"""(.*?)"""', "", code, flags=re.S)
+
+    (english,), (chinese,) = NETWORKS.values()
+    assert without_docstring(chinese) == without_docstring(english)
 
 
 ROTATION = [

@@ -187,8 +187,10 @@ def _of_timm(folders: Sequence[str], chinese: bool) -> str:
     if chinese:
         if not total:
             return "timm 1.0.31 中没有该系列。"
-        said = f"timm 1.0.31 中该系列有 {total} 个名称，已支持 {len(available)} 个。"
-        return f"{said}尚未支持：{listed}。" if missing else said
+        said = f"timm 1.0.31 中该系列有 {total} 个模型名称，"
+        if not missing:
+            return f"{said}已全部支持。"
+        return f"{said}已支持 {len(available)} 个。尚未支持：{listed}。"
     if not total:
         return "timm 1.0.31 doesn't have this family."
     said = f"timm 1.0.31 has {total} names of this family; {len(available)} are available."
@@ -198,7 +200,8 @@ def _of_timm(folders: Sequence[str], chinese: bool) -> str:
 def _all_of_timm(chinese: bool) -> str:
     available, total = timm_names.count()
     if chinese:
-        return f"timm 1.0.31 中这些系列共有 {total} 个名称，已支持 {available} 个。各系列页面列出尚未支持的名称。"
+        said = f"timm 1.0.31 中这些系列共有 {total} 个模型名称，已支持 {available} 个。"
+        return f"{said}各系列页面列出尚未支持的模型。"
     return (
         f"timm 1.0.31 has {total} names of these families, of which {available} are available. "
         "The page of a family lists the others."
