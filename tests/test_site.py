@@ -78,6 +78,11 @@ def test_a_comment_becomes_a_table():
     assert (
         "timm 1.0.31 has 21 names of this family; 21 are available." in made["docs/models/swin.md"]
     )
+    note = "the recipe that fine-tunes weights of ImageNet-22k"
+    assert note in made["docs/models/swin.md"]
+    plain = docs_tables.filled("<!-- generated: family vit -->", "docs/models/vit.md", False)
+    assert plain.startswith("*acc1* is top-1 on ImageNet-1k, as published for the weights")
+    assert note not in plain
     linked = docs_tables.filled("<!-- generated: zoo -->", "docs/models/index.md", True)
     assert "[lenet](../../configs/lenet/lenet.yaml)" in linked
 
