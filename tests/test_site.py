@@ -234,6 +234,8 @@ SEARCHES = {
         "SLURM": "guides/slurm.html",
         "resuming": "guides/resume.html",
         "LINEAR_SCALED_LR": "reference/keys.html",
+        "TRAIN.LINEAR_SCALED_LR": "reference/keys.html",
+        "DATA.DROP_LAST": "reference/keys.html",
     },
     "zh/index.html": {"多标签": "guides/multilabel.html", "断点续训": "guides/resume.html"},
 }

@@ -161,7 +161,7 @@ class Row(NamedTuple):
     Attributes:
         anchor: train.base_lr; of an architecture's key vit.model.depth.
         title: the key, of an architecture's key with the architecture.
-        text: the row without its first cell, in HTML.
+        text: what the key means, in HTML.
     """
 
     anchor: str
@@ -185,7 +185,8 @@ def _with_anchors(html: str) -> tuple[str, list[Row]]:
             key = re.sub(r"<[^>]*>", "", found[1])
             anchor = f"{architecture}.{key}" if architecture else key
             title = f"{key} ({architecture})" if architecture else key
-            rows.append(Row(anchor.lower(), title, found[2]))
+            meaning = re.findall(r"<td>(.*?)</td>", found[2], re.S)[-1].replace("<wbr>", "")
+            rows.append(Row(anchor.lower(), title, meaning))
             return f'<tr id="{anchor.lower()}">\n<td>{found[1]}</td>{found[2]}</tr>'
 
         part = re.sub(r"<tr>\s*<td>(<code>.*?</code>)</td>(.*?)</tr>", anchored, part, flags=re.S)
