@@ -23,6 +23,7 @@ PAGES = {
     "docs/zh": {"README_cn.md": "index.md"},
 }
 KEYS = "reference/keys.md"
+BOOST = 4  # of a row of KEYS in the search
 # What the Chinese menu shows of the English site, with the addresses from the Chinese one.
 ENGLISH_REFERENCES = [
     ("配置项一览（英文）", "../reference/keys.html"),
@@ -146,13 +147,23 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     html = "".join(parts)
     if page.file.src_uri != KEYS:
         return html
-    html, rows = _with_anchors(html)
-    # The search finds each row under its key, which links to the row.
-    index = config.plugins["material/search"].search_index
-    for row in rows:
-        entry = {"title": row.title, "text": row.text, "location": f"{page.url}#{row.anchor}"}
-        index.entries.append(entry)
+    html, page.key_rows = _with_anchors(html)
     return f'<div class="keys">{html}</div>'
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Lets the search find each row of keys.md under its key.
+
+    The search's entry of the page itself has to be there before, so this isn't done earlier. The
+    boost is for "TRAIN.BASE_LR", which would find a page that has "train" many times first.
+    """
+    index = config.plugins["material/search"].search_index
+    for row in getattr(page, "key_rows", ()):
+        location = f"{page.url}#{row.anchor}"
+        index.entries.append(
+            {"title": row.title, "text": row.text, "location": location, "boost": BOOST}
+        )
+    return output
 
 
 class Row(NamedTuple):
