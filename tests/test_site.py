@@ -191,6 +191,20 @@ def test_code_and_tables_break_where_a_reader_would_break_them(html, shown):
     assert docs_site.on_page_content(html, *site("guides/gpu.md"), None) == shown
 
 
+def test_each_row_of_the_keys_has_an_anchor():
+    row = "<tr>\n<td><code>{}</code></td>\n<td>int</td>\n<td>{}</td>\n</tr>"
+    shared, own = row.format("DATA.FOLD", "A fold."), row.format("MODEL.DEPTH", "Blocks.")
+    html = (
+        f'<h2 id="data">DATA</h2><table>{shared}</table><h3 id="vit">vit</h3><table>{own}</table>'
+    )
+    shown, rows = docs_site._with_anchors(html)
+    assert rows == [
+        ("data.fold", "DATA.FOLD", "A fold."),
+        ("vit.model.depth", "MODEL.DEPTH (vit)", "Blocks."),
+    ]
+    assert re.findall(r'<tr id="(.*?)">', shown) == ["data.fold", "vit.model.depth"]
+
+
 @pytest.mark.parametrize(
     ("output", "wraps"),
     [

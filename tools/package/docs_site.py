@@ -23,7 +23,7 @@ PAGES = {
     "docs/zh": {"README_cn.md": "index.md"},
 }
 KEYS = "reference/keys.md"
-BOOST = 4  # of a row of KEYS in the search
+BOOST = 2  # of a row of KEYS in the search
 # What the Chinese menu shows of the English site, with the addresses from the Chinese one.
 ENGLISH_REFERENCES = [
     ("配置项一览（英文）", "../reference/keys.html"),

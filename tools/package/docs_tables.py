@@ -197,7 +197,7 @@ def _name_in_timm(model: Model) -> str:
 
 
 def _notes(chosen: Sequence[Model], chinese: bool) -> str:
-    """Returns what is said above a family's table: whose accuracies it has, and what a suffix means."""
+    """Returns the notes above a family's table: whose accuracies it has, and what a suffix means."""
     notes = []
     language = "zh" if chinese else "en"
     if any(model.accuracy is not None for model in chosen):
