@@ -15,7 +15,7 @@ from conftest import ROOT
 from support.document_commands import asked_for, shown_in, snippets
 
 import tools.probe
-from config import find_config, model_files, shipped_configs
+from config import find_config, get_config, model_files, shipped_configs
 from settings import merging
 from settings.configuration import leaves
 from settings.names import hub_weights, matching_file
@@ -64,6 +64,35 @@ def test_a_familys_commands_are_of_its_models(page, tmp_path, monkeypatch):
     assert len(programs) > 1
     assert weights - outputs <= published
     assert bool(weights - outputs) == bool(published)
+
+
+@pytest.mark.parametrize("folder", ["docs/models", "docs/zh/models"])
+def test_a_recipes_batch_is_that_of_its_file(folder):
+    """A comment above a training on ImageNet says which batch its recipe is for."""
+    checked = []
+    for page in FAMILIES:
+        text = (ROOT / folder / f"{page}.md").read_text(encoding="utf-8")
+        for comment, name in re.findall(
+            r"^# (.*)\nsh run_train_multi\.sh -cfg=(\S+) \\\n    -dataset=imagenet2012", text, re.M
+        ):
+            form = (
+                r".*\(batch ([\d,]+) = (\d+) GPUs x (\d+)(?: x (\d+) steps)?\)"
+                if folder == "docs/models"
+                else r".*（批大小 ([\d,]+) = (\d+) 块 GPU x (\d+)(?: x (\d+) 步)?）"
+            )
+            written = re.fullmatch(form, comment)
+            assert written, (page, comment)
+            config = get_config(name)
+            batch, gpus, size, steps = (
+                int((group or "1").replace(",", "")) for group in written.groups()
+            )
+            assert (size, steps) == (config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER), page
+            assert gpus * size * steps == batch, page
+            head = re.search(r"^# Batch: +([\d,]+) = ", find_config(name).read_text(), re.M)
+            source = head[1].replace(",", "") if head else config.TRAIN.RECIPE_BATCH
+            assert batch == int(source), page
+            checked.append(page)
+    assert len(checked) > 30
 
 
 def published_weights(folders):

@@ -78,6 +78,11 @@ def test_a_comment_becomes_a_table():
     assert (
         "timm 1.0.31 has 21 names of this family; 21 are available." in made["docs/models/swin.md"]
     )
+    note = "the recipe that fine-tunes weights of ImageNet-22k"
+    assert note in made["docs/models/swin.md"]
+    plain = docs_tables.filled("<!-- generated: family vit -->", "docs/models/vit.md", False)
+    assert plain.startswith("*acc1* is top-1 on ImageNet-1k, as published for the weights")
+    assert note not in plain
     linked = docs_tables.filled("<!-- generated: zoo -->", "docs/models/index.md", True)
     assert "[lenet](../../configs/lenet/lenet.yaml)" in linked
 
@@ -186,6 +191,20 @@ def test_code_and_tables_break_where_a_reader_would_break_them(html, shown):
     assert docs_site.on_page_content(html, *site("guides/gpu.md"), None) == shown
 
 
+def test_each_row_of_the_keys_has_an_anchor():
+    row = "<tr>\n<td><code>{}</code></td>\n<td>int</td>\n<td>{}</td>\n</tr>"
+    shared, own = row.format("DATA.FOLD", "A fold."), row.format("MODEL.DEPTH", "Blocks.")
+    html = (
+        f'<h2 id="data">DATA</h2><table>{shared}</table><h3 id="vit">vit</h3><table>{own}</table>'
+    )
+    shown, rows = docs_site._with_anchors(html)
+    assert rows == [
+        ("data.fold", "DATA.FOLD", "A fold."),
+        ("vit.model.depth", "MODEL.DEPTH (vit)", "Blocks."),
+    ]
+    assert re.findall(r'<tr id="(.*?)">', shown) == ["data.fold", "vit.model.depth"]
+
+
 @pytest.mark.parametrize(
     ("output", "wraps"),
     [
@@ -229,6 +248,8 @@ SEARCHES = {
         "SLURM": "guides/slurm.html",
         "resuming": "guides/resume.html",
         "LINEAR_SCALED_LR": "reference/keys.html",
+        "TRAIN.LINEAR_SCALED_LR": "reference/keys.html",
+        "DATA.DROP_LAST": "reference/keys.html",
     },
     "zh/index.html": {"多标签": "guides/multilabel.html", "断点续训": "guides/resume.html"},
 }

@@ -10,7 +10,7 @@ import posixpath
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # MkDocs would look in this folder alone
@@ -22,6 +22,8 @@ PAGES = {
     "docs": {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"},
     "docs/zh": {"README_cn.md": "index.md"},
 }
+KEYS = "reference/keys.md"
+BOOST = 2  # of a row of KEYS in the search
 # What the Chinese menu shows of the English site, with the addresses from the Chinese one.
 ENGLISH_REFERENCES = [
     ("配置项一览（英文）", "../reference/keys.html"),
@@ -122,6 +124,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     - Output without columns wraps (class ``wraps``); a tree or a table scrolls.
     - There is no break after the dash of a flag (class ``flag``).
     - A name in a table may break after "_" and "/".
+    - Each row of keys.md has an anchor and is an entry of the search: keys.html#train.base_lr.
     """
 
     def output(found: re.Match[str]) -> str:
@@ -142,7 +145,64 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
                 part = re.sub(r"(?<![^\s])--?\w", r'<span class="flag">\g<0></span>', part)
             parts[index] = part
     html = "".join(parts)
-    return f'<div class="keys">{html}</div>' if page.file.src_uri == "reference/keys.md" else html
+    if page.file.src_uri != KEYS:
+        return html
+    html, page.key_rows = _with_anchors(html)
+    return f'<div class="keys">{html}</div>'
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Lets the search find each row of keys.md under its key.
+
+    The search's entry of the page itself has to be there before, so this isn't done earlier. The
+    boost is for "TRAIN.BASE_LR", which would find a page that has "train" many times first.
+    """
+    index = config.plugins["material/search"].search_index
+    for row in getattr(page, "key_rows", ()):
+        location = f"{page.url}#{row.anchor}"
+        index.entries.append(
+            {"title": row.title, "text": row.text, "location": location, "boost": BOOST}
+        )
+    return output
+
+
+class Row(NamedTuple):
+    """A key in a table of keys.md.
+
+    Attributes:
+        anchor: train.base_lr; of an architecture's key vit.model.depth.
+        title: the key, of an architecture's key with the architecture.
+        text: what the key means, in HTML.
+    """
+
+    anchor: str
+    title: str
+    text: str
+
+
+def _with_anchors(html: str) -> tuple[str, list[Row]]:
+    """Returns the page of all keys with an id for each row, and these rows.
+
+    The search leaves the tables out, because it would find a section of fifty keys there.
+    """
+    rows = []
+    parts = []
+    architecture = ""
+    for part in re.split(r"(?=<h[23][ >])", html):
+        if heading := re.match(r"<h([23])[^>]*>([^<]*)", part):
+            architecture = heading[2] if heading[1] == "3" else ""
+
+        def anchored(found: re.Match[str], architecture: str = architecture) -> str:
+            key = re.sub(r"<[^>]*>", "", found[1])
+            anchor = f"{architecture}.{key}" if architecture else key
+            title = f"{key} ({architecture})" if architecture else key
+            meaning = re.findall(r"<td>(.*?)</td>", found[2], re.S)[-1].replace("<wbr>", "")
+            rows.append(Row(anchor.lower(), title, meaning))
+            return f'<tr id="{anchor.lower()}">\n<td>{found[1]}</td>{found[2]}</tr>'
+
+        part = re.sub(r"<tr>\s*<td>(<code>.*?</code>)</td>(.*?)</tr>", anchored, part, flags=re.S)
+        parts.append(part.replace("<table>", "<table data-search-exclude>"))
+    return "".join(parts), rows
 
 
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:

@@ -45,6 +45,21 @@ HEADS = {
     "Name in timm": "timm 中的名称",
 }
 
+ACCURACY_NOTE = {
+    "en": (
+        "*acc1* is top-1 on ImageNet-1k, as published for the weights in the last column, or by the"
+        " authors if there are none. It isn't a result of the recipe in the YAML file."
+    ),
+    "zh": (
+        "acc1 是 ImageNet-1k 的 top-1 准确率：最后一列权重的公布值，没有权重时为论文作者的公布值，"
+        "不是用 YAML 文件中的训练方案得到的结果。"
+    ),
+}
+SUFFIX_NOTE = {
+    "en": "`_21k_1k`: the recipe that fine-tunes weights of ImageNet-22k on ImageNet-1k.",
+    "zh": "`_21k_1k`：在 ImageNet-1k 上微调 ImageNet-22k 权重的训练方案。",
+}
+
 
 class Model(NamedTuple):
     """A row of the zoo.
@@ -145,7 +160,9 @@ def filled(markdown: str, page: str, repository: bool) -> str:
             heads = [*HEADS][:-1]
             shown = [(linked(m) if repository else m.name, *_cells(m)) for m in chosen]
             table = _table(_heads(heads, chinese), shown)
-            return f'<div class="models" markdown>\n\n{table}\n</div>\n\n{_of_timm(words, chinese)}'
+            notes = _notes(chosen, chinese)
+            timm = _of_timm(words, chinese)
+            return f'{notes}\n\n<div class="models" markdown>\n\n{table}\n</div>\n\n{timm}'
         if kind == "timm_names":
             return _all_of_timm(chinese)
         evidence = {
@@ -177,6 +194,17 @@ def _cells(model: Model) -> tuple[str, ...]:
 
 def _name_in_timm(model: Model) -> str:
     return "=" if model.timm == model.name else model.timm
+
+
+def _notes(chosen: Sequence[Model], chinese: bool) -> str:
+    """Returns the notes above a family's table: whose accuracies it has, and what a suffix means."""
+    notes = []
+    language = "zh" if chinese else "en"
+    if any(model.accuracy is not None for model in chosen):
+        notes.append(ACCURACY_NOTE[language])
+    if any(model.name.endswith("_21k_1k") for model in chosen):
+        notes.append(SUFFIX_NOTE[language])
+    return ("" if chinese else " ").join(notes)
 
 
 def _of_timm(folders: Sequence[str], chinese: bool) -> str:
