@@ -263,7 +263,7 @@ def test_the_command_draws_a_picture(root, monkeypatch, capsys):
     for more, message in (
         (["-output=x.jpg"], "ends in .png"),
         (["--count=65"], "expected 1 to 64"),
-        (["--epoch=0"], "1 or more"),
+        (["--epoch=0"], "--epoch is 0, expected at least 1"),
     ):
         monkeypatch.setattr(sys, "argv", ["x", *words, *small[:1], *small[1:], *more])
         with pytest.raises(InputError, match=message):
