@@ -285,7 +285,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         (
             "predictions.csv",
             "image,label,predicted,probability\na,1,2,0.5\n",
-            "samples and accuracy are 1, 0.0, in",
+            "samples and accuracy are 1 and 0.0, but in",
         ),
         ("result.json", "{}", "its loss is missing, expected a number"),
         (
