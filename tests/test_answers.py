@@ -58,7 +58,7 @@ ROTATION = [
     ("main_single_gpu.py -eval -pretrained={best} -output={out}/x", 0, r"summary: loss: 1\.\d+;"),
     ("tools/show_batch.py -cfg={run}/config.yaml -output={out}/x.png", 0, "x.png is written"),
 ]
-NO_IMAGE = "TASK segmentation, which classifies pixels, not images; tools/pre"
+NO_IMAGE = "TASK segmentation, which classifies pixels, not images; use tools/predict.py"
 SEGMENTATION = [
     ("tools/predict.py {run} {images} -format csv", 0, r'/0\.png",1,\d,"[a-z]+",\d+\.\d+,\n'),
     (
