@@ -120,8 +120,13 @@ def check(encoder, head, kind, any_size, folder):
         # The images matter.
         assert np.abs(expected[0] - expected[1]).max() > 0.02 * np.ptp(expected)
         found = run(images)
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
-        assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.9999
+        tolerance = 1e-5 * np.ptp(expected)
+        np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
+        # One pixel of Trans2Seg has two classes with equal logits, of which rounding chooses.
+        second, first = np.sort(expected, axis=1)[:, -2:].swapaxes(0, 1)
+        is_clear = first - second > 2 * tolerance
+        assert is_clear.mean() > 0.99
+        assert (found.argmax(1) == expected.argmax(1))[is_clear].all()
 
 
 @pytest.mark.long

@@ -239,7 +239,7 @@ DATA = {
     "without labels": (
         WITHOUT_LABELS,
         removed("data/val/c/1.png"),
-        "rank 1 has 5, rank 0 has 6; number 5 is missing on rank 1, 'val/c/1.png' on rank 0; give",
+        "rank 1 has 5, rank 0 has 6; number 5 is missing on rank 1, 'val/c/1.png' on rank 0; all ranks need the same",
     ),
     "groups of a fold": (
         [*FOLD, "DATA.FOLD=0", "DATA.SPLIT_GROUPS=groups.txt"],
@@ -249,7 +249,7 @@ DATA = {
     "a stale cache": (
         CACHED,
         stale_cache,
-        f"the validation images {WHO}names and labels are the same, but not the pixels; give",
+        f"the validation images {WHO}names and labels are the same, but not the pixels; all ranks need the same",
     ),
 }
 
@@ -336,12 +336,12 @@ WEIGHTS = {
     "a flag": (
         (PRETRAINED, []),
         unchanged,
-        f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; give",
+        f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; all ranks need the same",
     ),
     "a flag of an evaluation": (
         (["-eval", *PRETRAINED], ["-eval"]),
         unchanged,
-        f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; give",
+        f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; all ranks need the same",
     ),
     "another checkpoint's path": (
         (RESUMED, ["-resume=lora/checkpoints/epoch_0001", "-cfg=run/config.yaml"]),
