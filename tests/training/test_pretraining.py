@@ -52,13 +52,14 @@ METHODS = {
     "simmim": [*VIT, "METHOD.MASK_PATCH", "2"],
     "fcmae": CONVNEXT,
     "dino": DINO,
+    # Fresh class tokens are almost equal for all images. The batch norms of this one and of MoCo
+    # would magnify their rounding.
     "dino by Sinkhorn-Knopp": [
         *DINO, "METHOD.CENTERING", "sinkhorn_knopp", "METHOD.SEPARATE_HEAD", "True",
         "METHOD.HEAD_BATCH_NORM", "True", "METHOD.FREEZE_LAST_LAYER", "0", "TRAIN.BASE_LR", "0.02",
-        "METHOD.TEACHER_TEMP", "0.1", "METHOD.KOLEO", "0",
+        "METHOD.TEACHER_TEMP", "0.1", "METHOD.KOLEO", "0", "MODEL.GLOBAL_POOL", "avg", "MODEL.FC_NORM", "False",
     ],
     "dino of a large teacher": [*DINO, "METHOD.FREEZE_LAST_LAYER", "0"],
-    # Fresh class tokens are almost equal for all images. Batch norm would magnify their rounding.
     "moco": [
         *VIT, "METHOD.PROJECTOR_WIDTH", "24", "METHOD.PROJECTOR_OUTPUTS", "8", "MODEL.GLOBAL_POOL", "avg",
         "TRAIN.BASE_LR", "0.01",
