@@ -104,6 +104,18 @@ class Parser(argparse.ArgumentParser):
             help="print the version of the toolkit and exit",
         )
 
+    def add_keys(self) -> None:
+        """Adds the flag -o, which sets keys and may be given several times (``pairs``)."""
+        self.add_argument(
+            "-o",
+            "--o",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="KEY VALUE",
+            help="set any keys; KEY=VALUE works as well",
+        )
+
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Returns (what the command line says, the words that no flag takes), as argparse does.
 

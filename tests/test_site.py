@@ -193,7 +193,8 @@ def test_code_and_tables_break_where_a_reader_would_break_them(html, shown):
 
 def test_each_row_of_the_keys_has_an_anchor():
     row = "<tr>\n<td><code>{}</code></td>\n<td>int</td>\n<td>{}</td>\n</tr>"
-    shared, own = row.format("DATA.FOLD", "A fold."), row.format("MODEL.DEPTH", "Blocks.")
+    shared = row.format("DATA.FOLD", "A fold.")
+    own = row.format("MODEL.DEPTH", "Blocks.")
     html = (
         f'<h2 id="data">DATA</h2><table>{shared}</table><h3 id="vit">vit</h3><table>{own}</table>'
     )

@@ -104,14 +104,7 @@ def parsed_arguments() -> argparse.Namespace:
     )
     text = "data loader workers; default: 2"
     option("workers", type=whole_number(0), default=2, metavar="N", help=text)
-    option(
-        "o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     arguments = parser.parse_args()
     check_new_folder(arguments.output)
     return arguments

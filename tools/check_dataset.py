@@ -319,14 +319,7 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="FILE",
         help="YAML file, or a model's name, whose number of classes limits the labels",
     )
-    option(
-        "o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     option(
         "split",
         type=float,

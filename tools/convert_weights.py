@@ -116,15 +116,7 @@ def main() -> None:
         "target", metavar="OUT", type=Path, help=f"a file that ends in {', '.join(ENDINGS)}"
     )
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
-    parser.add_argument(
-        "-o",
-        "--o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     arguments = parser.parse_args()
     print(convert(arguments.source, arguments.target, arguments.cfg, arguments.o))
 

@@ -76,15 +76,7 @@ def main() -> None:
         help="share of images on which an export in another precision has to predict the same class;"
         " default: 0.8",
     )
-    parser.add_argument(
-        "-o",
-        "--o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     arguments = parser.parse_args()
     flags = _data(arguments)
     # After the command line is parsed: these import Paddle.

@@ -26,7 +26,7 @@ from errors import InputError, reporting  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: Parser) -> None:
     """Adds the flags that choose the model and its features; tools/search.py has them, too."""
     parser.add_argument(
         "-cfg",
@@ -70,15 +70,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="data loader workers; default: 2",
     )
-    parser.add_argument(
-        "-o",
-        "--o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -107,14 +107,7 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="FILE",
         help="the JSON file to create; default: probe.json",
     )
-    option(
-        "o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     arguments = parser.parse_args()
     for flag, probe in (("k", "knn"), ("shots", "few_shot"), ("draws", "few_shot")):
         if getattr(arguments, flag) is not None and probe not in arguments.probes:

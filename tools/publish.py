@@ -66,14 +66,7 @@ def parsed_arguments() -> argparse.Namespace:
     option(
         "cfg", metavar="FILE", help="the model's YAML file or name, if the weights don't name it"
     )
-    option(
-        "o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     return parser.parse_args()
 
 

@@ -66,15 +66,7 @@ def main() -> None:
         help="file with the token that each request needs",
     )
     parser.add_argument("-quiet", "--quiet", action="store_true", help="don't log requests")
-    parser.add_argument(
-        "-o",
-        "--o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     arguments = vars(parser.parse_args())
     arguments["formats"] = ",".join(arguments["formats"]).split(",") if arguments["formats"] else []
     if lacking := [name for name in _EXTRA if not importlib.util.find_spec(name)]:

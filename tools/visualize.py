@@ -283,15 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-workers", "--workers", type=int, default=0, help="data loader workers (0)"
     )
-    parser.add_argument(
-        "-o",
-        "--o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     return parser
 
 

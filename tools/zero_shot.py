@@ -46,14 +46,7 @@ def parsed_arguments() -> argparse.Namespace:
     text = 'sentences with {}, one per line; default: "a photo of a {}."'
     option("templates", metavar="FILE", help=text)
     option("cfg", metavar="MODEL", help="the image tower's YAML file, if the weights don't name it")
-    option(
-        "o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     arguments = parser.parse_args()
     from_data = bool(arguments.data_path or arguments.dataset)
     if bool(arguments.classes) == from_data:

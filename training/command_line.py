@@ -403,15 +403,7 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         action="store_true",
         help="as in PaddleViT: pre-train the model of -cfg by MAE (TASK mae)",
     )
-    parser.add_argument(
-        "-o",
-        "--o",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY VALUE",
-        help="set any keys; KEY=VALUE works as well",
-    )
+    parser.add_keys()
     parser.add_argument(
         "-explain",
         "--explain",
