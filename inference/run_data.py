@@ -39,7 +39,10 @@ _SELECTION = (
 
 
 def data_keys(
-    weights: str | Path | None, flags: Sequence[tuple[str, Any]], purpose: str
+    weights: str | Path | None,
+    flags: Sequence[tuple[str, Any]],
+    purpose: str,
+    has_validation: bool = False,
 ) -> list[Any]:
     """Returns the keys that name a training set, with their values.
 
@@ -51,6 +54,8 @@ def data_keys(
 
     Args:
         purpose: what needs the training set; begins the error's line.
+        has_validation: whether validation images are needed, too. They are split off if a recognised
+            dataset has none.
 
     Raises:
         InputError: no run saved the weights, and ``flags`` names no data, or none that is recognised.
@@ -63,7 +68,7 @@ def data_keys(
         if run and ("DATA.DATA_PATH" not in values or _reads_folder(run.DATA.DATASET)):
             dataset = run.DATA.DATASET
         elif "DATA.DATA_PATH" in values:
-            _, plan = data_options(values, is_evaluation=False)
+            _, plan = data_options(values, is_evaluation=not has_validation)
             recognised = {option.key: option.value for option in plan.options}
             dataset = recognised.pop(datasets.key)
             values |= recognised

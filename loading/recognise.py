@@ -72,7 +72,8 @@ def recognise(path: str) -> Layout:
     Raises:
         InputError: there is no such folder, or its entries are of no format or of several.
     """
-    check_data_path(path, default_values()["DATA.DATA_PATH"], unpacked=True)
+    default = default_values()["DATA.DATA_PATH"]
+    check_data_path(path, default, unpacked=False)
     root = Path(path)
     for _ in range(_DEEPEST):
         if found := _published(root) or _listed(root) or _shards(root) or _in_folders(root):
@@ -82,6 +83,7 @@ def recognise(path: str) -> Layout:
         if len(folders) != 1 or others:
             break
         root = root / folders[0]
+    check_data_path(path, default, unpacked=True)
     raise InputError(
         f"-data_path is {path}, which contains {describe_folder(Path(path))}: no dataset was"
         " recognised in it; expected a folder of images for each class, images alone, images/ and"

@@ -206,6 +206,9 @@ def _model_of(weights: str) -> str:
     """
     if weights.startswith(("hf-hub:", "hf_hub:")):
         name = weights.rpartition("/")[2].partition("@")[0]
+        # Others' repositories may have timm's name with a tag of their own.
+        if shipped_model(name) is None:
+            name = name.partition(".")[0]
     else:
         name = _architecture(Path(weights) / "config.json")
     model = shipped_model(name) if name else None
