@@ -329,7 +329,7 @@ def training_images(root: Path) -> Path:
 
 
 def _folder_of_images(root: Path) -> str:
-    """Returns the folder of all images, or of the training images, that has masks beside it; "" if
+    """Returns the folder of all images, or of the training images, that has masks as well; "" if
     there is none.
     """
     parts = [name for names in PARTS.values() for name in names]

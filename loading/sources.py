@@ -325,7 +325,8 @@ def class_folders(split: Split, *, data_path: str) -> Files:
         if train_names and (unknown := sorted(set(names) - set(train_names))):
             first = ", ".join(f"'{name}'" for name in unknown[:3])
             split.refuse(
-                f"{root / mode}: classes that {train}/ lacks: {first}{lookalike(unknown, train_names)}"
+                f"{root / mode}: classes that the training images lack:"
+                f" {first}{lookalike(unknown, train_names)}"
             )
             train_names += unknown
         classes = train_names or names

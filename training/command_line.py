@@ -143,7 +143,7 @@ def config_from_arguments(
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
     chosen = list(choice.options)
-    config = asked_config(choice.file, [*chosen, *flags, *named], read)
+    config = asked_config(choice.file, _in_order(chosen, [*flags, *named]), read)
     if arguments.mae_pretrain and config.TASK != "mae":
         raise InputError(
             f"{FLAG}mae_pretrain needs a configuration of TASK mae, but TASK is {config.TASK}"
@@ -183,7 +183,7 @@ def config_from_arguments(
             )
         )
     if (len(flags), len(chosen)) != before:
-        config = asked_config(choice.file, [*chosen, *flags, *named], read)
+        config = asked_config(choice.file, _in_order(chosen, [*flags, *named]), read)
     for note in notes:
         add_note(config, note)
     recipe = weights_recipe(config)
@@ -205,6 +205,16 @@ def _with_weights(option: Option) -> Option:
     if option.key != "MODEL.PRETRAINED" or not isinstance(option.value, str):
         return option
     return option._replace(value=weights_of_model(option.value) or option.value)
+
+
+def _in_order(chosen: Sequence[Option], given: Sequence[Option]) -> list[Option]:
+    """Returns options in the order in which they are set: those that were chosen for a dataset, flags
+    and -o. A folder that was found below -data_path takes its place.
+    """
+    named = {option.key for option in given}
+    first = [option for option in chosen if option.key not in named]
+    last = [option for option in chosen if option.key in named]
+    return [*first, *given, *last]
 
 
 def _for_dataset(

@@ -72,6 +72,14 @@ def test_what_is_named_is_not_chosen(flowers):
     assert choose(f"-data_path={flowers}", "-o", "DATA.FOLDS", "3").DATA.VAL_SPLIT is None
 
 
+def test_a_folder_found_below_takes_the_place_of_the_path(flowers):
+    config = choose(f"-data_path={flowers.parent}")
+    assert config.DATA.DATA_PATH == str(flowers)
+    assert f"data folder: {flowers}, the only folder in {flowers.parent}" in config.notes[1]
+    config = choose(f"-data_path={flowers.parent}", "-cfg=deit_small_patch16_224")
+    assert config.DATA.DATA_PATH == str(flowers)
+
+
 def test_a_validation_set_of_its_own_is_taken(flowers):
     for name in ("daisy", "rose"):
         (flowers / "train").mkdir(exist_ok=True)
