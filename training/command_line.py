@@ -65,9 +65,14 @@ class Flag(NamedTuple):
 
 FLAGS = {
     "dataset": Flag(
-        "DATA.DATASET", str, "format of the dataset: one of " + ", ".join(datasets.names())
+        "DATA.DATASET",
+        str,
+        "format of the dataset (default: recognised in -data_path): one of "
+        + ", ".join(datasets.names()),
     ),
-    "data_path": Flag("DATA.DATA_PATH", str, "the dataset's folder"),
+    "data_path": Flag(
+        "DATA.DATA_PATH", str, "the dataset's folder; without -cfg, a model is chosen for it"
+    ),
     "output": Flag("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
     "batch_size": Flag(
         "DATA.BATCH_SIZE",
@@ -82,7 +87,7 @@ FLAGS = {
     "pretrained": Flag(
         "MODEL.PRETRAINED",
         str,
-        "weights to start from or to evaluate: a file, a run's folder, hf-hub:...",
+        "weights to start from or to evaluate: a file, a run's folder, hf-hub:..., a model's name",
     ),
     "resume": Flag(
         "MODEL.RESUME",
@@ -449,7 +454,10 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
     parser.add_argument(
         "-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/"
     )
-    default = "configuration if neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
+    default = (
+        "configuration if neither -cfg nor a run (-resume, -pretrained) nor -data_path is given; for"
+        " scripts"
+    )
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for name, flag in FLAGS.items():
         takes: dict[str, Any] = {"metavar": flag.kind.__name__.upper()}

@@ -74,10 +74,10 @@ def test_what_is_named_is_not_chosen(flowers):
 
 def test_a_folder_found_below_takes_the_place_of_the_path(flowers):
     config = choose(f"-data_path={flowers.parent}")
-    assert config.DATA.DATA_PATH == str(flowers)
+    assert str(flowers) == config.DATA.DATA_PATH
     assert f"data folder: {flowers}, the only folder in {flowers.parent}" in config.notes[1]
     config = choose(f"-data_path={flowers.parent}", "-cfg=deit_small_patch16_224")
-    assert config.DATA.DATA_PATH == str(flowers)
+    assert str(flowers) == config.DATA.DATA_PATH
 
 
 def test_a_validation_set_of_its_own_is_taken(flowers):
@@ -155,7 +155,7 @@ def test_every_family_of_models_takes_both_recipes():
     for model in families.values():
         for recipe in ("finetune", "small_data"):
             config = asked_config((model, recipe), [])
-            assert config.MODEL.NAME == model
+            assert model == config.MODEL.NAME
             assert config.TRAIN.WEIGHT_DECAY == 0.05
 
 
