@@ -235,14 +235,16 @@ def all_gather(data: Any) -> list[Any]:
     message = secret.mac(key, f"{rank()} {_calls}".encode(), pickled) + pickled
     sizes: list[paddle.Tensor] = []
     dist.all_gather(sizes, paddle.to_tensor([len(message)], dtype="int64"))
+    # Not by int: NumPy 2.4 refuses to make a number of an array of one element.
+    lengths = [size.item() for size in sizes]
     # The collective takes messages of one size.
-    longest = max(map(int, sizes))
+    longest = max(lengths)
     padded = np.frombuffer(message.ljust(longest, b"\0"), np.uint8)
     messages: list[paddle.Tensor] = []
     dist.all_gather(messages, paddle.to_tensor(padded))
     gathered = []
-    for sender, (tensor, size) in enumerate(zip(messages, sizes, strict=True)):
-        message = tensor.numpy()[: int(size)].tobytes()
+    for sender, (tensor, length) in enumerate(zip(messages, lengths, strict=True)):
+        message = tensor.numpy()[:length].tobytes()
         code = message[: secret.MAC_SIZE]
         pickled = message[secret.MAC_SIZE :]
         if not secret.same(code, secret.mac(key, f"{sender} {_calls}".encode(), pickled)):
