@@ -19,10 +19,12 @@ RUN apt-get update \
 ARG PADDLE=
 WORKDIR /app
 COPY . .
-RUN make install PADDLE="$PADDLE" \
+# Where the compiled operators are; the server reads them there.
+ENV XDG_CACHE_HOME=/app/.cache
+RUN make ops PADDLE="$PADDLE" \
     && .venv/bin/python -m pip install --no-cache-dir -c .venv/constraints.txt -e ".[serve]" \
     && .venv/bin/python -m compileall -q . \
-    && rm -rf /root/.cache
+    && rm -rf /root/.cache .cache/pip
 
 FROM ${BASE}
 # libgomp1: Paddle's threads.
@@ -33,7 +35,7 @@ RUN apt-get update \
     && useradd --system --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin serve
 COPY --from=build /app /app
 WORKDIR /app
-ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp XDG_CACHE_HOME=/app/.cache
 USER 10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \

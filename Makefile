@@ -3,7 +3,8 @@
 # make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
 # make fuzz     an hour of random files, settings and messages (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (docs/SECURITY.md)
-# make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
+# make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install does so in the background,
+#               and test waits for them
 # make lint     ruff, spelling and types; make house: what can be counted of how the code reads
 # make test-paddle26 the smoke tests under Paddle 2.6; make clean: removes both environments
 # make docs     the sites of both languages, in output/site; warnings are errors (tools/package/mkdocs.yml)
@@ -26,7 +27,10 @@ VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# 
 .PHONY: install ops train check house test test-long test-faults fuzz campaign install-paddle26 test-paddle26 lint docs \
 	clean
 
-install: ops
+# Nobody has to wait for the operators: without them, a training is only slower.
+install: $(VENV)/installed
+	@nohup nice $(RUN) -m ops.build > $(VENV)/ops.log 2>&1 < /dev/null &
+	@echo "the operators for CPUs are being compiled in the background; make ops waits for them"
 
 ops: $(VENV)/installed
 	-$(RUN) -m ops.build

@@ -23,7 +23,7 @@ from paddle import _C_ops
 from paddle.autograd import PyLayer
 from paddle.base import core
 
-from ops.paths import library
+from ops.paths import is_built, library, mark_as_used
 
 # Where Paddle's module ``core`` remembers which build of the operators was registered. All copies
 # of this module in a process read it there.
@@ -44,12 +44,13 @@ def load() -> bool:
     its own were built from the same sources.
     """
     global _loaded
-    if not _loaded and library().is_file():
+    if not _loaded and is_built(compiled := library()):
         install_signal_stack()
-        build_name = library().parent.name
+        build_name = compiled.parent.name
         if not hasattr(core, _REGISTERED):
-            paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(library()))
+            paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(compiled))
             setattr(core, _REGISTERED, build_name)
+            mark_as_used(compiled)
         _loaded = getattr(core, _REGISTERED) == build_name
     return _loaded
 
@@ -78,6 +79,11 @@ def enable(enabled: bool) -> None:
     _enabled = enabled
 
 
+def are_used() -> bool:
+    """Returns whether the compiled operators are loaded and enabled."""
+    return _loaded and _enabled
+
+
 @paddle.jit.not_to_static
 def usable(x: paddle.Tensor) -> bool:
     """Returns whether the operators below can compute with ``x``: they are loaded and enabled, x is
@@ -92,7 +98,7 @@ def why_no_bfloat16() -> str:
     Paddle's autocast does nothing on a CPU. Without bfloat16 instructions oneDNN could still
     multiply in bfloat16, but slower than in float32.
     """
-    if not (_loaded and _enabled):
+    if not are_used():
         return "bfloat16 on a CPU needs the compiled operators; run make ops"
     if not core.supports_bfloat16_fast_performance():
         return "this CPU has no bfloat16 instructions (avx512_bf16, AMX)"

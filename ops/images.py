@@ -8,14 +8,13 @@ call them. Images are [H, W] or [H, W, 3] uint8; results are new arrays.
 
 import ctypes
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ops.paths import library_folder
+from ops.paths import is_built, library_folder, mark_as_used
 
 _HERE = Path(__file__).resolve().parent
 SOURCE = _HERE / "images.cc"
@@ -34,8 +33,8 @@ _TYPES = {int: ctypes.c_int64, float: ctypes.c_float, bool: ctypes.c_bool}
 
 def library() -> Path:
     """Returns where the compiled operations of these sources are, or would be."""
-    made_of = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes() + " ".join(FLAGS).encode()
-    return library_folder(f"images-{hashlib.sha256(made_of).hexdigest()[:12]}") / "images.so"
+    made_of = (SOURCE.read_bytes(), SOURCE.with_suffix(".h").read_bytes(), " ".join(FLAGS).encode())
+    return library_folder("images", made_of) / "images.so"
 
 
 @functools.cache
@@ -43,10 +42,14 @@ def load() -> Any:
     """Returns the compiled operations; None: they weren't compiled, or this CPU hasn't what they
     need.
     """
+    compiled = library()
+    if not is_built(compiled):
+        return None
     try:
-        found = ctypes.CDLL(str(library()))
+        found = ctypes.CDLL(str(compiled))
     except OSError:
         return None
+    mark_as_used(compiled)
     found.images_level.restype = ctypes.c_char_p
     level = found.images_level().decode()
     return (lambda name: getattr(found, f"{name}_{level}")) if level else None

@@ -1,12 +1,24 @@
-"""The paths of the compiled libraries."""
+"""The paths of the compiled libraries, in the user's cache:
+``~/.cache/paddle-vit-toolkit/ops/NAME/``, or below XDG_CACHE_HOME.
 
+All installations of this user share them. A library is code, so one that another user could have
+written isn't loaded.
+"""
+
+import contextlib
 import hashlib
 import os
+import platform
+import stat
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import paddle
 
 _HERE = Path(__file__).resolve().parent
+# The folders that the toolkit makes: the library's own, and those around it.
+_DEPTH = 3
 
 
 def sources_and_headers() -> list[Path]:
@@ -18,24 +30,61 @@ def sources_and_headers() -> list[Path]:
     )
 
 
-def library_folder(name: str) -> Path:
-    """Returns the folder in which a library of that name is, or would be.
+def library_folder(name: str, made_of: Iterable[bytes]) -> Path:
+    """Returns the folder in which a library is, or would be: ``name`` with a hash of all that has to
+    be the same where it is loaded.
 
-    It is beside the sources. Where this user can't write there (site-packages, say), it is in the
-    user's cache.
+    The CPU isn't part of it: each function is compiled for several instruction sets, and the one
+    that fits is chosen when it is loaded. The compiler isn't, either: to load a library needs none.
+
+    Args:
+        made_of: the sources and flags. The hash adds the system's architecture and C library,
+            because machines can share a home.
     """
-    beside = _HERE / "built" / name
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # a user without a home
-    if beside.is_dir() or os.access(_HERE, os.W_OK) or not os.path.isabs(cache):
-        return beside
-    return Path(cache, "paddle_vit_toolkit", name)
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard says to ignore a relative path: it would be found in whatever folder a program
+    # starts.
+    if not os.path.isabs(cache):
+        cache = os.path.expanduser("~/.cache")
+    system = " ".join((platform.machine(), *platform.libc_ver()))
+    digest = hashlib.sha256(b"".join((system.encode(), *made_of))).hexdigest()
+    return Path(cache, "paddle-vit-toolkit", "ops", f"{name}-{digest[:12]}")
 
 
 def library() -> Path:
     """Returns where the compiled operators of these sources and this Paddle are, or would be."""
-    sources = b"".join(path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
-    return (
-        library_folder(f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}")
-        / "vit_ops.so"
-    )
+    # Two builds of Paddle can have the same version. Its headers include Python's.
+    version = paddle.version
+    builds = (version.full_version, version.commit, version.cuda(), sys.version_info[:2])
+    sources = (path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
+    folder = library_folder(paddle.__version__, (repr(builds).encode(), *sources))
+    return folder / "vit_ops.so"
+
+
+def is_built(library: Path) -> bool:
+    """Returns whether a library is there and may be loaded."""
+    return library.is_file() and not why_unsafe(library)
+
+
+def why_unsafe(library: Path) -> str:
+    """Returns why a library's path isn't safe: another user, except root, owns it or one of the
+    folders that the toolkit made for it, or may write there. Returns "" if it is safe.
+    """
+    for path in (library, *list(library.parents)[:_DEPTH]):
+        try:
+            status = os.stat(path)
+        except OSError:
+            # What doesn't exist isn't unsafe.
+            continue
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{path} belongs to another user"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"other users may write to {path}"
+    return ""
+
+
+def mark_as_used(library: Path) -> None:
+    """Notes that a library was used now: those that weren't for the longest time are removed."""
+    # It may be another user's, or on a read-only disk.
+    with contextlib.suppress(OSError):
+        os.utime(library)

@@ -223,16 +223,19 @@ def load_equal(
 
 
 def _check_versions(by_rank: list[dict[str, str]]) -> None:
-    """Raises InputError if a rank has another Paddle, NumPy or toolkit.
+    """Raises InputError if a rank has another Paddle, NumPy or toolkit, or other operators.
 
     They compute otherwise, and one NumPy can't read what another one has pickled.
     """
     for place, of_rank in enumerate(by_rank):
         for name, version in by_rank[0].items():
             if of_rank[name] != version:
+                advice = "install the same on every machine"
+                if name == "operators":
+                    # They may have been compiled while the ranks started.
+                    advice = "run make ops on every machine, then start again"
                 raise InputError(
-                    f"rank {place} has {name} {of_rank[name]}, rank 0 has {version};"
-                    " install the same on every machine"
+                    f"rank {place} has {name} {of_rank[name]}, rank 0 has {version}; {advice}"
                 )
 
 

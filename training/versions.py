@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
+import ops
 from settings.parser import __version__
 from utils import num_gpus
 
@@ -35,10 +36,13 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the toolkit, Python, Paddle and NumPy."""
+    """Returns the versions of the toolkit, Python, Paddle and NumPy, and whose operators compute:
+    the compiled ones of ``ops``, or Paddle's.
+    """
     return {
         "toolkit": __version__,
         "python": platform.python_version(),
         "paddle": paddle.__version__,
         "numpy": np.__version__,
+        "operators": "compiled" if ops.are_used() else "Paddle's",
     }

@@ -8,9 +8,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 import paddle
@@ -22,6 +25,7 @@ from PIL import Image
 from setuptools import __version__ as setuptools
 from support.clashing_modules import CLASHING_MODULES
 from support.imports import HOUSE, imported
+from support.programs import started
 
 import errors
 import ops
@@ -301,21 +305,81 @@ def test_a_program_with_modules_of_the_same_names_uses_both(installed, tmp_path)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_compiled_operators_go_to_the_cache_where_the_copy_is_read_only(tmp_path, monkeypatch):
-    built = next((ROOT / "ops" / "built").iterdir(), None)
-    assert ops.paths.library_folder("name") == ROOT / "ops" / "built" / "name"
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert ops.paths.library_folder("name") == tmp_path / "paddle_vit_toolkit" / "name"
-    assert (
-        built is None or ops.paths.library_folder(built.name) == built
-    )  # who could write there has compiled them for all
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert ops.paths.library_folder("name") == tmp_path / ".cache" / "paddle_vit_toolkit" / "name"
-    # it would be found in whatever folder a program starts
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert ops.paths.library_folder("name") == ROOT / "ops" / "built" / "name"
+@pytest.mark.long
+def test_a_wheel_in_an_empty_environment_does_all_from_an_empty_folder(installed, tmp_path):
+    """Without a checkout, a home or a compiler: train, predict, serve, export. The dependencies are
+    links to those of the suite, so that nothing is downloaded.
+    """
+    build = (
+        "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    )
+    wheel = tmp_path / python("-c", build, tmp_path, cwd=installed / "copy").split()[-1]
+    venv = tmp_path / "venv"
+    python("-m", "venv", venv)
+    [site] = venv.glob("lib/python*/site-packages")
+    for entry in Path(np.__file__).parents[1].iterdir():
+        of_toolkit = "paddle_vit_toolkit" in entry.name
+        if not (of_toolkit or entry.suffix == ".pth" or (site / entry.name).exists()):
+            (site / entry.name).symlink_to(entry)
+    for folder in ("home", "empty"):
+        (tmp_path / folder).mkdir()
+    chosen = {
+        "HOME": str(tmp_path / "home"),
+        "PATH": f"{venv / 'bin'}{os.pathsep}/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    how = {"cwd": tmp_path / "empty", "env": chosen, "capture_output": True, "text": True}
+
+    def typed(*words, **variables):
+        done = subprocess.run(words, timeout=120, **how | {"env": chosen | variables})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    pip = ["--no-index", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    typed("pip", "install", *pip, f"{wheel}[cpu]")
+
+    run = ["-ngpus=2", "-batch_size=256", "-output=RUN", "-o", *TINY]
+    log = typed("paddle-vit", "train", *run)
+    assert "compiled operators missing: a training of a large model takes 3 to 10 times" in log
+    result = json.loads((tmp_path / "empty" / "RUN" / "result.json").read_text())
+    assert result["versions"]["operators"] == "Paddle's"
+    assert result["num_samples"] == 364
+    assert "364 in val/" in typed("paddle-vit", "make_digits", "-output=pictures")
+    image = "pictures/val/0/0000.png"
+    lines = typed("paddle-vit", "predict", "digits", image).splitlines()
+    assert lines[1].split() == [image, "88.50", "%", "0"]
+    typed("paddle-vit", "export_model", "-pretrained=RUN/checkpoints/best", "-output=EXPORT")
+    # Both round to hundredths of a percent.
+    answers = typed("paddle-vit", "predict", "RUN", image)
+    assert len(answers.splitlines()) == 6
+    assert typed("paddle-vit", "predict", "EXPORT", image) == answers
+
+    command = ["paddle-vit", "serve", "digits", "-port=0", "-workers=1"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    server = subprocess.Popen(
+        command, cwd=tmp_path / "empty", env=chosen, start_new_session=True, **streams
+    )
+    started.append(server)
+    output = ""
+    for line in server.stdout:
+        output += line
+        if "ready after" in line:
+            break
+    port = re.search(r"serving .*:(\d+)/", output)[1]
+    picture = (tmp_path / "empty" / image).read_bytes()
+    address = f"http://127.0.0.1:{port}/predict?top=1"
+    with urlopen(Request(address, picture, {"Content-Type": "image/png"}), timeout=60) as answer:
+        assert json.loads(answer.read())["predictions"][0]["classes"] == ["0"]
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=60)
+    assert server.returncode == 0
+
+    # What this user's other installation has compiled is used here, too.
+    cache = str(ops.library().parents[3])
+    if ops.load():
+        told = typed("paddle-vit", "ops", XDG_CACHE_HOME=cache)
+        assert told.splitlines()[-1] == f"compiled operators: {ops.library()}"
 
 
 def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monkeypatch):
