@@ -235,8 +235,8 @@ def all_gather(data: Any) -> list[Any]:
     message = secret.mac(key, f"{rank()} {_calls}".encode(), pickled) + pickled
     sizes: list[paddle.Tensor] = []
     dist.all_gather(sizes, paddle.to_tensor([len(message)], dtype="int64"))
-    # Not by int: NumPy 2.4 refuses to make a number of an array of one element.
-    lengths = [size.item() for size in sizes]
+    # Of a tensor itself, int is refused by NumPy 2.4: it has an axis.
+    lengths = [int(size.item()) for size in sizes]
     # The collective takes messages of one size.
     longest = max(lengths)
     padded = np.frombuffer(message.ljust(longest, b"\0"), np.uint8)

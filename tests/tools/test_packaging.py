@@ -373,7 +373,7 @@ def test_a_wheel_in_an_empty_environment_does_all_from_an_empty_folder(installed
         assert json.loads(answer.read())["predictions"][0]["classes"] == ["0"]
     server.send_signal(signal.SIGTERM)
     server.communicate(timeout=60)
-    assert server.returncode == 0
+    assert server.returncode == 143
 
     # What this user's other installation has compiled is used here, too.
     cache = str(ops.library().parents[3])

@@ -470,15 +470,25 @@ def with_another(name, version):
         return str(error)
 
 
-@pytest.mark.parametrize("name", ["paddle", "numpy", "toolkit", "operators"])
+@pytest.mark.parametrize("name", ["paddle", "numpy", "toolkit"])
 def test_another_version_of_a_rank_ends_all_in_a_line(place, monkeypatch, name):
     monkeypatch.chdir(place)
-    advice = "install the same on every machine"
-    if name == "operators":
-        advice = "run make ops on every machine, then start again"
-    here = "Paddle's" if name == "operators" and shutil.which("g++") is None else versions()[name]
-    line = f"rank 1 has {name} 0.0.9, rank 0 has {here}; {advice}"
+    line = (
+        f"rank 1 has {name} 0.0.9, rank 0 has {versions()[name]}; install the same on every machine"
+    )
     assert run_ranks(with_another, name, "0.0.9") == [line] * 2
+
+
+def test_other_operators_of_a_rank_are_refused():
+    """They may have been compiled while the ranks started."""
+    compiled = {"operators": "compiled"}
+    equal_ranks._check_versions([compiled, compiled])
+    line = (
+        "rank 1 has operators Paddle's, rank 0 has compiled; run make ops on every machine, then start"
+        " again"
+    )
+    with pytest.raises(InputError, match=f"^{line}$"):
+        equal_ranks._check_versions([compiled, {"operators": "Paddle's"}])
 
 
 def with_another_network():
