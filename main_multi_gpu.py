@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import counted, reporting, reporting_memory
-from launch import devices, launchers, progress, signals, stall, streams
+from launch import caller, devices, launchers, progress, signals, stall, streams
 from training.command_line import config_from_arguments
 
 
@@ -99,13 +99,17 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
 
 
 def leave_report(run, dataset_val):
-    """Writes report.html if REPORT is set, and names the run's files. Rank 0 does this last."""
+    """Writes report.html if REPORT is set, and names the run's files. Rank 0 does this last.
+
+    A program that called this run (``launch.caller``) gets its folder.
+    """
     if run.config.REPORT:
         with run.logging_failure("report.html", f"python tools/compare_runs.py {run.directory}"):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
     run.log_files()
+    caller.answer(run.directory)
 
 
 def memory_advice(config, directory):
@@ -282,6 +286,7 @@ def main():
     """Builds the datasets once and spawns a worker per device. If a launcher started this process,
     it becomes one of the workers instead.
     """
+    caller.end_with_caller()
     config = config_from_arguments("main_multi_gpu.py")
     # Before Paddle's import, which reads the variables that this sets.
     if launchers.is_launched():

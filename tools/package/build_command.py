@@ -79,6 +79,12 @@ def stub(text: str, names: set[str]) -> str:
     return "".join(lines)
 
 
+def _write_stub(file: Path, names: set[str]) -> None:
+    """Writes the stub of a module beside it."""
+    text = stub(file.read_text(encoding="utf-8"), names)
+    file.with_suffix(".pyi").write_text(text, encoding="utf-8")
+
+
 class BuildPackage(build_py):
     """``build_py`` that also copies the toolkit's files, each module with a stub next to it."""
 
@@ -96,8 +102,8 @@ class BuildPackage(build_py):
             self.copy_file(str(file), str(target / file))
             # Programs are started, and not imported.
             if file.suffix == ".py" and file.parts[0] != "tools":
-                text = stub(file.read_text(encoding="utf-8"), names)
-                (target / file.with_suffix(".pyi")).write_text(text, encoding="utf-8")
+                _write_stub(target / file, names)
+        _write_stub(target / "__init__.py", names)
 
     def get_source_files(self) -> list[str]:
         """Returns the files of a source distribution."""
