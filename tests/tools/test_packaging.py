@@ -114,12 +114,12 @@ def test_a_stub_names_the_modules_of_an_installed_copy(installed):
     package = installed / "site" / "paddle_vit_toolkit"
     stubs = {str(file.relative_to(package)): file for file in package.rglob("*.pyi")}
     modules = {name for name in HOUSE if not name.startswith(("examples/", "tools/"))}
-    assert stubs.keys() == {f"{name}i" for name in modules}
+    assert stubs.keys() == {f"{name}i" for name in modules} | {"__init__.pyi"}
     rooms = {name.partition("/")[0].removesuffix(".py") for name in modules}
     checked = 0
     for name, file in stubs.items():
         text = file.read_text(encoding="utf-8")
-        original = (ROOT / name[:-1]).read_text(encoding="utf-8")
+        original = (package / name[:-1]).read_text(encoding="utf-8")
         assert short_names(text) == short_names(original)
         for dotted in imported(ast.parse(text)):
             first, *rest = dotted.split(".")
@@ -364,6 +364,32 @@ def test_no_other_message_names_a_file_that_a_wheel_lacks():
         for name in HOUSE
     }
     assert {name: found for name, found in said.items() if found} == {}
+
+
+def test_an_installed_copy_starts_its_own_runs(installed, tmp_path):
+    """The program may have modules of the toolkit's names. Importing the package takes no Paddle."""
+    (tmp_path / "main_multi_gpu.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "config.py").write_text("raise SystemExit('the wrong one')")
+    program = """
+        import sys
+        from paddle_vit_toolkit import InputError, RunError, RunResult, evaluate, train
+        for function in (train, evaluate):
+            try:
+                function("nothing")
+            except InputError as error:
+                print(error)
+        print(issubclass(InputError, RunError), RunResult.__module__, "paddle" in sys.modules)
+        from paddle_vit_toolkit import Predictor
+        print(Predictor.__module__)
+    """
+    done = python("-c", textwrap.dedent(program), cwd=tmp_path, env=environment(installed))
+    absent = "no configuration file nothing; did you mean coat_tiny?"
+    assert done.splitlines() == [
+        absent,
+        absent,
+        "True paddle_vit_toolkit.training.api False",
+        "paddle_vit_toolkit.inference.predictor",
+    ]
 
 
 def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
