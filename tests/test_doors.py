@@ -61,7 +61,7 @@ WRITTEN = {
     "tools/make_shapes.py: write": OWN_FOLDER,
     "tools/make_shards.py: make_shards": OWN_FOLDER,
     "tools/make_shards.py: pack": OWN_FOLDER,
-    "tools/package/build_command.py: run": OWN_FOLDER,
+    "tools/package/build_command.py: _write_stub": OWN_FOLDER,
     "tools/package/docs_site.py: on_post_build": "in the folder of the site that was just built",
     "tools/predict.py: writing": "opened with mode x (inference/captions.py)",
     "training/checkpoint/storage.py: replace_link": "a link, by a name that can't be guessed",

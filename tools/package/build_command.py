@@ -80,7 +80,7 @@ def stub(text: str, names: set[str]) -> str:
 
 
 def _write_stub(file: Path, names: set[str]) -> None:
-    """Writes the stub of a module beside it."""
+    """Writes the stub of a module next to it."""
     text = stub(file.read_text(encoding="utf-8"), names)
     file.with_suffix(".pyi").write_text(text, encoding="utf-8")
 
