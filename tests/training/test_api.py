@@ -249,5 +249,10 @@ def test_a_run_in_a_thread_ends_saved_when_its_caller_is_killed(tmp_path):
     assert len([parent for parent, _ in pids.values() if parent != process.pid]) >= 2
     process.kill()
     process.communicate()
-    programs.assert_none_left(pids)
+    try:
+        programs.assert_none_left(pids)
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     storage.verify(tmp_path / "RUN" / "checkpoints" / "last")
