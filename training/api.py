@@ -63,8 +63,8 @@ class RunResult:
         return [record for _, record in records(file)] if file.exists() else []
 
     def __repr__(self) -> str:
-        numbers = [f"{name}={self.result[name]}" for name in METRIC_TITLES if name in self.result]
-        return f"RunResult({', '.join([repr(str(self.folder)), *numbers])})"
+        values = [f"{name}={self.result[name]}" for name in METRIC_TITLES if name in self.result]
+        return f"RunResult({', '.join([repr(str(self.folder)), *values])})"
 
 
 def train(
@@ -80,7 +80,7 @@ def train(
     saved; ``resume`` continues it.
 
     Args:
-        cfg: a model's YAML file or name; None: that of the weights, or ``vit_digits``.
+        cfg: a model's YAML file or name; None: as the command line chooses without ``-cfg``.
         options: values of any keys: ``{"TRAIN.NUM_EPOCHS": 10}``.
         quiet: don't show what the run logs. Warnings are shown.
         keywords: flags of the command line, such as ``data_path``, ``output`` or ``ngpus``, and keys
@@ -156,7 +156,8 @@ def command_words(
         if name in KEYWORDS:
             if value is not None:
                 words.append(f"-{name}={_text(name, value)}")
-        elif name.isupper():
+        # A key's last part may have small letters: DIST__STRATEGY__fuse_grad_size_in_MB.
+        elif name.partition("__")[0].isupper():
             values[name.replace("__", ".")] = value
         else:
             raise InputError(f"{function} has no keyword {name}{_instead(name)}")

@@ -182,6 +182,11 @@ def test_python_values_become_the_keys_values(key, value, expected):
     assert type(found) is type(expected)
 
 
+def test_a_keys_last_part_may_have_small_letters():
+    words = command_words("train", {"DIST__STRATEGY__fuse_grad_size_in_MB": 16}, {})
+    assert words == ["-o", "DIST.STRATEGY.fuse_grad_size_in_MB=16"]
+
+
 @pytest.mark.parametrize(("keyword", "value"), [("data_path", "-a b"), ("output", Path("x=y"))])
 def test_flags_take_texts_as_they_are(keyword, value):
     words = command_words(
