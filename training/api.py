@@ -2,7 +2,7 @@
 
     from paddle_vit_toolkit import evaluate, train
 
-    run = train(dataset="folder", data_path="/data/flowers", TRAIN__NUM_EPOCHS=10)
+    run = train(data_path="/data/flowers")
     print(run.folder, run.result["acc1"], evaluate(pretrained=run.folder))
 
 A run is a process of its own (``launch.caller``), so that a notebook can be interrupted, keeps its
