@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -72,14 +73,7 @@ def fit(
 
     # Everything is built, loaded and checked before anything on the disk changes. So a start that
     # fails leaves a run's folder as it was.
-    training = prepare(task, network, train, run)
-    progress, checkpoint = resume(training)
-    create_state(unwrapped(training.optimizer))
-    for model in training.evaluated_models.values():
-        # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
-        own = own_statistics(model) if checkpoint else ()
-        broadcast_weights(model, without=own)
-    free_unowned_weights(training.optimizer)
+    training, progress, checkpoint = prepare_training(task, network, train, run)
     task.prepare_data(val, "val")
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     probe = Probe(config, training.model, train, val_loader)
@@ -151,6 +145,28 @@ def fit(
     # The last checkpoint is whole before the result says that the run is over.
     checkpointing.finish()
     _conclude(training, val, progress, ending, metrics, saver)
+
+
+def prepare_training(
+    task: Task, network: nn.Layer, train: ImageDataset, run: Run
+) -> tuple[Training, Progress, Path | None]:
+    """Builds a training run and restores the checkpoint of MODEL.RESUME. Nothing on the disk changes.
+
+    Returns:
+        (the training; how far the run is; the checkpoint, or None: the run starts afresh).
+
+    Raises:
+        InputError: batch, accumulation, weights or checkpoint don't fit.
+    """
+    training = prepare(task, network, train, run)
+    progress, checkpoint = resume(training)
+    create_state(unwrapped(training.optimizer))
+    for model in training.evaluated_models.values():
+        # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
+        own = own_statistics(model) if checkpoint else ()
+        broadcast_weights(model, without=own)
+    free_unowned_weights(training.optimizer)
+    return training, progress, checkpoint
 
 
 def _evaluation_cost(training: Training, images: int) -> float:

@@ -25,11 +25,20 @@ from launch import signals
 from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
 from settings.configuration import Configuration, value_sources
+from training import bad_steps
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.tracking import TrackerProcess
 from training.versions import commit, device, versions
-from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
+from utils import (
+    all_gather,
+    get_loggers,
+    num_cores,
+    open_logs,
+    rank,
+    world_size,
+    writing_whole,
+)
 
 # The files' names within a run's folder.
 LOCK = ".lock"
@@ -49,7 +58,7 @@ FILES = (
     "checkpoints/last",
 )
 # The names of files that a run replaces as a whole.
-_REPLACED = {*FILES, "classes.json", "confusion.png"}
+_REPLACED = {*FILES, "classes.json", "confusion.png", bad_steps.FILE}
 # The names of files that a run opens and changes where they are.
 _CHANGED = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
 # The content of a lock whose run has begun.
@@ -109,6 +118,7 @@ class Run:
         # An epoch, the seconds in it so far, and how many of these it waited for data.
         self.waiting: tuple[int, float, float] | None = None
         self.logged_input_bound = False
+        self.bad_steps: list[dict[str, Any]] = []
         for note in config.notes:
             self.info(note)
         lines = "".join(f"\n  {line}" for line in differences(config))
@@ -285,6 +295,29 @@ class Run:
                 f" waiting for data; DATA.NUM_WORKERS is {self.workers} per process on"
                 f" {num_cores()} cores: more workers or smaller images make training faster"
             )
+
+    def record_bad_step(self, step: int, epoch: int, kind: str) -> None:
+        """Logs a step to replay, and records the first ones in bad_steps.json, on rank 0.
+
+        Args:
+            step: its number in the run, from 1.
+            epoch: from 1.
+            kind: "not finite": its loss isn't; "outlier": it is out of all proportion to those
+                before.
+        """
+        if rank() != 0 or len(self.bad_steps) == bad_steps.MOST:
+            return
+        what = "isn't finite"
+        if kind == "outlier":
+            factor = bad_steps.LossHistory.OUTLYING
+            what = f"is more than {factor:g} times the median of the steps before it"
+        self.info(
+            f"warning: the loss of step {step} {what};"
+            f" python tools/replay.py {self.directory} -step={step} repeats it, layer by layer"
+        )
+        self.bad_steps.append({"step": step, "epoch": epoch, "ranks": world_size(), "kind": kind})
+        with self.logging_failure(bad_steps.FILE):
+            self._write_json(bad_steps.FILE, self.bad_steps)
 
     def _append(self, line: str) -> None:
         """Adds a line to metrics.jsonl. On a full disk no half line is left there."""
