@@ -61,6 +61,8 @@ FILES = (
 _REPLACED = {*FILES, "classes.json", "confusion.png", bad_steps.FILE}
 # The names of files that a run opens and changes where they are.
 _CHANGED = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
+# The names of traces of profiled steps.
+_TRACES = re.compile(r"trace_rank[0-9]+\.json")
 # The content of a lock whose run has begun.
 _SIGNATURE = rb"process [0-9]+ on [^\n]{0,255}"
 # The share of the training time spent waiting for data from which on a run calls itself input-bound.
@@ -69,7 +71,12 @@ INPUT_BOUND = 0.2
 
 def is_own(name: str) -> bool:
     """Returns whether a run writes a file of this name into its folder."""
-    return name in _REPLACED or _CHANGED.fullmatch(name) is not None
+    return any((name in _REPLACED, _CHANGED.fullmatch(name), _TRACES.fullmatch(name)))
+
+
+def trace_name(number: int) -> str:
+    """Returns the name of the trace of a rank's profiled steps (PROFILE)."""
+    return f"trace_rank{number}.json"
 
 
 class Run:
@@ -441,9 +448,12 @@ def _is_at(folder: os.stat_result, path: Path) -> bool:
 def for_others(config: Configuration) -> Configuration:
     """Returns the configuration that config.yaml holds, which means the same in another place.
 
-    Where the run lies and what it was resumed from belong to its command, and are left out.
+    Where the run lies, what it was resumed from and which steps are profiled belong to its command,
+    and are left out.
     """
-    config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
+    config = with_values(
+        config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0, PROFILE=0
+    )
     # A resumed run takes its weights from the checkpoint. The file keeps those it began with.
     origins = config.origins.get("MODEL.PRETRAINED", ())
     if len(origins) > 1 and origins[-1].first == CHECKPOINT:

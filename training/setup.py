@@ -27,6 +27,7 @@ from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.predictions import Predictions
+from training.profiling import Profile
 from training.run import Run
 from training.step_settings import changing_layers
 from training.task import Task
@@ -61,6 +62,7 @@ class Training:
     loader: Loader
     run: Run
     losses: LossHistory = field(default_factory=LossHistory)
+    profile: Profile | None = None
     predictions: dict[str, Predictions] = field(default_factory=dict)
 
     @functools.cached_property

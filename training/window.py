@@ -16,6 +16,7 @@ import paddle
 
 from errors import RunError
 from launch.progress import COMPUTING, LOADING, beat
+from training.profiling import LOADER, span
 from training.setup import Training
 from training.task import Batch, check_names, sum_of_each
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
@@ -205,7 +206,8 @@ class Window:
         while True:
             began = time.perf_counter()
             beat(LOADING, step)
-            batch = next(source, None)
+            with span(LOADER):
+                batch = next(source, None)
             beat(COMPUTING, step)
             self.wait += time.perf_counter() - began
             if batch is None:
