@@ -1,7 +1,7 @@
 """Repeats a step of a training and shows, layer by layer, where it stops being finite.
 
     python tools/replay.py RUN
-    python tools/replay.py RUN -step=412
+    python tools/replay.py RUN -step=3
 
 RUN is a run's folder. Without -step, it is the last step in its bad_steps.json: one whose loss isn't
 finite, or is more than 10 times the median of the losses before it. Training is repeated from the
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from errors import InputError, reporting  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, counted, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from settings.parser import Parser  # noqa: E402
@@ -174,7 +174,9 @@ def main() -> None:
         # Its layers would compute twice.
         config = with_values(config, "this command", MODEL__RECOMPUTE=False)
     where = start.checkpoint or "the beginning"
-    print(f"repeating {step - start.step} steps from {where}, {ranks} processes", flush=True)
+    steps = counted(step - start.step, "step", "steps")
+    processes = counted(ranks, "process", "processes")
+    print(f"repeating {steps} from {where}, in {processes}", flush=True)
     if ranks > 1:
         spawned.prepare_spawn()
     config, train, _ = read_datasets(config, ranks)

@@ -87,7 +87,7 @@ class Profile:
         targets = [profiler.ProfilerTarget.CPU]
         if num_gpus():
             targets.append(profiler.ProfilerTarget.GPU)
-        # Without a function of one's own, the profiler writes into the current folder.
+        # Without this function, the profiler would write into the current folder.
         self.profiler = profiler.Profiler(targets=targets, on_trace_ready=self._read)
         self.profiler.start()
         _is_recording = True

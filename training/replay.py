@@ -312,10 +312,10 @@ def _observer(name: str, seen: StepValues, size: int) -> Callable[..., Any]:
     """Returns the hook that describes what the layer of this name returns."""
 
     def observe(layer: nn.Layer, inputs: Any, output: Any) -> None:
-        kind = type(layer).__name__
         described = Values.of(output, size)
-        if not described.total:
+        if isinstance(layer, nn.Identity) or not described.total:
             return
+        kind = type(layer).__name__
         own = layer.parameters(include_sublayers=False)
         weights = Values.of(own, 0) if own else None
         given = Values.of(inputs, size)

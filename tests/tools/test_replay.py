@@ -64,7 +64,7 @@ def test_a_step_is_that_of_the_run_from_a_checkpoint_and_from_the_beginning(
     for step, where in ((7, "the beginning"), (steps + 5, "epoch_0001")):
         status, out, err = replayed("tools/replay.py", "run", f"-step={step}")
         assert status == 0, err
-        assert f"{where}, {ranks} process" in out
+        assert f"{where}, in {ranks} process" in out
         assert "everything is finite" in out
         assert "samples with the largest losses:\n" in out
         assert shown_loss(out) == pytest.approx(logged_loss(tmp_path / "run", step), rel=2e-6)
