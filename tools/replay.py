@@ -1,6 +1,5 @@
 """Repeats a step of a training and shows, layer by layer, where it stops being finite.
 
-    python tools/replay.py RUN
     python tools/replay.py RUN -step=3
 
 RUN is a run's folder. Without -step, it is the last step in its bad_steps.json: one whose loss isn't
@@ -23,7 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from errors import InputError, counted, reporting  # noqa: E402  (first: it says what isn't installed)
+from errors import (  # noqa: E402  (first: it says what isn't installed)
+    InputError,
+    counted,
+    reporting,
+)
 
 # isort: split
 from settings.parser import Parser  # noqa: E402

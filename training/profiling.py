@@ -167,7 +167,7 @@ def own_times(events: list[dict[str, Any]]) -> dict[str, Total]:
     Args:
         events: of operators and layers; those of a thread are nested or follow each other.
     """
-    sums: dict[str, float] = collections.Counter()
+    sums: dict[str, float] = collections.defaultdict(float)
     calls: dict[str, int] = collections.Counter()
     # Of each thread, the events that the next one may lie in: (end, name).
     around: dict[Any, list[tuple[float, str]]] = collections.defaultdict(list)
