@@ -62,9 +62,6 @@ def parsed_arguments() -> argparse.Namespace:
         help="number of the step, from 1; default: the last one in RUN/bad_steps.json",
     )
     parser.add_argument(
-        "-data_path", "--data_path", metavar="DIR", help="the dataset's folder, if it was moved"
-    )
-    parser.add_argument(
         "-ngpus",
         "--ngpus",
         type=int,
@@ -82,11 +79,7 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def start_before(run: Path, step: int) -> Start:
-    """Returns the newest whole checkpoint before a step, or the beginning.
-
-    Raises:
-        InputError: the step is in no checkpoint's future, and the run was resumed from another one.
-    """
+    """Returns the newest whole checkpoint before a step, or the beginning of the run."""
     from training.checkpoint import storage
     from training.checkpoint.state import read_state
 
@@ -155,11 +148,9 @@ def main() -> None:
         raise InputError(f"{run} has no {FILE}: all its losses were in proportion; pass -step=N")
     step = arguments.step or recorded[-1]["step"]
     start = start_before(run, step)
-    known = [record["ranks"] for record in recorded if record["step"] == step]
-    ranks = arguments.ngpus or start.ranks or next(iter(known), None)
-    ranks = ranks or utils.num_processes(config.NGPUS)
-    if config.DATA.DATA_PATH and arguments.data_path:
-        config = with_values(config, "-data_path", DATA__DATA_PATH=arguments.data_path)
+    # A resumed run may have other processes than the one that wrote the checkpoint.
+    known = next((record["ranks"] for record in recorded if record["step"] == step), None)
+    ranks = arguments.ngpus or known or start.ranks or utils.num_processes(config.NGPUS)
     # The file may be another user's: it doesn't say where this command writes.
     config = with_values(
         config,

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from conftest import TINY
 
+from config import get_config
 from errors import InputError
 from training.bad_steps import FILE, LossHistory, read_bad_steps
+from training.run import Run
 
 
 def numbered(losses, first=1):
@@ -44,6 +47,23 @@ def test_the_record_of_a_run_is_read_as_it_was_written(tmp_path):
     records = [{"step": 3, "epoch": 1, "ranks": 2, "kind": "outlier"}]
     (tmp_path / FILE).write_text(json.dumps(records))
     assert read_bad_steps(tmp_path) == records
+
+
+def test_a_run_logs_its_first_three_bad_steps_and_records_them(tmp_path):
+    run = Run(get_config(None, [*TINY, "OUTPUT", str(tmp_path / "run")]), [])
+    run.begin()
+    for step in (7, 8, 9, 10):
+        run.record_bad_step(step, 2, "outlier" if step < 9 else "not finite")
+    recorded = read_bad_steps(tmp_path / "run")
+    assert [record["step"] for record in recorded] == [7, 8, 9]
+    assert recorded[2] == {"step": 9, "epoch": 2, "ranks": 1, "kind": "not finite"}
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        "warning: the loss of step 7 is more than 10 times the median of the steps before it;"
+        f" python tools/replay.py {tmp_path / 'run'} -step=7 repeats it, layer by layer\n"
+    ) in log
+    assert "the loss of step 9 isn't finite; " in log
+    assert "step 10" not in log
 
 
 @pytest.mark.parametrize(
