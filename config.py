@@ -154,6 +154,10 @@ class Root(Section):
     # Write training metrics to the log and to metrics.jsonl every REPORT_FREQ steps.
     REPORT_FREQ: Every = key(20, TRAINING)
 
+    # Profile so many steps after the first three: each process writes trace_rank<number>.json, and
+    # the log says what takes longest. 0: none.
+    PROFILE: Annotated[int, between(0, 50)] = key(0, TRAINING)
+
     # Evaluate every VALIDATE_FREQ epochs, and after the last epoch.
     VALIDATE_FREQ: Every = key(1, TRAINING)
 

@@ -159,6 +159,7 @@ NO_STRANGERS = {
     "launch/spawned.py: open": "memory that the parent shares",
     "launch/verdict.py: failure_in": "the same",
     "loading/sources.py: _digits": "scikit-learn's own file",
+    "training/profiling.py: finish": "what Paddle's profiler has just written",
     "utils.py: all_gather": "a pickle whose proof was right",
 }
 
@@ -194,6 +195,7 @@ JSON_OF_OUR_OWN = {
     "tools/check_paddlevit.py": "what a process that it started prints",
     "tools/check_parity.py": "the same",
     "tools/gpu/checks.py": "what a process that it started prints",
+    "training/profiling.py": "what Paddle's profiler has just written",
     "tools/gpu/probe.py": "its own arguments, and a run that it made",
 }
 

@@ -59,6 +59,7 @@ WITHOUT_LABELS = [
     "BEST_METRIC",
     "REPORT",
     "REPORT_FREQ",
+    "PROFILE",
     "VALIDATE_FREQ",
     "SEED",
     "EVAL",

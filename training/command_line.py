@@ -102,6 +102,11 @@ FLAGS = {
     "ngpus": Flag(
         "NGPUS", int, "number of processes; -1: one per visible GPU, or without a GPU one per core"
     ),
+    "profile": Flag(
+        "PROFILE",
+        int,
+        "number of training steps to profile: a Chrome trace, and a table in the log",
+    ),
     "eval": Flag("EVAL", bool, "evaluate only"),
     "amp": Flag("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
 }

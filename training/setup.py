@@ -21,11 +21,13 @@ from models.layers.sync_batch_norm import SyncBatchNorm1D
 from models.pretrained import disagreements, patch_size_warning
 from ops.device import float32_text
 from settings.configuration import Configuration, explicit_sources
+from training.bad_steps import LossHistory
 from training.checkpoint.description import classes_of
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.predictions import Predictions
+from training.profiling import Profile
 from training.run import Run
 from training.step_settings import changing_layers
 from training.task import Task
@@ -40,7 +42,8 @@ _FAR = 4
 
 @dataclass
 class Training:
-    """The objects of a training run, and the predictions of its last evaluation by split.
+    """The objects of a training run, its latest losses, and the predictions of its last evaluation
+    by split.
 
     ``schedule`` maps an update, from 0, to its learning rate, and ``share`` to the share of the
     run's updates before it. ``network`` is ``model``, or what ``parallel.wrap_model`` made of it.
@@ -58,6 +61,8 @@ class Training:
     scaler: LossScaler
     loader: Loader
     run: Run
+    losses: LossHistory = field(default_factory=LossHistory)
+    profile: Profile | None = None
     predictions: dict[str, Predictions] = field(default_factory=dict)
 
     @functools.cached_property
