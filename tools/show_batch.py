@@ -49,7 +49,7 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     from models.pretrained import with_preprocessing
     from settings.registry import tasks
     from settings.tasks import answers_of, view_columns
-    from training.pages.panels import sheet
+    from training.pages.sheets import sheet
 
     config, train, val = get_datasets(with_preprocessing(config))
     if train is None:

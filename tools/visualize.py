@@ -106,7 +106,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, ou
     from inference.visualization import maps
     from inference.visualization.merged import merged_panels
     from inference.visualization.predicted_image import predict_image
-    from training.pages.panels import sheet
+    from training.pages.sheets import sheet
 
     whole = output.suffix == ".png"
     if len(files) > ON_A_SHEET and (whole or kind == "features"):

@@ -8,8 +8,7 @@ from datasets import ImageDataset, get_dataloader
 from loading.transforms import Normalize
 from settings.configuration import Configuration
 from settings.tasks import answers_of
-from training.pages.panels import Panel
-from training.report.batches import (
+from training.batch_panels import (
     batch_panels,
     image_panels,
     labels,
@@ -17,6 +16,7 @@ from training.report.batches import (
     one_hot,
     view_rows,
 )
+from training.pages.panels import Panel
 
 
 def training_panels(

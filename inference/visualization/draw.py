@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from training.pages.panels import COLOURS
+from training.pages.sheets import COLOURS
 
 # The left, top, right and bottom edges, in pixels.
 Box = tuple[float, float, float, float]

@@ -23,8 +23,8 @@ from inference.visualization.predicted_image import (
     predict_image,
 )
 from models.layers.attention import attention_layers
+from training.pages.names import shorten
 from training.pages.panels import Panel, enlarge
-from training.pages.plotting import shorten
 
 # The number of stages whose features are drawn, of a model that has more.
 STAGES = 4

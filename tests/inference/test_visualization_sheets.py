@@ -17,9 +17,10 @@ from inference import Predictor, captions
 from inference.visualization import embeddings
 from inference.visualization.maps import MapOptions, cam_panels
 from inference.visualization.predicted_image import predict_image
-from training.pages import fonts, panels
-from training.pages.panels import Panel, enlarge, sheet
-from training.pages.plotting import shorten
+from training.pages import fonts, panels, sheets
+from training.pages.names import shorten
+from training.pages.panels import Panel, enlarge
+from training.pages.sheets import sheet
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,8 @@ def predictor(tmp_path_factory):
 def figures(monkeypatch):
     """The figures that are made from now on."""
     made = []
-    write = panels.figure_png
-    for module in (panels, embeddings):
+    write = sheets.figure_png
+    for module in (sheets, embeddings):
         monkeypatch.setattr(module, "figure_png", lambda drawn: made.append(drawn) or write(drawn))
     return made
 

@@ -10,7 +10,7 @@ from errors import InputError
 from settings.configuration import leaves
 from settings.tasks import answers_of
 from training.pages import page
-from training.pages.plotting import shorten
+from training.pages.names import shorten
 from training.report import interval, number, plots
 from training.report.pixels import PixelTable
 from training.report.run_files import FinishedRun, PredictionTable, read_run

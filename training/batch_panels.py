@@ -12,8 +12,8 @@ from loading.transforms.naflex import packing
 from settings.configuration import Configuration
 from settings.needs import float_pixels
 from settings.tasks import answers_of, view_columns
-from training.pages.panels import Panel, enlarge, overlay, sheet
-from training.pages.plotting import shorten
+from training.pages.names import shorten
+from training.pages.panels import Panel, enlarge, overlay
 from utils import writing_whole
 
 # The picture of a run's folder that shows them, and its title.
@@ -53,6 +53,9 @@ def draw_batch(file: Path, rows: Sequence[Sequence[Panel]]) -> None:
     Raises:
         OSError: the file can't be written.
     """
+    # Matplotlib's import takes a third of a second, and the process that trains doesn't need it.
+    from training.pages.sheets import sheet
+
     with writing_whole(file, "wb") as picture:
         picture.write(sheet(rows, "", columns=4))
 
