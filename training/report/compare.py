@@ -329,7 +329,7 @@ def page_of(compared: Compared) -> str:
     pictures = []
     for key, label in labels.items():
         if data := plots.curve(curves, key, label):
-            pictures.append(page.picture(label, data))
+            pictures.append(page.plot(label, data))
     differences = page.table(
         ["key", *compared.runs],
         [(key, *values) for key, values in compared.differences],
