@@ -120,7 +120,7 @@ class Curves:
         last["epoch"] = record["epoch"]
         curves = self.by_split.setdefault(split, {})
         for key in TITLES:
-            value = record.get(key)
+            value: Any = record.get(key)
             if not is_number(value):
                 continue
             last[key] = value
