@@ -89,7 +89,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         if config.REPORT and not config.EVAL:
             # Its process is forked from this one, which has no weights yet.
             live = LiveReport(run, task, dataset_val)
-        with run.logging_end(), contextlib.closing(live) if live else contextlib.nullcontext():
+        with run.logging_end(), live or contextlib.nullcontext():
             network = task.build_network()
             check_network(network)
             if config.EVAL:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from datasets import ImageDataset
-from errors import one_line
+from errors import one_line, open_file
 from launch.files import leftovers, obstacle, remove
 from launch.signals import catch_signals, die_with_parent
 from loading.workers import one_thread
@@ -32,11 +32,12 @@ from settings.tasks import answers_of
 from training.batch_panels import FILE as BATCH
 from training.batch_panels import batch_rows, draw_batch, first_images
 from training.checkpoint.progress import Progress
+from training.pages import page
 from training.pages.panels import Panel
 from training.predictions import Gathered, Predictions, gather_splits, write_split
 from training.run import Run, is_own
 from training.task import Batch, Metrics, Task
-from utils import rank
+from utils import rank, writing_whole
 
 
 class Evaluation(NamedTuple):
@@ -193,6 +194,20 @@ class LiveReport:
                 for path, name in leftovers(self.run.directory):
                     if is_own(name) and obstacle(path) is None:
                         remove(path)
+
+    def __enter__(self) -> "LiveReport":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Ends the process. If an error has ended the run, its page says so, and reloads no more."""
+        self.close()
+        if error is None or not self.used:
+            return
+        file = self.run.directory / "report.html"
+        with self.run.logging_failure(file.name), open_file(file) as stream:
+            text = page.ended(stream.read().decode(), f"The training has ended: {error}")
+            with writing_whole(file) as renewed:
+                renewed.write(text)
 
     def draw_batch(self) -> None:
         """Draws the last training batch that was kept, for the report at the run's end."""

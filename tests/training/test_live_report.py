@@ -48,7 +48,7 @@ def run(options, output, images=64):
     utils.seed_everything(config.SEED)
     task = tasks.choose(config)(config, val.classes)
     live = LiveReport(current, task, val) if config.REPORT else None
-    with contextlib.closing(live) if live else contextlib.nullcontext():
+    with live or contextlib.nullcontext():
         network = task.build_network()
         freeze(config, network)
         engine.fit(task, parallel.wrap_model(config, network), train, val, current, live)
@@ -187,7 +187,9 @@ def test_an_evaluation_is_left_out_while_the_page_is_written(tmp_path, options, 
     assert time.perf_counter() - before < 25
 
 
-def test_a_killed_run_leaves_the_last_whole_page_and_says_why_it_stopped(tmp_path):
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_a_whole_page(tmp_path, number):
     words = [sys.executable, str(ROOT / "main_single_gpu.py"), f"-output={tmp_path}/run"]
     words += [f"-cfg={ROOT}/configs/vit/vit_digits.yaml", "-dataset=digits", "-batch_size=256"]
     words += ["-o", "VALIDATE_FREQ", "1", "TRAIN.NUM_EPOCHS", "10000", "DATA.NUM_WORKERS", "0"]
@@ -196,17 +198,23 @@ def test_a_killed_run_leaves_the_last_whole_page_and_says_why_it_stopped(tmp_pat
     until = time.monotonic() + 90
     while not file.exists() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors
     text = file.read_text()
-    assert re.search(r"Training: epoch \d+ of 10000 is evaluated\. About .* left\.", text)
     assert text.endswith("</html>\n")
-    assert not [name for name in os.listdir(file.parent) if re.match(r"\..*\.html\.", name)]
     last = (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
+    if number == signal.SIGKILL:
+        assert re.search(r"Training: epoch \d+ of 10000 is evaluated\. About .* left\.", text)
+        assert "<script>" in text
+        assert " epoch " in last
+        return
+    assert process.returncode == 143, errors
     assert last[14:] == errors.splitlines()[-1]
     assert last[14:].startswith("stopped by SIGTERM after step ")
+    assert f"The training has ended: {page.text(last[14:])} <small>" in text
+    assert "<script" not in text
+    assert 'http-equiv="refresh' not in text
+    assert not [name for name in os.listdir(file.parent) if re.match(r"\..*\.html\.", name)]
 
 
 @pytest.mark.parametrize("batch", [2, 9])

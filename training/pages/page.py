@@ -7,6 +7,7 @@ import base64
 import datetime
 import hashlib
 import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -103,6 +104,15 @@ def renewal(words: str, seconds: float) -> str:
     shown = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     when = f'<time datetime="{moment:%Y-%m-%dT%H:%M:%SZ}">{shown}</time>'
     return f'<p class="state">{text(words)} <small>This page is from {when}.</small></p>'
+
+
+def ended(content: str, words: str) -> str:
+    """Returns a page that reloads itself with other words in its box, and without the reloads."""
+    for part in _RELOADING:
+        content = content.replace(part, "", 1)
+    box = f'<p class="state">{text(words)} <small>'
+    # A function, because the words may contain a backslash.
+    return re.sub(r'<p class="state">.*? <small>', lambda _: box, content, count=1)
 
 
 def section(title: str, *parts: str) -> str:
