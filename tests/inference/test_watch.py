@@ -185,10 +185,11 @@ def test_records_are_read_once_and_followed(tmp_path, monkeypatch):
     points = follow(tmp_path, curves)
     assert points == {"loss": {"train": [[1, 2], [3, 2.5]], "val": [[2], [2]]}}
     assert len(read) == 2
-    # A resumed run replaces the file.
-    (tmp_path / "new").write_text(record("train", 1, 1, loss=3.0))
+    # A resumed run replaces the file, and may have added more than was removed.
+    lines = [record("train", step, 1, loss=9.0) for step in range(1, 9)]
+    (tmp_path / "new").write_text("".join(lines))
     os.replace(tmp_path / "new", file)
-    assert follow(tmp_path, curves) == {"loss": {"train": [[1], [3]]}}
+    assert follow(tmp_path, curves) == {"loss": {"train": [list(range(1, 9)), [9] * 8]}}
     assert curves.best == {}
 
 
