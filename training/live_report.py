@@ -188,6 +188,8 @@ class LiveReport:
             return
         self.process = None
         self._kill()
+        self.connection.close()
+        os.close(self.memory)
         # Unless it has written something, there may be no folder yet.
         if self.used:
             with contextlib.suppress(OSError):
@@ -201,11 +203,12 @@ class LiveReport:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Ends the process. If an error has ended the run, its page says so, and reloads no more."""
         self.close()
-        if error is None or not self.used:
-            return
         file = self.run.directory / "report.html"
+        if error is None or not self.used or not file.exists():
+            return
+        why = str(error) or type(error).__name__
         with self.run.logging_failure(file.name), open_file(file) as stream:
-            text = page.ended(stream.read().decode(), f"The training has ended: {error}")
+            text = page.ended(stream.read().decode(), f"The training has ended: {why}")
             with writing_whole(file) as renewed:
                 renewed.write(text)
 
@@ -228,22 +231,24 @@ def _work(run: Run, task: Task, dataset: ImageDataset, memory: int, connection: 
     catch_signals(signal.SIG_IGN)
     os.nice(10)
     surroundings: dict[str, Any] = {}
-    while True:
-        connection.recv_bytes()
-        problem = ""
-        try:
-            if not surroundings:
-                surroundings = run.surroundings()
-                # Masks are drawn, for which their values have to be known.
-                if answers_of(run.config.TASK) == "pixels":
-                    task.prepare_data(dataset, "val")
-            with open(memory, "rb", closefd=False) as file:
-                file.seek(0)
-                evaluation = pickle.load(file)
-            _write(evaluation, run.config, dataset, surroundings)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        connection.send_bytes(problem.encode(errors="replace"))
+    # These errors mean that the process that started this one has ended.
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            connection.recv_bytes()
+            problem = ""
+            try:
+                if not surroundings:
+                    surroundings = run.surroundings()
+                    # Masks are drawn, for which their values have to be known.
+                    if answers_of(run.config.TASK) == "pixels":
+                        task.prepare_data(dataset, "val")
+                with open(memory, "rb", closefd=False) as file:
+                    file.seek(0)
+                    evaluation = pickle.load(file)
+                _write(evaluation, run.config, dataset, surroundings)
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            connection.send_bytes(problem.encode(errors="replace"))
 
 
 def _write(

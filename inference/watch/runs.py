@@ -30,7 +30,10 @@ _INTERVAL = 1.0
 _TAIL = 1 << 13
 _HEAD = 1 << 8
 _LARGEST_RESULT = 4 << 20
+# Letters of the longest name that is shown.
 _LONGEST = 80
+# The TAG of a run that was given none.
+_NO_TAG = "default"
 _FILES = (RUN_CONFIG, "log.txt", FILE, "result.json", "report.html", "curves.png", ".lock")
 _TIME = re.compile(r"(\d\d)(\d\d) (\d\d):(\d\d):(\d\d) ")
 _ENDED = re.compile(r"^\d{4} [\d:]{8} ((?:stopped by|error:).*)")
@@ -98,7 +101,7 @@ class WatchedRun:
             "model": value("MODEL.NAME", str),
             "data": value("DATA.DATASET", str),
             "task": value("TASK", str),
-            "tag": value("TAG", str),
+            "tag": None if value("TAG", str) == _NO_TAG else value("TAG", str),
             "epochs": value("TRAIN.NUM_EPOCHS", int),
             "evaluates": value("EVAL", bool),
         }

@@ -22,6 +22,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #ddd; --faint: #999; --box: #2a2a2a; --bad: #ff8a80; --good: #81c784 }
   body { background: #181818 } .plot { filter: invert(.9) hue-rotate(180deg) }
+  body > img:not(.plot) { filter: brightness(.85) }
 }
 * { box-sizing: border-box }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 70rem; color: var(--ink) }
