@@ -161,8 +161,7 @@ class Root(Section):
     # Evaluate every VALIDATE_FREQ epochs, and after the last epoch.
     VALIDATE_FREQ: Every = key(1, TRAINING)
 
-    # Whether to write report.html at the end of the run, with predictions.csv and confusion.csv of
-    # the last evaluation.
+    # Whether to write report.html after each evaluation, with predictions.csv and confusion.csv.
     REPORT: bool = True
 
     # The random seed of the initial weights, the order of images and their augmentation.

@@ -62,6 +62,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     from settings.registry import tasks
     from training import engine, parallel
     from training.equal_ranks import check_network, check_same
+    from training.live_report import LiveReport
     from training.optim import freeze
     from training.run import Run
 
@@ -84,15 +85,20 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         run.info(f"{processes} on {', '.join(run.devices)}: {settings}")
         utils.seed_everything(config.SEED)
         task = tasks.choose(config)(config, dataset_val.classes)
-        network = task.build_network()
-        check_network(network)
-        if config.EVAL:
-            engine.evaluate_only(task, network, dataset_val, run)
-        else:
-            # Before the network is wrapped: the wrapper waits for the gradients of what trains.
-            freeze(config, network)
-            network = parallel.wrap_model(config, network)
-            engine.fit(task, network, dataset_train, dataset_val, run)
+        live = None
+        if config.REPORT and not config.EVAL:
+            # Its process is forked from this one, which has no weights yet.
+            live = LiveReport(run, task, dataset_val)
+        with run.logging_end(), live or contextlib.nullcontext():
+            network = task.build_network()
+            check_network(network)
+            if config.EVAL:
+                engine.evaluate_only(task, network, dataset_val, run)
+            else:
+                # Before the network is wrapped: the wrapper waits for the gradients of what trains.
+                freeze(config, network)
+                network = parallel.wrap_model(config, network)
+                engine.fit(task, network, dataset_train, dataset_val, run, live)
         if utils.rank() == 0:
             leave_report(run, dataset_val)
         signals.end_workers()

@@ -65,6 +65,7 @@ WRITTEN = {
     "tools/package/docs_site.py: on_post_build": "in the folder of the site that was just built",
     "tools/predict.py: writing": "opened with mode x (inference/captions.py)",
     "training/checkpoint/storage.py: replace_link": "a link, by a name that can't be guessed",
+    "training/live_report.py: renew": NO_FILE,
     "training/requests.py: _save": "the saver's method",
     "training/run.py: _append": "the end of a file that the door opened",
     "training/run.py: _sign": DOORS,

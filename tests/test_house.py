@@ -159,6 +159,7 @@ NO_STRANGERS = {
     "launch/spawned.py: open": "memory that the parent shares",
     "launch/verdict.py: failure_in": "the same",
     "loading/sources.py: _digits": "scikit-learn's own file",
+    "training/live_report.py: _work": "memory that the parent shares",
     "training/profiling.py: finish": "what Paddle's profiler has just written",
     "utils.py: all_gather": "a pickle whose proof was right",
 }

@@ -45,11 +45,11 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     """
     from datasets import get_datasets
     from inference.visualization.batches import evaluation_panels, training_panels, view_panels
-    from inference.visualization.draw import sheet
     from loading.transforms.naflex import packing
     from models.pretrained import with_preprocessing
     from settings.registry import tasks
     from settings.tasks import answers_of, view_columns
+    from training.pages.sheets import sheet
 
     config, train, val = get_datasets(with_preprocessing(config))
     if train is None:

@@ -32,6 +32,7 @@ from training.checkpoint.resume import resume, rewind_folder
 from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
 from training.ending import Ending
+from training.live_report import LiveReport
 from training.optim import clip_gradients, create_state, set_weight_decay, weight_decay_at
 from training.parallel import (
     ShardedOptimizer,
@@ -68,11 +69,13 @@ def fit(
     train: ImageDataset,
     val: ImageDataset,
     run: Run,
+    live: LiveReport | None = None,
 ) -> None:
     """Trains ``network`` and writes checkpoints, metrics and the result into the run's folder.
 
     Args:
         network: the task's, as ``parallel.wrap_model`` returned it.
+        live: renews the report after each evaluation; None: it isn't renewed.
 
     Raises:
         InputError: batch, accumulation, weights or checkpoint don't fit.
@@ -83,6 +86,7 @@ def fit(
     # Everything is built, loaded and checked before anything on the disk changes. So a start that
     # fails leaves a run's folder as it was.
     training, progress, checkpoint = prepare_training(task, network, train, run)
+    training.live = live
     if config.PROFILE:
         training.profile = Profile(config.PROFILE, run)
     task.prepare_data(val, "val")
@@ -152,6 +156,9 @@ def fit(
         regular = bool(config.SAVE_FREQ) and epoch % config.SAVE_FREQ == 0
         described = {split: task.description_of(values) for split, values in metrics.items()}
         checkpointing.end_epoch(improved, regular or ending.over, described)
+        # The last evaluation is in the final report.
+        if live and metrics and not ending.over:
+            live.renew(progress, metrics, training.predictions)
 
     if training.profile:
         training.profile.finish()
@@ -245,6 +252,9 @@ def _conclude(
     """Writes the last predictions, the curves and result.json, and logs the best evaluations."""
     run = training.run
     task = training.task
+    if training.live:
+        # From here on this process writes what the report shows.
+        training.live.close()
     # Every rank has a part of the predictions. Rank 0 writes all else.
     predictions.write_tables(run, val, training.predictions)
     if rank():
@@ -252,6 +262,8 @@ def _conclude(
     with run.logging_failure("curves.png"):
         curves = task.curves | (CURVES if training.config.PROBE.FREQ else {})
         plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", curves)
+    if training.live:
+        training.live.draw_batch()
     titles = {"val": ("best", BEST), "ema": ("best average", BEST_EMA)}
     best_lines = []
     for split, record in progress.best.items():
@@ -331,6 +343,8 @@ def train_one_epoch(
         updates_now = index + 1 == end
         update = (epoch - 1) * updates + group
 
+        if index == first and training.live:
+            training.live.keep_batch(batch, epoch)
         seed_step(config.SEED, step)
         begin_step(training.changing_layers, _passed(training, update), (config.SEED, step))
         values = _accumulate(training, batch, epoch, group_samples, updates_now)

@@ -58,7 +58,7 @@ FILES = (
     "checkpoints/last",
 )
 # The names of files that a run replaces as a whole.
-_REPLACED = {*FILES, "classes.json", "confusion.png", bad_steps.FILE}
+_REPLACED = {*FILES, "classes.json", "confusion.png", "training_batch.png", bad_steps.FILE}
 # The names of files that a run opens and changes where they are.
 _CHANGED = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
 # The names of traces of profiled steps.
@@ -258,12 +258,12 @@ class Run:
         entries.append(f"lr: {values['lr']:.3g}")
         entries.append(f"images/s: {values['images_per_s']:.0f}")
         entries.append(f"wait: {values['data_wait']:.0%}")
-        if left := self._time_left(values["step"]):
+        if left := self.time_left(values["step"]):
             entries.append(f"left: {left}")
         self.info(f"{place} step {values['step']}: {', '.join(entries)}")
         self._warn_input_bound(values)
 
-    def _time_left(self, step: int) -> str:
+    def time_left(self, step: int) -> str:
         """Returns the time that is left, in words; "": it isn't known.
 
         Each step, with its share of evaluations and saves, is expected to take as long as so far.
@@ -379,16 +379,7 @@ class Run:
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        result |= {
-            "seconds": round(time.time() - self.started, 1),
-            "versions": versions(),
-            "environment": {
-                "devices": self.devices,
-                "cores": num_cores(),
-                "system": platform.platform(),
-                "commit": commit(),
-            },
-        }
+        result |= self.surroundings()
         self.info(
             f"summary: {shown}; samples: {result['num_samples']}, time: {result['seconds']} s,"
             f" run: {self.directory}"
@@ -400,6 +391,19 @@ class Run:
             raise RunError(f"{problem}; {self._same_again()} writes it again") from None
         if problem := self.tracking.end():
             self.info(problem)
+
+    def surroundings(self) -> dict[str, Any]:
+        """Returns where, with what and how long the run has trained, as result.json holds it."""
+        return {
+            "seconds": round(time.time() - self.started, 1),
+            "versions": versions(),
+            "environment": {
+                "devices": self.devices,
+                "cores": num_cores(),
+                "system": platform.platform(),
+                "commit": commit(),
+            },
+        }
 
     def log_files(self) -> None:
         """Logs the names of the files that the run has left."""
@@ -432,6 +436,27 @@ class Run:
                 what = os.path.basename(os.fsdecode(error.filename)) if error.filename else what
             again = command or self._same_again()
             self.info(one_line(f"{what} can't be written ({why}); {again} writes it again"))
+
+    @contextlib.contextmanager
+    def logging_end(self) -> Iterator[None]:
+        """Adds a line to log.txt if an error ends the run within, such as a signal to stop.
+
+        The console gets that line from ``errors.reporting``.
+        """
+        try:
+            yield
+        except BaseException as error:
+            words = f"error: {type(error).__name__}: {error}"
+            if isinstance(error, RunError):
+                words = f"{error.prefix}{error}"
+            # Before ``begin``, the folder isn't this run's.
+            if rank() == 0 and self._descriptor >= 0:
+                with (
+                    contextlib.suppress(OSError),
+                    open_to_append(self.directory / "log.txt") as log,
+                ):
+                    log.write(f"{time.strftime('%m%d %H:%M:%S')} {one_line(words)}\n")
+            raise
 
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:

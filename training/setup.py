@@ -24,6 +24,7 @@ from settings.configuration import Configuration, explicit_sources
 from training.bad_steps import LossHistory
 from training.checkpoint.description import classes_of
 from training.equal_ranks import check_loaded
+from training.live_report import LiveReport
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.predictions import Predictions
@@ -43,7 +44,7 @@ _FAR = 4
 @dataclass
 class Training:
     """The objects of a training run, its latest losses, and the predictions of its last evaluation
-    by split.
+    by split. ``live`` renews the report; None: nothing does.
 
     ``schedule`` maps an update, from 0, to its learning rate, and ``share`` to the share of the
     run's updates before it. ``network`` is ``model``, or what ``parallel.wrap_model`` made of it.
@@ -64,6 +65,7 @@ class Training:
     losses: LossHistory = field(default_factory=LossHistory)
     profile: Profile | None = None
     predictions: dict[str, Predictions] = field(default_factory=dict)
+    live: LiveReport | None = None
 
     @functools.cached_property
     def trained_parameters(self) -> list[paddle.Tensor]:

@@ -82,6 +82,7 @@ TOOLS = {
     "show_batch": (["-cfg=small.yaml", "-output=out.png"], WRITES),
     "sweep": (["sweep.yaml"], None),
     "visualize": (["features", "w.safetensors", "images/train/a/0.jpg", "-output=out.png"], WRITES),
+    "watch": (["."], None),
     "zero_shot": ([CLIP, "-classes=classes.txt", "-output=out"], WRITES),
 }
 # They import no Paddle, or after they have started others.
@@ -96,6 +97,7 @@ WITHOUT_PADDLE = {
     "robustness",
     "serve",
     "sweep",
+    "watch",
 }
 
 
