@@ -2,6 +2,10 @@
 
 import itertools
 import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +20,7 @@ from support.table_files import (
     write_saved,
 )
 
-from datasets import get_dataset, get_datasets
+from datasets import get_dataloader, get_dataset, get_datasets
 from errors import InputError, RunError, Unreadable
 from loading import parquet_pages
 from loading.parquet import parquet
@@ -27,6 +31,7 @@ from settings.registry import datasets
 
 READERS = {"parquet": parquet, "hf_dataset": hf_dataset}
 MOST = 1 << 20
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def read(kind, path, mode="train", alone=False, **keys):
@@ -376,3 +381,80 @@ def test_without_pyarrow_the_command_that_installs_it_is_named(kind, tmp_path, m
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(InputError, match=f"DATASET {kind} needs pyarrow; pip install pyarrow=="):
         read(kind, tmp_path)
+
+
+# ------------------------------------------------------------------ batches
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The same images in each form: (dataset, path)."""
+    root = tmp_path_factory.mktemp("sources")
+    for kind in READERS:
+        write(kind, root / kind, "train", image_table(13), image_table(11, first=13))
+        write(kind, root / kind, "validation", image_table(7, first=24))
+    command = [
+        *(sys.executable, str(ROOT / "tools" / "make_shards.py"), "-dataset=parquet"),
+        *("-data_path=parquet", "-output=shards", "--shard_size=5", "--workers=2"),
+    ]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("shards: 24 train images and 7 val images in 7 shards, ")
+    return {kind: root / kind for kind in (*READERS, "shards")}
+
+
+def batches(kind, path, *options):
+    config, *pair = get_datasets(dataset_config(kind, path, "DATA.BATCH_SIZE", "4", *options))
+    found = []
+    # As they come to other processes.
+    for mode, dataset in zip(("train", "val"), pickle.loads(pickle.dumps(pair)), strict=True):
+        for rank in range(2):
+            loader = get_dataloader(config, dataset, mode, rank=rank, ranks=2)
+            found += [each.numpy().tobytes() for batch in loader for each in batch.values()]
+    return found
+
+
+@pytest.mark.smoke
+def test_batches_are_those_of_shards_for_any_number_of_workers(sources):
+    options = ("TRAIN.AUTO_AUGMENT", "rand-m9", "DATA.BATCH_SIZE_EVAL", "3")
+    expected = batches("shards", sources["shards"], *options)
+    # Images and labels: three steps of each rank; 4 + 3 images by threes.
+    assert len(expected) == 2 * (2 * 3 + 2 + 1)
+    for kind in READERS:
+        assert batches(kind, sources[kind], *options) == expected
+        assert batches(kind, sources[kind], *options, "DATA.NUM_WORKERS", "2") == expected
+
+
+def test_shard_shuffle_reads_some_row_groups_at_a_time(sources):
+    mixed = ("DATA.SHARD_SHUFFLE", "2")
+    config = dataset_config("parquet", sources["parquet"], "DATA.BATCH_SIZE", "4", *mixed)
+    _, train, _ = get_datasets(config)
+    # Row groups of four images, but for the last of each file.
+    assert train.shards.shard.tolist() == np.repeat(range(7), [4, 4, 4, 1, 4, 4, 3]).tolist()
+    loader = get_dataloader(config, train)
+    order = [index for batch in loader.batch_sampler for _, index, _ in batch]
+    assert len(set(train.shards.shard[order[:4]])) <= 2
+    assert sorted(order) == list(range(24))
+
+
+def test_ranks_with_other_tables_differ(sources, tmp_path):
+    """What the ranks compare is a hash of the names, the labels and the sizes."""
+    from training.equal_ranks import _content
+
+    write("parquet", tmp_path, "train", image_table(13), image_table(11, first=14))
+    _, train, _ = get_datasets(dataset_config("parquet", sources["parquet"]))
+    other = get_dataset(dataset_config("parquet", tmp_path), "train")
+    hashes = []
+    for dataset in (train, other):
+        content = _content(dataset, dataset.relative_names(), 0, 24)
+        hashes.append([np.asarray(part).tobytes() for part in content])
+    assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_the_check_reads_tables(kind, sources, capsys):
+    from tools.check_dataset import check_images, screen
+
+    text = " ".join(screen(check_images(dataset_config(kind, sources[kind]), workers=1)).split())
+    assert "images 24 7 classes 3 3 images per class 7 to 9" in text
+    assert "usable, " in text
