@@ -117,13 +117,11 @@ class Page(NamedTuple):
     Attributes:
         places: of each entry's value in ``values``, [n]; -1 for an entry that is null.
         starts_row: whether an entry begins a row, [n]; None: each does.
-        is_item: whether an entry is an item of its row, and not an empty row, [n].
         values: the different values, or all of them.
     """
 
     places: np.ndarray
     starts_row: Levels
-    is_item: np.ndarray
     values: ByteValues | np.ndarray
 
 
@@ -250,7 +248,7 @@ def _kept_page(chunk: Chunk, header: _Header, dictionary: _Header | None) -> Pag
             if shared not in _kept:
                 read = _dictionary_values(chunk, dictionary)
                 everywhere = np.arange(len(read))
-                _keep(shared, Page(everywhere, None, everywhere, read), dictionary.unpacked)
+                _keep(shared, Page(everywhere, None, read), dictionary.unpacked)
             values = _kept[shared][0].values
             _kept.move_to_end(shared)
         page = _page(chunk, header, dictionary, values)
@@ -300,11 +298,9 @@ def _page(
     repetition = _levels(levels[0], chunk.repetition, count)
     definition = _levels(levels[1], chunk.definition, count)
     is_present = np.ones(count, bool)
-    is_item = is_present
+    # Neither a null nor an empty row has a value.
     if definition is not None:
         is_present = definition == chunk.definition
-        # A null item isn't told from an empty row; neither is a label.
-        is_item = is_present
     present = int(is_present.sum())
     places = np.full(count, -1, np.int64)
     if header.encoding in _BY_DICTIONARY:
@@ -321,7 +317,7 @@ def _page(
         values = _values(chunk.kind, content, present, header.encoding)
         places[is_present] = np.arange(present)
     starts_row = None if repetition is None else repetition == 0
-    return Page(places, starts_row, is_item, values)
+    return Page(places, starts_row, values)
 
 
 def _dictionary_values(chunk: Chunk, header: _Header) -> ByteValues | np.ndarray:

@@ -133,7 +133,7 @@ def _part(folder: Path) -> _Part:
         if not names or not all(
             type(name) is str and os.path.basename(name) == name for name in names
         ):
-            raise Unreadable("it names no files beside it")
+            raise Unreadable("it names no files next to it")
         # Old versions of datasets kept a list of chosen rows in files of its own.
         if state.get("_indices_files") or state.get("_indices_data_files"):
             raise Unreadable(
@@ -150,7 +150,7 @@ def _json(file: Path) -> dict[str, Any]:
     with reading(file, "a description in JSON", _ADVICE):
         content = parsed_json(whole_file(file, _LARGEST_JSON))
         if type(content) is not dict:
-            raise Unreadable("it holds no dictionary")
+            raise Unreadable("it isn't a dictionary")
         return content
 
 
@@ -270,7 +270,7 @@ class _Column:
         self._counts: list[np.ndarray] = []
 
     def add(self, array: Any) -> None:
-        """Adds an array of pyarrow's; raises Unreadable where it holds no labels."""
+        """Adds an array of pyarrow's; raises Unreadable where its values aren't labels."""
         from pyarrow import types
 
         if types.is_list(array.type) or types.is_large_list(array.type):

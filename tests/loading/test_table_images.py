@@ -333,8 +333,8 @@ def test_a_saved_dataset_of_another_kind_is_one_line(table, options, message, tm
     ("change", "message"),
     [
         ({"_indices_files": [{"filename": "i.arrow"}]}, r"call flatten_indices\(\) before save_to"),
-        ({"_data_files": []}, "it names no files beside it"),
-        ({"_data_files": [{"filename": "../x.arrow"}]}, "it names no files beside it"),
+        ({"_data_files": []}, "it names no files next to it"),
+        ({"_data_files": [{"filename": "../x.arrow"}]}, "it names no files next to it"),
         ({"_data_files": [{"filename": "x.arrow"}]}, "x.arrow: can't be read as an Arrow file"),
     ],
 )
