@@ -11,7 +11,7 @@ from errors import Allowance, InputError, Unreadable, open_file, printable, read
 from loading.files import Paths, opened_descriptor, utf8_text
 from loading.label_sets import LabelSets
 from loading.layout import describe_folder
-from loading.parquet_pages import ByteValues, Chunk, Page, forget_pages, pages
+from loading.parquet_pages import ByteValues, Chunk, Page, forget_pages, pages, value_at
 from loading.rows import BYTES_PER_ROW, IN_A_FILE, Rows, image_candidates, pyarrow_for, row_names
 from loading.sources import Split
 from loading.table_columns import (
@@ -111,7 +111,8 @@ class _Table(NamedTuple):
     " Hub of Hugging Face: images, or their paths, and labels. Or one file, which may be `-data_path` itself",
     task="any",
     columns="labels",
-    val="validation*.parquet val*.parquet data/validation*.parquet data/val*.parquet",
+    val="validation-*.parquet val-*.parquet valid-*.parquet validation.parquet val.parquet valid.parquet"
+    " validation/*.parquet val/*.parquet data/validation-*.parquet data/val-*.parquet data/valid-*.parquet",
     files=".parquet",
 )
 def parquet(
@@ -297,7 +298,9 @@ def _images(table: _Table, folder: Path, column: str) -> _Images:
     if len(paths) not in (0, count) or count != table.groups.num_rows:
         raise Unreadable(f"its column '{printable(column, 60)}' has {count} rows")
     names = row_names(shown, 0, count, paths, table.allowance)
-    if not leaf.is_text:
+    # datasets' to_parquet leaves local images where they are, and writes no bytes of any.
+    in_files = leaf.is_text or (bool(paths) and value_at(chunks[0], 0) is None)
+    if not in_files:
         return _Images(names, [], chunks)
     if not all(paths):
         raise Unreadable(f"row {paths.index(b'')} has no path")
@@ -401,9 +404,11 @@ def _joined(
     shard = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)
     first_rows = np.cumsum(counts) - counts
     places = np.arange(len(shard)) - first_rows[shard]
-    outside = [path for part in parts for path in part.paths]
-    if outside:
-        places = np.full(len(shard), IN_A_FILE)
+    paths: list[bytes] = []
+    for part in parts:
+        if part.paths:
+            places[len(paths) : len(paths) + len(part.paths)] = IN_A_FILE
+        paths += part.paths or [b""] * len(part.names)
     return Rows(
         root=str(folder),
         tables=[table.file for table in tables],
@@ -412,7 +417,7 @@ def _joined(
         places=places,
         lengths=np.array([chunk.size for chunk in chunks])[shard],
         chunks=chunks,
-        paths=Paths(outside) if outside else None,
+        paths=Paths(paths) if any(paths) else None,
         labels=labels,
         classes=classes,
     )

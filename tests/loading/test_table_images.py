@@ -171,13 +171,16 @@ def test_paths_are_read_in_place_of_bytes(kind, tmp_path):
         rows.read(0, MOST)
 
 
-def test_a_saved_image_without_bytes_is_read_by_its_path(tmp_path):
+@pytest.mark.parametrize("kind", READERS)
+def test_an_image_without_bytes_is_read_by_its_path(kind, tmp_path):
+    """datasets' to_parquet leaves local images where they are."""
     (tmp_path / "two.png").write_bytes(png(2))
     table = image_table(1)
     other = pa.array([{"bytes": None, "path": str(tmp_path / "two.png")}], table["image"].type)
-    both = pa.concat_tables([table, table.set_column(0, "image", other)])
-    write_saved(tmp_path / "train", both)
-    assert contents(read("hf_dataset", tmp_path)) == [png(0), png(2)]
+    write(kind, tmp_path, "train", table, table.set_column(0, "image", other))
+    rows = read(kind, tmp_path)
+    assert contents(rows) == [png(0), png(2)]
+    assert contents(rows.at_places(np.array([1]))) == [png(2)]
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -302,7 +305,7 @@ def test_an_image_that_cant_be_is_refused(tmp_path):
     with pytest.raises(RunError, match="the table ends early; restore"):
         contents(rows)
     table = image_table(2)
-    empty = pa.array([None, {"bytes": None, "path": None}], table["image"].type)
+    empty = pa.array([{"bytes": png(0), "path": None}, None], table["image"].type)
     write_parquet(tmp_path / "train.parquet", table.set_column(0, "image", empty))
     with pytest.raises(Unreadable, match="its row is empty"):
         read("parquet", tmp_path).read(1, MOST)
