@@ -12,6 +12,7 @@ KEY VALUE KEY=VALUE``. The names of keys are PaddleViT's. This module doesn't im
 
 import os
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from settings.architectures import keep_model_keys
@@ -831,29 +832,40 @@ class FromFile(NamedTuple):
 
 
 def asked_config(
-    cfg_file: str | os.PathLike | None,
+    cfg_file: str | os.PathLike | tuple[str, ...] | None,
     options: Iterable[Option],
     read: dict[Any, FromFile] | None = None,
 ) -> Configuration:
     """Returns the configuration of ``get_config``, from options that know which flag gave them.
 
     Args:
+        cfg_file: as of ``get_config``; or the names of several files, as in BASE.
         read: files that earlier calls read, which aren't read again; this call adds to it.
     """
     read = {} if read is None else read
     if cfg_file not in read:
-        read[cfg_file] = FromFile(_C.clone(), [] if cfg_file is None else tag_options(cfg_file))
-        if cfg_file is not None:
-            _KEYS.merge_file(read[cfg_file].config, find_config(cfg_file))
+        read[cfg_file] = _from_file(cfg_file)
     config = read[cfg_file].config.clone()
     tagged = read[cfg_file].tagged
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
-        name = current_name(os.path.basename(cfg_file or ""))
+        name = current_name(Path(str(cfg_file)).name)
         add_note(config, f"pass -pretrained=hf-hub:timm/{name} to load the weights {name}")
     _finish(config)
     config.freeze()
     return config
+
+
+def _from_file(cfg_file: str | os.PathLike | tuple[str, ...] | None) -> FromFile:
+    config = _C.clone()
+    if cfg_file is None:
+        return FromFile(config, [])
+    if isinstance(cfg_file, tuple):
+        for name in cfg_file:
+            _KEYS.merge_file(config, find_config(name))
+        return FromFile(config, [])
+    _KEYS.merge_file(config, find_config(cfg_file))
+    return FromFile(config, tag_options(cfg_file))
 
 
 def update_config(config: Configuration, args: Any) -> Configuration:

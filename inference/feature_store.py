@@ -25,6 +25,7 @@ from inference.text.encoder import TextEncoder
 from loading.files import Paths
 from loading.tables import csv_line, csv_rows
 from models.text_pretrained import has_text_tower
+from settings.merging import weights_of_model
 from settings.plain import (
     Form,
     Rule,
@@ -127,8 +128,10 @@ class FeatureExtractor(Predictor):
                 " images; pass the YAML file of its encoder (-cfg)"
             )
         # A search may run in another folder, so the paths are absolute.
-        if not str(path).startswith(HUB_PREFIXES):
-            path = os.path.abspath(self.path if str(path) in SHIPPED else path)
+        named = weights_of_model(path) or path
+        if str(path) in SHIPPED:
+            named = self.path
+        path = named if str(named).startswith(HUB_PREFIXES) else os.path.abspath(named)
         if cfg and os.path.isfile(cfg):
             cfg = os.path.abspath(cfg)
         assert self.weights is not None

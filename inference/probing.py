@@ -86,7 +86,9 @@ def read_sets(
     path = best_of_run(model.path)
     config, _ = config_of(path, model.cfg, [*model.options, "EVAL", "True"])
     file = None if is_export(path) else path
-    config = data_config(config, data_keys(file, data, "a probe needs labelled images"))
+    config = data_config(
+        config, data_keys(file, data, "a probe needs labelled images", has_validation=True)
+    )
     config = with_values(config, DATA__BATCH_SIZE_EVAL=model.batch_size, DATA__NUM_WORKERS=workers)
     if "labels" not in dataset_columns(config.DATA.DATASET):
         raise InputError(

@@ -7,9 +7,10 @@ from typing import Any
 
 from config import default_values, get_config, with_values
 from errors import InputError
-from loading.subsets import validation_files
+from loading.layout import validation_files
 from settings.configuration import Configuration, leaves
 from settings.registry import datasets
+from training.automatic import data_options
 from training.command_line import run_file
 
 # The keys of DATA that decide how a model's images are prepared.
@@ -38,20 +39,26 @@ _SELECTION = (
 
 
 def data_keys(
-    weights: str | Path | None, flags: Sequence[tuple[str, Any]], purpose: str
+    weights: str | Path | None,
+    flags: Sequence[tuple[str, Any]],
+    purpose: str,
+    has_validation: bool = False,
 ) -> list[Any]:
     """Returns the keys that name a training set, with their values.
 
     They form a flat list: key, value, key, value, ...
 
     They are the keys of the run that saved the weights, with the values of ``flags`` in place of
-    the run's. If the flags choose another dataset, the run's keys don't count.
+    the run's. If the flags choose another dataset, the run's keys don't count. Without a run and a
+    -dataset, the dataset is recognised by what its folder contains.
 
     Args:
         purpose: what needs the training set; begins the error's line.
+        has_validation: whether validation images are needed, too. They are split off if a recognised
+            dataset has none.
 
     Raises:
-        InputError: no run saved the weights, and ``flags`` names no data.
+        InputError: no run saved the weights, and ``flags`` names no data, or none that is recognised.
     """
     values: dict[str, Any] = dict(flags)
     file = run_file(weights) if weights else None
@@ -61,7 +68,10 @@ def data_keys(
         if run and ("DATA.DATA_PATH" not in values or _reads_folder(run.DATA.DATASET)):
             dataset = run.DATA.DATASET
         elif "DATA.DATA_PATH" in values:
-            dataset = "folder"
+            _, plan = data_options(values, is_evaluation=not has_validation)
+            recognised = {option.key: option.value for option in plan.options}
+            dataset = recognised.pop(datasets.key)
+            values |= recognised
         else:
             raise InputError(f"{purpose}: pass its -data_path (and -dataset)")
     of_run: dict[str, Any] = {datasets.key: dataset}
@@ -139,7 +149,9 @@ def data_config(config: Configuration, data: Sequence[Any]) -> Configuration:
     config = get_config(None, [*data, *preparation, "MODEL.NUM_CLASSES", "auto"])
     config = with_values(config, DATA__EXIF_ORIENTATION=orientation)
     # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
-    if config.DATA.VAL_SPLIT is not None and validation_files(config.DATA):
+    if config.DATA.VAL_SPLIT is not None and validation_files(
+        config.DATA.DATASET, config.DATA.DATA_PATH
+    ):
         config = with_values(config, DATA__VAL_SPLIT=None)
     if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
         config = with_values(config, TASK="multilabel")

@@ -8,6 +8,7 @@ import numpy as np
 
 from errors import InputError, printable
 from loading.class_names import class_name
+from settings.registry import datasets
 
 IMAGE_SUFFIXES = (
     ".jpg",
@@ -34,6 +35,8 @@ _LEFTOVERS = {
 }
 # Names of folders that are splits of a dataset, and no classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
+# What people call the folders of a dataset's parts. The first name is the usual one.
+PARTS = {"train": ("train", "training"), "val": ("val", "valid", "validation")}
 # Entries of a folder that a description names.
 _NAMED = 5
 
@@ -168,6 +171,37 @@ def _nearest_folder(path: str) -> str:
     while not above.is_dir():
         above = above.parent
     return f"; {printable(str(above))} holds {describe_folder(above)}"
+
+
+def part_folder(root: Path, mode: str) -> str:
+    """Returns the name of the folder of a part, "train" or "val"; "" if there is no such folder.
+
+    Names such as "valid" count only beside a folder of the other part, because they may be classes.
+    """
+    present = {
+        part: [name for name in names if (root / name).is_dir()] for part, names in PARTS.items()
+    }
+    has_both = all(present.values())
+    return next((name for name in present[mode] if has_both or name == mode), "")
+
+
+def validation_files(dataset: str, path: str) -> list[Path]:
+    """Returns the files, or the folder, of a dataset's own validation images; [] if it has none.
+
+    Args:
+        dataset: the name of its format.
+        path: its folder.
+    """
+    root = Path(path)
+    patterns = datasets.components[dataset].given.get("val", "").split()
+    files = [file for pattern in patterns for file in root.glob(pattern)]
+    # A folder "valid" may be a class.
+    part = part_folder(root, "val")
+    return sorted(
+        file
+        for file in files
+        if file.parent != root or file.name not in PARTS["val"] or file.name == part
+    )
 
 
 def named_as_splits(names: Sequence[str]) -> bool:

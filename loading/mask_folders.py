@@ -13,7 +13,7 @@ import numpy as np
 from errors import InputError, Unreadable, open_file, printable, reading
 from loading.class_names import FILE, check_name, names_beside
 from loading.files import Paths, not_utf8
-from loading.layout import IMAGE_SUFFIXES, describe_folder
+from loading.layout import IMAGE_SUFFIXES, PARTS, describe_folder
 from loading.lists import TextList, line_allowance, numbered_lines, open_list
 from loading.mask_tables import MOST_MASK_CLASSES, MaskTable, mask_kind, plain_table
 from loading.sources import Files, Masks, Split, images_below
@@ -22,10 +22,9 @@ from settings.registry import datasets
 
 # The file that says which class a colour stands for.
 COLORS = "colors.txt"
-# Names of folders that people give to images, to masks, and to the parts of a dataset.
+# Names of folders that people give to images and to masks.
 _IMAGES = ("images", "img_dir")
 _MASKS = ("masks", "annotations", "labels", "ann_dir")
-_PARTS = {"train": ("train", "training"), "val": ("val", "validation")}
 _BYTES_PER_COLOUR = 300
 # What the path of a line's mask takes besides its own bytes.
 _BYTES_PER_MASK = 64
@@ -263,7 +262,8 @@ def colors_text(names: Sequence[str], table: MaskTable) -> str:
     " `classes.txt`: a name a line; for masks of colours `colors.txt`: `R G B NAME`",
     task="segmentation",
     columns="mask",
-    val="images/val images/validation img_dir/val img_dir/validation val/images validation/images",
+    val="images/val images/valid images/validation img_dir/val img_dir/valid img_dir/validation"
+    " val/images valid/images validation/images",
 )
 def masks(
     split: Split,
@@ -291,8 +291,8 @@ def _folders(root: Path, split: Split) -> Pair:
     """Returns the folder of a part's images and that of its masks, relative to ``root``."""
     images = _first(root, _IMAGES)
     if not images:
-        part = _first(root, _PARTS[split.mode])
-        if not part and not any(_first(root, names) for names in _PARTS.values()):
+        part = _first(root, PARTS[split.mode])
+        if not part and not any(_first(root, names) for names in PARTS.values()):
             raise InputError(
                 f"{root}: no images/; DATASET masks needs images/ and masks/ under -data_path;"
                 f" it contains {describe_folder(root)}"
@@ -303,18 +303,41 @@ def _folders(root: Path, split: Split) -> Pair:
         its_masks = _first(root / part, _MASKS) or _MASKS[0]
         return f"{part}/{images}", f"{part}/{its_masks}"
     its_masks = _first(root, _MASKS) or _MASKS[0]
-    if not any(_first(root / images, names) for names in _PARTS.values()):
+    if not any(_first(root / images, names) for names in PARTS.values()):
         # All images are one part. An evaluation takes them, a check takes them for training images.
         is_check = split.problems is not None
         needs_parts = split.mode == "val" if is_check else split.mode == "train"
         if needs_parts and not split.alone:
             raise InputError(_no_part(root / images, split._replace(mode="val")))
         return images, its_masks
-    part = _first(root / images, _PARTS[split.mode])
+    part = _first(root / images, PARTS[split.mode])
     if not part:
         raise InputError(_no_part(root / images, split))
-    its_part = _first(root / its_masks, _PARTS[split.mode]) or part
+    its_part = _first(root / its_masks, PARTS[split.mode]) or part
     return f"{images}/{part}", f"{its_masks}/{its_part}"
+
+
+def has_masks(root: Path) -> bool:
+    """Returns whether a folder has a folder of images and one of masks, for ``masks`` to read."""
+    return bool(_folder_of_images(root))
+
+
+def training_images(root: Path) -> Path:
+    """Returns the folder of the training images of ``masks``."""
+    images = root / _folder_of_images(root)
+    return images / _first(images, PARTS["train"])
+
+
+def _folder_of_images(root: Path) -> str:
+    """Returns the folder of all images, or of the training images, that has masks as well; "" if
+    there is none.
+    """
+    parts = [name for names in PARTS.values() for name in names]
+    for part in ("", *parts):
+        images = _first(root / part, _IMAGES)
+        if images and _first(root / part, _MASKS):
+            return os.path.join(part, images)
+    return ""
 
 
 def _first(folder: Path, names: Sequence[str]) -> str:

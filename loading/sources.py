@@ -28,6 +28,7 @@ from loading.layout import (
     is_leftover,
     is_run,
     named_as_splits,
+    part_folder,
 )
 from loading.lists import TextList, open_list
 from loading.mask_tables import MaskTable
@@ -287,8 +288,9 @@ def _list_paths(lines: TextList, split: Split, limit: int, labels: array) -> Ite
 
 @datasets.register(
     "folder",
-    holds="`train/<class>/**`, `val/<class>/**`; one alone, or `<class>/**`, to evaluate, or with `DATA.VAL_SPLIT`",
-    val="val",
+    holds="`train/<class>/**`, `val/<class>/**` (or `training`, `valid`, `validation`); one alone, or `<class>/**`, to"
+    " evaluate, or with `DATA.VAL_SPLIT`",
+    val="val valid validation",
 )
 def class_folders(split: Split, *, data_path: str) -> Files:
     """Reads a folder for each class, with images at any depth.
@@ -300,20 +302,21 @@ def class_folders(split: Split, *, data_path: str) -> Files:
             listed.
     """
     root = Path(data_path)
-    mode = split.mode
-    has_splits = (root / "train").is_dir() or (root / "val").is_dir()
-    if root.is_dir() and not has_splits:
+    mode = part_folder(root, split.mode) or split.mode
+    train = part_folder(root, "train") or "train"
+    has_parts = part_folder(root, "train") or part_folder(root, "val")
+    if root.is_dir() and not has_parts:
         # Class folders without train/ and val/ above them are evaluated. They are trained on where
         # no validation set is needed. A check takes them for training images.
         is_check = split.problems is not None
         wanted = "train" if split.alone or is_check else "val"
-        if mode == wanted:
+        if split.mode == wanted:
             mode = "."
     with reading(
         root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"
     ):
         names, leftovers = _class_names(root / mode)
-        train_names, _ = _class_names(root / "train")
+        train_names, _ = _class_names(root / train)
         split.skip(os.path.normpath(f"{mode}/{name}") for name in leftovers)
         if not names:
             raise InputError(_no_classes(root, mode, split.alone))
@@ -322,7 +325,8 @@ def class_folders(split: Split, *, data_path: str) -> Files:
         if train_names and (unknown := sorted(set(names) - set(train_names))):
             first = ", ".join(f"'{name}'" for name in unknown[:3])
             split.refuse(
-                f"{root / mode}: classes that train/ lacks: {first}{lookalike(unknown, train_names)}"
+                f"{root / mode}: classes that the training images lack:"
+                f" {first}{lookalike(unknown, train_names)}"
             )
             train_names += unknown
         classes = train_names or names

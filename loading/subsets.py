@@ -6,7 +6,6 @@ They are for data without a validation set of its own (DATA.VAL_SPLIT), and for 
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from config import default_values
 from errors import InputError
 from loading.folds import folds
 from loading.label_sets import LabelSets
-from loading.layout import check_data_path
+from loading.layout import check_data_path, validation_files
 from loading.rows import Rows
 from loading.shards import Shards
 from loading.sources import Arrays, Decoded, Drawn, Files, Split, checked_columns
@@ -102,14 +101,8 @@ def fold_name(data: Any) -> str:
     return f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
 
 
-def validation_files(data: Any) -> list[Path]:
-    """Returns the files, or the folder, of the data's own validation set; [] if it has none."""
-    patterns = datasets.components[data.DATASET].given.get("val", "").split()
-    return sorted(file for each in patterns for file in Path(data.DATA_PATH).glob(each))
-
-
 def _check_no_validation(data: Any) -> None:
-    if files := validation_files(data):
+    if files := validation_files(data.DATASET, data.DATA_PATH):
         raise InputError(
             f"{files[0]} exists, but DATA.VAL_SPLIT {data.VAL_SPLIT} makes another"
             " validation set; use -o DATA.VAL_SPLIT null to evaluate on it"

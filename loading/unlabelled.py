@@ -6,7 +6,13 @@ from pathlib import Path
 
 from errors import InputError, reading
 from loading.files import Paths
-from loading.layout import IMAGE_SUFFIXES, describe_folder, is_folder, is_leftover
+from loading.layout import (
+    IMAGE_SUFFIXES,
+    describe_folder,
+    is_folder,
+    is_leftover,
+    part_folder,
+)
 from loading.lists import TextList, open_list
 from loading.sources import Files, Split, check_no_parts, images_below
 from settings.registry import datasets
@@ -17,26 +23,29 @@ from settings.registry import datasets
     holds="images without labels at any depth: `train/**`, `val/**`; or `**`, to evaluate, or with `DATA.VAL_SPLIT`",
     task="any",
     columns="",
-    val="val",
+    val="val valid validation",
 )
 def images(split: Split, *, data_path: str) -> Files:
     """Reads all images of a folder and below it, whatever its folders are called.
 
-    With a val/ in it, these are the images of train/ for training, and those of val/.
+    With a val/ in it, these are the images of train/ for training, and those of val/ for validation.
 
     Raises:
         InputError: there is no image, a folder can't be listed, or a training needs a val/.
     """
     root = Path(data_path)
-    below = split.mode if (root / "val").is_dir() else "."
+    validation = part_folder(root, "val")
+    below = "."
+    if validation:
+        below = part_folder(root, split.mode) or split.mode
     needs = "; DATASET images needs a folder of images under -data_path"
     with reading(root / below, "a folder of images", needs):
         if below == ".":
             _check_one_part(root, split)
         elif not (root / below).is_dir():
             raise InputError(
-                f"{root}: there is no train/ beside val/; move the training images into it"
-                f" (-data_path={root / 'val'} uses the images of val/ only)"
+                f"{root}: there is no train/ beside {validation}/; move the training images into it"
+                f" (-data_path={root / validation} uses the images of {validation}/ only)"
             )
         paths = Paths(images_below(root, below, split.skip))
         if not len(paths):

@@ -7,13 +7,13 @@ models. ``tests/test_architectures.py`` holds this reading to what Python says o
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from errors import InputError
 from launch.startup import without_collection
-from settings.configuration import Configuration, leaves, value_sources
+from settings.configuration import CONFIG_DIR, Configuration, Given, leaves, value_sources
 from settings.keys import Key
 from settings.paddlevit.absent import absent_type
 from settings.signatures import argument, descriptions
@@ -85,8 +85,9 @@ def keep_model_keys(config: Configuration) -> None:
     """Leaves in MODEL the shared keys and those of the chosen architecture, with the values that
     they were given, or the constructor's defaults.
 
-    A key that the architecture doesn't take is dropped where MODEL.TYPE was set later, over a
-    recipe's DROPPATH for example, and where its value is None, which takes a key back.
+    A key that the architecture doesn't take is dropped where MODEL.TYPE was set later, where its value
+    is None, which takes a key back, and where it is of a shipped recipe for any model, such as the
+    DROPPATH of finetune.yaml.
 
     Raises:
         InputError: a value isn't one that the constructor takes, or somebody set a key that the
@@ -108,7 +109,12 @@ def keep_model_keys(config: Configuration) -> None:
         source = sources.get(key)
         if source and value is not None and key in taken:
             values[key] = taken[key].value(value, source.source)
-        elif source and value is not None and source.level >= level_of_type:
+        elif (
+            source
+            and value is not None
+            and source.level >= level_of_type
+            and not _is_for_any_model(source, sources)
+        ):
             raise InputError(
                 f"{source.source}: {key} is {quoted(value)}, but {model.TYPE} takes no {name}; "
                 "leave it out"
@@ -117,6 +123,13 @@ def keep_model_keys(config: Configuration) -> None:
             config.origins.pop(key, None)
     for key, value in values.items():
         model[key.removeprefix("MODEL.")] = list(value) if isinstance(value, list) else value
+
+
+def _is_for_any_model(source: Given, sources: Mapping[str, Given]) -> bool:
+    """Returns whether a value is of a shipped recipe that another file's model is trained by."""
+    is_recipe = Path(source.source).parent == CONFIG_DIR / "recipes"
+    model = sources.get("MODEL.TYPE")
+    return is_recipe and (model is None or model.source != source.source)
 
 
 def add_file(file: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,15 @@ from settings.configuration import (
 from settings.documents import read_yaml
 from settings.idle import all_needs, with_tasks
 from settings.keys import Key, Section, declared
-from settings.names import TOOLKITS, images_of, instead, matching_file, tags
+from settings.names import (
+    TOOLKITS,
+    WEIGHT_SUFFIXES,
+    hub_weights,
+    images_of,
+    instead,
+    matching_file,
+    tags,
+)
 from settings.needs import Need
 from settings.paddlevit import programs, reading, segmentation
 from settings.paddlevit.absent import absent_task
@@ -53,6 +62,7 @@ REMOVED = {
     "DIST.STRATEGY.amp": False,
     "DIST.STRATEGY.last_comm_group_size_MB": 1.0,
 }
+_MODEL_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)?")
 # The longest source of a value, in characters. A path has 4,096 at most.
 _LONGEST = 5000
 # The most files that one configuration may be read from.
@@ -132,6 +142,23 @@ def shipped_model(name: str) -> str | None:
     """
     file = matching_file(name, model_files())
     return file and file.stem
+
+
+def weights_of_model(path: str | Path) -> str:
+    """Returns ``hf-hub:timm/NAME.TAG`` for the name of a model, with or without a tag of timm's.
+
+    It is "" for anything else, such as the path of a file or folder.
+
+    Raises:
+        InputError: it is the name of a model of which timm has no weights.
+    """
+    name = str(path)
+    if not _MODEL_NAME.fullmatch(name) or name.endswith(WEIGHT_SUFFIXES):
+        return ""
+    if any(os.path.lexists(f"{name}{ending}") for ending in ("", *WEIGHT_SUFFIXES)):
+        return ""
+    file = matching_file(name, model_files())
+    return hub_weights(name, file) if file else ""
 
 
 def model_files() -> list[Path]:

@@ -24,6 +24,7 @@ from errors import InputError, reading
 from settings.suggestions import nearest_model
 
 TOOLKITS = ("timm", "PaddleViT")
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 # The keys of which timm_tags.json has values, in their order there.
 _IMAGE_KEYS = (
     "DATA.IMAGE_SIZE",

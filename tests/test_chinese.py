@@ -29,6 +29,7 @@ PAGES = [ROOT / "README_cn.md", *CHINESE]
 MIRRORED = ["start", "guides", "models", "migrate"]
 # So has each of these.
 REFERENCE = ["command_line", "configuration", "errors", "run_folder"]
+EVIDENCE = ["guarantees"]
 HAN = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and full-width punctuation
 _MONTHS = [calendar.month_name[month] for month in range(1, 13)]
 _NUMBER = r"\d+(?:[.,]\d+)*(?:e-?\d+)?"
@@ -94,6 +95,7 @@ def name(page: Path) -> str:
 def test_what_a_newcomer_reads_is_there_in_chinese():
     english = {page for folder in MIRRORED for page in (ROOT / "docs" / folder).rglob("*.md")}
     english |= {ROOT / "docs" / "reference" / f"{name}.md" for name in REFERENCE}
+    english |= {ROOT / "docs" / "evidence" / f"{name}.md" for name in EVIDENCE}
     assert {english_of(page) for page in CHINESE} == english
 
 

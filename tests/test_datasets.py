@@ -115,7 +115,7 @@ def test_folder_names_what_is_wrong(tmp_path):
         get_datasets(dataset_config("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
     write_images(tmp_path / "val", {"cow": 1})
-    with pytest.raises(InputError, match="classes that train/ lacks: 'cow'"):
+    with pytest.raises(InputError, match="classes that the training images lack: 'cow'"):
         get_datasets(dataset_config("folder", tmp_path))
     with pytest.raises(InputError, match=r"the data has 2 classes, but MODEL\.NUM_CLASSES is 1"):
         get_dataset(dataset_config("folder", tmp_path, classes=1), "train")

@@ -90,7 +90,11 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="N",
         help="seed for splitting the images; default: 0",
     )
-    option("dataset", metavar="NAME", help="kind of the dataset; default: the run's, or folder")
+    option(
+        "dataset",
+        metavar="NAME",
+        help="kind of the dataset; default: the run's, or what the folder contains",
+    )
     option("data_path", metavar="PATH", help="folder or file of the dataset; default: the run's")
     option(
         "cfg", metavar="MODEL", help="the model's YAML file or name, if the weights don't name it"

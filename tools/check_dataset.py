@@ -50,8 +50,9 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from config import get_config  # noqa: E402
+from config import get_config, named_keys  # noqa: E402
 from launch.files import obstacle, writing_whole  # noqa: E402
+from loading.recognise import recognise  # noqa: E402
 from settings.configuration import Configuration, is_users  # noqa: E402
 from settings.needs import float_pixels  # noqa: E402
 from settings.parser import Parser  # noqa: E402
@@ -89,13 +90,14 @@ def check_images(
     from loading.check.images import check_images, image_source
     from loading.label_edits import apply_table
     from loading.label_sets import are_known, every_label
+    from loading.layout import validation_files
     from loading.sources import MOST_CLASSES, Split
-    from loading.subsets import read_split, validation_files
+    from loading.subsets import read_split
 
     data = config.DATA
     modes = ["train", "val"]
     # Lists of edited labels needn't have a validation set: a run may split them.
-    if edits and data.VAL_SPLIT is None and not validation_files(data):
+    if edits and data.VAL_SPLIT is None and not validation_files(data.DATASET, data.DATA_PATH):
         modes.remove("val")
     parts = {}
     problems = {}
@@ -298,6 +300,13 @@ def build_config(options: argparse.Namespace) -> Configuration:
         "DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path, "DATA.VAL_SPLIT": options.split,
         "DATA.SPLIT_SEED": options.seed, "DATA.SPLIT_GROUPS": options.groups,
     }  # fmt: skip
+    named = named_keys(options.o)
+    is_named = options.dataset or options.cfg or "DATA.DATASET" in named
+    if options.data_path and not is_named:
+        layout = recognise(options.data_path)
+        print(f"dataset: {layout.dataset}, because {layout.reason} (-dataset changes it)")
+        flags["DATA.DATASET"] = layout.dataset
+        flags["DATA.DATA_PATH"] = layout.path
     given = []
     for key, value in flags.items():
         if value is not None:

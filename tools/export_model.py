@@ -55,7 +55,9 @@ def main() -> None:
         default="float32",
         help="type of the numbers that the exported model computes with; default: float32",
     )
-    dataset_help = "for int8: the kind of its training set (default: the run's, or folder)"
+    dataset_help = (
+        "for int8: the kind of its training set (default: the run's, or what the folder contains)"
+    )
     parser.add_argument("-dataset", "--dataset", help=dataset_help)
     path_help = "for int8: the folder of its training set (default: the run's)"
     parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=path_help)

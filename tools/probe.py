@@ -56,7 +56,11 @@ def parsed_arguments() -> argparse.Namespace:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("dataset", metavar="NAME", help="kind of the dataset; default: the run's, or folder")
+    option(
+        "dataset",
+        metavar="NAME",
+        help="kind of the dataset; default: the run's, or what the folder contains",
+    )
     option("data_path", metavar="PATH", help="folder or file of the dataset; default: the run's")
     option(
         "cfg", metavar="MODEL", help="the model's YAML file or name, if the weights don't name it"

@@ -30,10 +30,11 @@ from settings.configuration import (
     Configuration,
     Option,
     add_note,
+    is_given,
     value_sources,
 )
 from settings.documents import read_yaml
-from settings.merging import SIZE
+from settings.merging import SIZE, weights_of_model
 from settings.parser import Parser, is_flag, pairs
 from settings.registry import datasets
 from settings.suggestions import equivalent_key
@@ -64,9 +65,14 @@ class Flag(NamedTuple):
 
 FLAGS = {
     "dataset": Flag(
-        "DATA.DATASET", str, "format of the dataset: one of " + ", ".join(datasets.names())
+        "DATA.DATASET",
+        str,
+        "format of the dataset (default: recognised in -data_path): one of "
+        + ", ".join(datasets.names()),
     ),
-    "data_path": Flag("DATA.DATA_PATH", str, "the dataset's folder"),
+    "data_path": Flag(
+        "DATA.DATA_PATH", str, "the dataset's folder; without -cfg, a model is chosen for it"
+    ),
     "output": Flag("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
     "batch_size": Flag(
         "DATA.BATCH_SIZE",
@@ -81,7 +87,7 @@ FLAGS = {
     "pretrained": Flag(
         "MODEL.PRETRAINED",
         str,
-        "weights to start from or to evaluate: a file, a run's folder, hf-hub:...",
+        "weights to start from or to evaluate: a file, a run's folder, hf-hub:..., a model's name",
     ),
     "resume": Flag(
         "MODEL.RESUME",
@@ -125,6 +131,8 @@ def config_from_arguments(
         if value is not None
     ]
     named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
+    flags = list(map(_with_weights, flags))
+    named = list(map(_with_weights, named))
     asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
     if arguments.mae_pretrain:
@@ -139,14 +147,19 @@ def config_from_arguments(
             flags.append(Option("SAVE", default_values()["SAVE"], where))
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
-    config = asked_config(choice.file, [*flags, *named], read)
+    chosen = list(choice.options)
+    config = asked_config(choice.file, _in_order(chosen, [*flags, *named]), read)
     if arguments.mae_pretrain and config.TASK != "mae":
         raise InputError(
             f"{FLAG}mae_pretrain needs a configuration of TASK mae, but TASK is {config.TASK}"
             f" in {choice.file}; use one of TASK mae, such as -cfg={MAE}, or PaddleViT's file with"
             " MODEL.MAE_PRETRAIN: True"
         )
-    before = len(flags)
+    before = len(flags), len(chosen)
+    notes = list(choice.notes)
+    options, lines = _for_dataset(program, config, choice, asked)
+    chosen += options
+    notes += lines
     other_base = (
         asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"}
         and len(config.origins["MODEL.PRETRAINED"]) > 1
@@ -174,10 +187,10 @@ def config_from_arguments(
                 "DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, because of -eval"
             )
         )
-    if len(flags) > before:
-        config = asked_config(choice.file, [*flags, *named], read)
-    if choice.note:
-        add_note(config, choice.note)
+    if (len(flags), len(chosen)) != before:
+        config = asked_config(choice.file, _in_order(chosen, [*flags, *named]), read)
+    for note in notes:
+        add_note(config, note)
     recipe = weights_recipe(config)
     if recipe and not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)):
         add_note(
@@ -192,6 +205,42 @@ def config_from_arguments(
     return config
 
 
+def _with_weights(option: Option) -> Option:
+    """Returns an option in which the name of a model, as weights, is the name of timm's on the Hub."""
+    if option.key != "MODEL.PRETRAINED" or not isinstance(option.value, str):
+        return option
+    return option._replace(value=weights_of_model(option.value) or option.value)
+
+
+def _in_order(chosen: Sequence[Option], given: Sequence[Option]) -> list[Option]:
+    """Returns options in the order in which they are set: those that were chosen for a dataset, flags
+    and -o. A folder that was found below -data_path takes its place.
+    """
+    named = {option.key for option in given}
+    first = [option for option in chosen if option.key not in named]
+    last = [option for option in chosen if option.key in named]
+    return [*first, *given, *last]
+
+
+def _for_dataset(
+    program: str, config: Configuration, choice: "Choice", asked: Mapping[str, Any]
+) -> tuple[list[Option], list[str]]:
+    """Returns the options that follow from the dataset and the configuration, and lines of the log."""
+    path = asked.get("DATA.DATA_PATH")
+    if not path or choice.of_run:
+        return [], []
+    from training import automatic
+
+    if choice.images and not asked.keys() & {"DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH"}:
+        processes = 1 if program == "main_single_gpu.py" else automatic.num_processes(config)
+        return automatic.smaller_batch(config, choice.images, processes)
+    is_known = choice.images or is_given(config, "DATA.DATASET")
+    if is_known or not os.path.isdir(path):
+        return [], []
+    plan = automatic.data_of_recipe(config, asked)
+    return plan.options, plan.notes
+
+
 _WEIGHTS = {"MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER"}
 
 
@@ -199,14 +248,19 @@ class Choice(NamedTuple):
     """The configuration to read.
 
     Attributes:
-        file: its file or its name; None: config.py's defaults.
-        note: a line for the log that says why it was chosen.
+        file: its file or its name, or the names of several; None: config.py's defaults.
+        notes: lines for the log that say why it was chosen.
         of_run: whether it is a run's own.
+        options: values over those of the file, which flags and -o override.
+        images: the number of training images that it was chosen for; 0: it wasn't chosen for a
+            dataset.
     """
 
-    file: str | Path | None
-    note: str = ""
+    file: str | Path | tuple[str, ...] | None
+    notes: Sequence[str] = ()
     of_run: bool = False
+    options: Sequence[Option] = ()
+    images: int = 0
 
 
 def choose(
@@ -215,7 +269,8 @@ def choose(
     """Returns the configuration to read.
 
     ``-cfg`` comes first. Then comes the configuration of the run that is resumed (MODEL.RESUME), or
-    of the run whose weights are loaded (MODEL.PRETRAINED). Otherwise it is ``default``.
+    of the run whose weights are loaded (MODEL.PRETRAINED). With a dataset in -data_path, it is
+    chosen for this dataset (``automatic``). Otherwise it is ``default``.
 
     Args:
         cfg, default: what -cfg and -default_cfg give.
@@ -235,7 +290,7 @@ def choose(
     pretrained = words.get("MODEL.PRETRAINED")
     if resume and (file := _resumed_run(resume, words.get("OUTPUT"))):
         note = f"configuration: {file}, of the resumed run (no -cfg is given)"
-        return Choice(file, note, of_run=True)
+        return Choice(file, [note], of_run=True)
     if resume and resume != AUTO:
         if not os.path.lexists(resume):
             raise InputError(
@@ -250,16 +305,24 @@ def choose(
         )
     if pretrained and (file := run_file(pretrained)):
         note = f"configuration: {file}, of the run of -pretrained (no -cfg is given)"
-        return Choice(file, note, of_run=True)
+        return Choice(file, [note], of_run=True)
     if pretrained and (Path(pretrained) / FILE).is_file():
         raise InputError(
             f"-pretrained={pretrained} is the folder of a run without checkpoints; expected weights"
         )
     output = words.get("OUTPUT")
-    if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
+    is_chosen = "DATA.DATA_PATH" in words
+    starts_anew = is_chosen or default is not None
+    if resume and output and (not starts_anew or (Path(output) / "checkpoints").exists()):
         raise InputError(
             f"-resume=auto: {output} has no {FILE} to resume with; pass -cfg to start a new run"
         )
+    if is_chosen:
+        # Most commands don't need it, and it imports NumPy.
+        from training import automatic
+
+        plan = automatic.choose(words, str(words.get("EVAL")).lower() == "true")
+        return Choice(plan.files, plan.notes, options=plan.options, images=plan.images)
     if default is None:
         return Choice(None)
     for key, flag in (
@@ -273,7 +336,7 @@ def choose(
                 " them);"
                 f" the default, {default}, is for {own_data} only"
             )
-    return Choice(default, f"configuration: {default}, because neither -cfg nor a run is given")
+    return Choice(default, [f"configuration: {default}, because neither -cfg nor a run is given"])
 
 
 def _choose_mae(cfg: str | None, asked: Mapping[str, str]) -> Choice:
@@ -287,13 +350,14 @@ def _choose_mae(cfg: str | None, asked: Mapping[str, str]) -> Choice:
     Raises:
         InputError: as ``choose``.
     """
-    choice = choose(cfg, None, None, asked)
+    words = {key: value for key, value in asked.items() if key != "DATA.DATA_PATH"}
+    choice = choose(cfg, None, None, words)
     if choice.of_run or (cfg is not None and os.path.isfile(cfg)):
         return choice
     name = MAE if cfg is None else f"mae_{Path(cfg).stem}"
     if not shipped_configs(name):
         return choice
-    return Choice(name, f"configuration: {name}, because of {FLAG}mae_pretrain")
+    return Choice(name, [f"configuration: {name}, because of {FLAG}mae_pretrain"])
 
 
 def run_file(path: str | os.PathLike) -> Path | None:
@@ -390,7 +454,10 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
     parser.add_argument(
         "-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/"
     )
-    default = "configuration if neither -cfg nor a run (-resume, -pretrained) is given; for scripts"
+    default = (
+        "configuration if neither -cfg nor a run (-resume, -pretrained) nor -data_path is given; for"
+        " scripts"
+    )
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for name, flag in FLAGS.items():
         takes: dict[str, Any] = {"metavar": flag.kind.__name__.upper()}

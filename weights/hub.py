@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, install, leads_out, printable, reading
+from settings.merging import weights_of_model
+from settings.names import WEIGHT_SUFFIXES, tags
 from settings.plain import (
     FLAG,
     NAME,
@@ -26,7 +28,6 @@ from settings.plain import (
 
 # The prefixes that timm has for a name on the Hub.
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
-ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 # The names of weights in our checkpoints, and in the folders of timm, transformers and OpenCLIP. The
 # first one is preferred.
 IN_FOLDER = (
@@ -101,14 +102,16 @@ _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 def best_of_run(path: str | Path) -> str | Path:
     """Returns the best checkpoint of a run's folder, the file of weights that the toolkit ships under
-    a name, and any other path unchanged.
+    a name, timm's weights on the Hub for the name of a model, and any other path unchanged.
 
     Raises:
         InputError: the link ``best`` points outside the run's folder. No run makes such a link. Or a
-            shipped name is also that of a file or folder here.
+            shipped name is also that of a file or folder here. Or timm has no weights of the model.
     """
     if str(path) in SHIPPED:
         return _shipped_file(str(path))
+    if name := weights_of_model(path):
+        return name
     best = Path(path) / CHECKPOINTS / BEST
     if leads_out(best):
         raise InputError(
@@ -124,7 +127,7 @@ def _shipped_file(name: str) -> Path:
         InputError: the current folder has an entry of this name, so either could be meant.
     """
     file = SHIPPED[name]
-    for ending in ("", *ENDINGS):
+    for ending in ("", *WEIGHT_SUFFIXES):
         own = Path(f"{name}{ending}").absolute()
         if os.path.lexists(own):
             raise InputError(
@@ -141,7 +144,8 @@ def find_weights(path: str | Path) -> Path:
     Args:
         path: a file; its name without the ending; a checkpoint's folder; a folder in the layout of
             timm's models on the Hugging Face Hub; a run's folder, which stands for its best
-            checkpoint; a name of ``SHIPPED``; or ``hf-hub:org/name[@revision]``, which is downloaded.
+            checkpoint; a name of ``SHIPPED``; or ``hf-hub:org/name[@revision]``, which is
+            downloaded; or a model's name, for timm's weights there.
 
     Returns:
         the file; if the weights are in several files, their index.
@@ -150,12 +154,13 @@ def find_weights(path: str | Path) -> Path:
         InputError: there is no such file.
     """
     names = [f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX)]
+    path = best_of_run(path)
     if _is_hub_name(path):
         file = _download(path, tuple(names))
         if file is None:
             raise InputError(f"{path}: the repository has neither {' nor '.join(IN_FOLDER)}")
         return file
-    path = Path(best_of_run(path))
+    path = Path(path)
     if path.suffix == ".pdopt":
         raise InputError(
             f"{path} is the state of an optimizer; pass its weights,"
@@ -163,7 +168,7 @@ def find_weights(path: str | Path) -> Path:
         )
     candidates = [path / name for name in names]
     candidates.append(path)
-    candidates += [path.parent / (path.name + ending) for ending in ENDINGS]
+    candidates += [path.parent / (path.name + ending) for ending in WEIGHT_SUFFIXES]
     for file in candidates:
         # os.path.isfile never raises, unlike Path.is_file.
         if os.path.isfile(file):
@@ -189,13 +194,16 @@ def _why_no_weights(path: Path) -> str:
             f"{path} contains the checkpoints of a run; pass the run's folder, {path.parent}, "
             "or one of them"
         )
+    plain, _, tag = path.name.partition(".")
+    if tag and str(path) == path.name and (known := tags(plain)):
+        return f"timm has no weights {path}; of {plain} it has {', '.join(known)}"
     if os.path.isdir(path):
         reason = f"a folder without {' or '.join(IN_FOLDER)}"
     elif os.path.exists(path):
         reason = "it isn't a regular file"
     else:
         reason = "no such file or folder"
-    return f"no weights at {path}: {reason}, nor a file of that name ending in {', '.join(ENDINGS)}"
+    return f"no weights at {path}: {reason}, nor a file of that name ending in {', '.join(WEIGHT_SUFFIXES)}"
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -250,9 +258,10 @@ def beside(path: str | Path, name: str) -> Path | None:
     Args:
         path: what ``find_weights`` takes.
     """
+    path = best_of_run(path)
     if _is_hub_name(path):
         return _download(path, (name,))
-    path = Path(best_of_run(path))
+    path = Path(path)
     return (path if os.path.isdir(path) else path.parent) / name
 
 

@@ -305,7 +305,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     write_images(tmp_path / "val", {"a": 1, "x": 1}, seed=2)
     (tmp_path / "train/empty").mkdir()
     texts = [one.text for one in result_of(tmp_path).findings if one.is_error]
-    assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
+    assert any(text.endswith("val: classes that the training images lack: 'x'") for text in texts)
     assert any("train/empty: no image files found (1 such classes)" in text for text in texts)
     with pytest.raises(
         InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"

@@ -238,9 +238,9 @@ DEEP = [
     ),
     (["Train/cat", "TEST/cat"], SPLIT, "TEST, Train look like the parts of a dataset"),
     (
-        ["train/cat", "train/dog", "valid/cat"],
+        ["train/cat", "train/dog", "test/cat"],
         [],
-        "val: no class folders; .* holds the folders train, valid",
+        "val: no class folders; .* holds the folders test, train",
     ),
     (["."], SPLIT, "needs <class>/<image> .* holds 4 images; pass the folder above it"),
     (

@@ -264,7 +264,7 @@ def test_data_that_a_probe_cannot_use(place, tmp_path):
     ):
         read_sets(model, data, 0)
     write_images(tmp_path / "f", {"train/a": 3, "train/b": 3, "val/a": 1, "val/c": 1})
-    with pytest.raises(InputError, match="classes that train/ lacks: 'c'"):
+    with pytest.raises(InputError, match="classes that the training images lack: 'c'"):
         read_sets(model, [("DATA.DATA_PATH", str(tmp_path / "f"))], 0)
 
 
@@ -306,7 +306,8 @@ def test_images_without_labels_are_refused(place, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match="'folder' have no labels, but a probe needs one per image"
     ):
-        read_sets(Model(str(place / "w.safetensors")), [("DATA.DATA_PATH", str(tmp_path))], 0)
+        data = [("DATA.DATASET", "folder"), ("DATA.DATA_PATH", str(tmp_path))]
+        read_sets(Model(str(place / "w.safetensors")), data, 0)
 
 
 def test_an_unreadable_image_ends_a_probe_or_is_left_out(place, tmp_path):

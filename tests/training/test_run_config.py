@@ -140,7 +140,7 @@ def test_a_script_says_that_it_trains_digits_and_that_other_data_needs_a_model(t
     assert status == 0, errors
     assert told in printed
     assert "-resume=auto: no checkpoint in " in printed
-    status, _, errors = program("run_train_multi.sh", "-dataset=folder", "-data_path=data")
+    status, _, errors = program("run_train_multi.sh", "-dataset=folder")
     assert status == 2
     assert errors == (
         "error: -dataset=folder needs -cfg, the model (python tools/list_models.py lists them);"
@@ -290,7 +290,7 @@ def test_resuming_a_part_of_a_run_names_the_run(run, part):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([SCRIPT, "-data_path=x"], "-data_path=x needs -cfg, the model"),
+        ([SCRIPT, "-data_path=x"], "-data_path is x, but there is no such folder"),
         ([SCRIPT, "-o", "DATA.DATASET", "mnist"], "-dataset=mnist needs -cfg, the model"),
         (
             ["-eval", "-pretrained=evaluated"],
