@@ -229,38 +229,54 @@ def _header_at(file: str, place: int) -> _Header:
     )
 
 
-# The last pages that this process unpacked, and the bytes that they take.
-_kept: collections.OrderedDict[tuple[str, int], tuple[Page, int]] = collections.OrderedDict()
+class _Kept:
+    """What a process keeps of a chunk.
+
+    Attributes:
+        dictionary: its values; None: it has no dictionary.
+        pages: the pages that were read, by their places.
+        size: bytes that these take.
+    """
+
+    def __init__(self, dictionary: ByteValues | np.ndarray | None, size: int) -> None:
+        self.dictionary = dictionary
+        self.pages: dict[int, Page] = {}
+        self.size = size
+
+
+# By (file, place in it): the chunks that were read last. Pages are dropped with their dictionary,
+# whose values they refer to.
+_kept: collections.OrderedDict[tuple[str, int], _Kept] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
 def _kept_page(chunk: Chunk, header: _Header, dictionary: _Header | None) -> Page:
     """Returns a page, from those that are kept if it is among them."""
-    key = (chunk.file, header.place)
+    key = (chunk.file, chunk.start)
     with _lock:
-        if key in _kept:
+        kept = _kept.get(key)
+        if kept is not None and header.place in kept.pages:
             _kept.move_to_end(key)
-            return _kept[key][0]
-        # Pages of one chunk share the values of its dictionary.
-        values = None
-        if dictionary is not None:
-            shared = (chunk.file, dictionary.place)
-            if shared not in _kept:
-                read = _dictionary_values(chunk, dictionary)
-                everywhere = np.arange(len(read))
-                _keep(shared, Page(everywhere, None, read), dictionary.unpacked)
-            values = _kept[shared][0].values
-            _kept.move_to_end(shared)
-        page = _page(chunk, header, dictionary, values)
-        _keep(key, page, header.unpacked)
+            return kept.pages[header.place]
+        if kept is None:
+            values = None
+            size = 0
+            if dictionary is not None:
+                values = _dictionary_values(chunk, dictionary)
+                size = dictionary.unpacked + _BYTES_PER_VALUE * dictionary.count
+            kept = _Kept(values, size)
+        page = _page(chunk, header, dictionary, kept.dictionary)
+        size = header.unpacked + _BYTES_PER_VALUE * header.count
+        _kept[key] = kept
+        _kept.move_to_end(key)
+        while len(_kept) > 1 and sum(each.size for each in _kept.values()) + size > _KEPT:
+            _kept.popitem(last=False)
+        # One chunk may have more pages than are kept.
+        if kept.size + size > _KEPT:
+            _kept[key] = kept = _Kept(kept.dictionary, 0)
+        kept.pages[header.place] = page
+        kept.size += size
         return page
-
-
-def _keep(key: tuple[str, int], page: Page, size: int) -> None:
-    _kept[key] = page, size + _BYTES_PER_VALUE * len(page.places)
-    # The last one is kept, however large it is.
-    while sum(size for _, size in _kept.values()) > _KEPT and len(_kept) > 1:
-        _kept.popitem(last=False)
 
 
 def forget_pages() -> None:

@@ -281,6 +281,23 @@ def test_kept_pages_are_bounded_and_hold_neighbours(tmp_path, monkeypatch):
     assert len(parquet_pages._kept) == 1
 
 
+def test_a_row_group_of_many_pages_isnt_kept_whole(tmp_path, monkeypatch):
+    options = {"use_dictionary": False, "data_page_size": 1, "write_batch_size": 1}
+    write_parquet(tmp_path / "train.parquet", image_table(40), row_group_size=40, **options)
+    rows = read("parquet", tmp_path)
+    parquet_pages.forget_pages()
+    contents(rows)
+    [kept] = parquet_pages._kept.values()
+    assert len(kept.pages) == 40
+    whole = kept.size
+    monkeypatch.setattr(parquet_pages, "_KEPT", whole // 4)
+    parquet_pages.forget_pages()
+    assert contents(rows) == [png(seed) for seed in range(40)]
+    [kept] = parquet_pages._kept.values()
+    assert 0 < kept.size <= whole // 4
+    assert len(kept.pages) <= 10
+
+
 def test_a_note_says_that_random_order_is_slow(tmp_path):
     write_parquet(tmp_path / "train.parquet", image_table(40))
     write_parquet(tmp_path / "validation.parquet", image_table(3))
