@@ -58,8 +58,7 @@ def find_image(folder: Path, name: str) -> Path | None:
 
 @datasets.register(
     "coco_multilabel",
-    holds="`annotations/instances_train2017.json` and `instances_val2017.json`, and the images in `train2017` and"
-    " `val2017`; or of another year",
+    holds="`annotations/instances_train2017.json`, `train2017/`, and both of `val2017`",
     task="multilabel",
     val="annotations/instances_val*.json",
 )
@@ -219,8 +218,7 @@ def _number(entry: dict[str, Any], name: str) -> int:
 
 @datasets.register(
     "voc_multilabel",
-    holds="`ImageSets/Main/train.txt` and `val.txt`, `Annotations/*.xml`, `JPEGImages`; `classes.txt` for other classes"
-    " than VOC's 20",
+    holds="`ImageSets/Main/train.txt` and `val.txt`, `Annotations/`, `JPEGImages/`",
     task="multilabel",
     val="ImageSets/Main/val.txt",
 )

@@ -73,9 +73,7 @@ class _Table(NamedTuple):
 
 @datasets.register(
     "csv",
-    holds="`train.csv` and `val.csv`, or `train/metadata.csv` and `val/metadata.csv`: a header with any names,"
-    " then a row for each image. Or one such file, with a column `split` or with `DATA.VAL_SPLIT`;"
-    " it may be `-data_path` itself",
+    holds="`train.csv` and `val.csv`, or `train/metadata.csv` and `val/metadata.csv`, or one table",
     task="any",
     columns="labels",
     val="val.csv val.tsv valid.csv valid.tsv validation.csv validation.tsv dev.csv dev.tsv"

@@ -107,8 +107,7 @@ class _Table(NamedTuple):
 
 @datasets.register(
     "parquet",
-    holds="`train-*.parquet` and `validation-*.parquet` (else `test-*.parquet`), there or in `data`, as on the"
-    " Hub of Hugging Face: images, or their paths, and labels. Or one file, which may be `-data_path` itself",
+    holds="`train-*.parquet` and `validation-*.parquet` (else `test-*`), there or in `data/`",
     task="any",
     columns="labels",
     val="validation-*.parquet val-*.parquet valid-*.parquet validation.parquet val.parquet valid.parquet"

@@ -55,8 +55,7 @@ class _Part(NamedTuple):
 
 @datasets.register(
     "hf_dataset",
-    holds="what `save_to_disk` of Hugging Face's `datasets` wrote: `train/*.arrow` and `validation/*.arrow`"
-    " (else `test`), or one dataset, to evaluate, or with `DATA.VAL_SPLIT`",
+    holds="what `save_to_disk` of `datasets` wrote: `train/` and `validation/` (else `test/`), or one dataset",
     task="any",
     columns="labels",
     val="validation/state.json val/state.json valid/state.json",
