@@ -392,11 +392,14 @@ def _slow_note(config: Configuration, train: ImageDataset) -> str:
     if not isinstance(train, ShardDataset) or not isinstance(train.shards, Rows):
         return ""
     images = train.shards.images_per_read()
-    if config.DATA.SHARD_SHUFFLE is not None or images <= _MOST_IMAGES_PER_READ:
+    groups = train.shards.row_groups_at_once()
+    chosen = config.DATA.SHARD_SHUFFLE
+    is_fast = chosen is not None and chosen <= groups
+    if is_fast or images <= _MOST_IMAGES_PER_READ:
         return ""
     return (
-        f"to read one image in random order, {images} are unpacked; -o DATA.SHARD_SHUFFLE 8 reads 8 row"
-        " groups at a time, which is faster, and tools/make_shards.py converts the data"
+        f"to read one image in random order, {images} are unpacked; -o DATA.SHARD_SHUFFLE {groups}"
+        f" reads {groups} row groups at a time, which is faster, and tools/make_shards.py converts the data"
     )
 
 

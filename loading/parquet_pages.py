@@ -34,7 +34,7 @@ _HEADERS = (512, 1 << 20)
 # Structures within a page's header are nested so deep.
 _DEPTH = 4
 # Bytes of unpacked pages that a process keeps.
-_KEPT = 128 << 20
+KEPT = 128 << 20
 # Bytes that a header takes in memory, and the places of a value.
 _BYTES_PER_HEADER = 500
 _BYTES_PER_VALUE = 24
@@ -269,10 +269,10 @@ def _kept_page(chunk: Chunk, header: _Header, dictionary: _Header | None) -> Pag
         size = header.unpacked + _BYTES_PER_VALUE * header.count
         _kept[key] = kept
         _kept.move_to_end(key)
-        while len(_kept) > 1 and sum(each.size for each in _kept.values()) + size > _KEPT:
+        while len(_kept) > 1 and sum(each.size for each in _kept.values()) + size > KEPT:
             _kept.popitem(last=False)
         # One chunk may have more pages than are kept.
-        if kept.size + size > _KEPT:
+        if kept.size + size > KEPT:
             _kept[key] = kept = _Kept(kept.dictionary, 0)
         kept.pages[header.place] = page
         kept.size += size

@@ -15,7 +15,7 @@ import numpy as np
 from errors import Allowance, InputError, RunError, Unreadable, install, printable, reading
 from loading.files import Paths, contents, opened_descriptor
 from loading.label_sets import LabelSets, take_labels
-from loading.parquet_pages import Chunk, value_at, values_per_read
+from loading.parquet_pages import KEPT, Chunk, value_at, values_per_read
 from loading.table_columns import IMAGE_NAMES, Feature, plain_name
 
 # The place of an image that its table only names.
@@ -148,6 +148,11 @@ class Rows:
             return 1
         with reading(self.chunks[0].file, "a Parquet table"):
             return values_per_read(self.chunks[0])
+
+    def row_groups_at_once(self) -> int:
+        """Returns how many row groups a process keeps unpacked, at most 16."""
+        largest = max((chunk.size for chunk in self.chunks or ()), default=1)
+        return min(16, max(1, KEPT // max(1, largest)))
 
     def name(self, index: int, column: str | None = None) -> str:
         """Returns the name of an image in messages."""

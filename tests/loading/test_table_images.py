@@ -272,7 +272,7 @@ def test_kept_pages_are_bounded_and_hold_neighbours(tmp_path, monkeypatch):
     assert len(unpacked) == 8
     contents(rows)
     assert len(unpacked) == 8
-    monkeypatch.setattr(parquet_pages, "_KEPT", 1)
+    monkeypatch.setattr(parquet_pages, "KEPT", 1)
     parquet_pages.forget_pages()
     unpacked.clear()
     for index in itertools.islice(itertools.cycle([0, 10, 20]), 9):
@@ -290,7 +290,7 @@ def test_a_row_group_of_many_pages_isnt_kept_whole(tmp_path, monkeypatch):
     [kept] = parquet_pages._kept.values()
     assert len(kept.pages) == 40
     whole = kept.size
-    monkeypatch.setattr(parquet_pages, "_KEPT", whole // 4)
+    monkeypatch.setattr(parquet_pages, "KEPT", whole // 4)
     parquet_pages.forget_pages()
     assert contents(rows) == [png(seed) for seed in range(40)]
     [kept] = parquet_pages._kept.values()
@@ -303,13 +303,29 @@ def test_a_note_says_that_random_order_is_slow(tmp_path):
     write_parquet(tmp_path / "validation.parquet", image_table(3))
     config, *_ = get_datasets(dataset_config("parquet", tmp_path))
     [note] = [note for note in config.notes if "random order" in note]
-    assert note.startswith("to read one image in random order, 40 are unpacked")
+    assert note.startswith(
+        "to read one image in random order, 40 are unpacked; -o DATA.SHARD_SHUFFLE 16 reads 16 row"
+    )
     for more in (("DATA.SHARD_SHUFFLE", "8"), ("DATA.CACHE", str(tmp_path / "cache"))):
         config, *_ = get_datasets(dataset_config("parquet", tmp_path, *more))
         assert not [note for note in config.notes if "random order" in note]
 
 
 # ------------------------------------------------------------------ refused
+
+
+def test_the_note_names_as_many_row_groups_as_are_kept(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "train.parquet", image_table(80), row_group_size=40)
+    write_parquet(tmp_path / "validation.parquet", image_table(3))
+    size = read("parquet", tmp_path).chunks[0].size
+    for kept, groups in ((3.5 * size, 3), (size // 2, 1)):
+        monkeypatch.setattr("loading.rows.KEPT", int(kept))
+        more = ("DATA.SHARD_SHUFFLE", str(groups + 1))
+        config, *_ = get_datasets(dataset_config("parquet", tmp_path, *more))
+        assert any(f"-o DATA.SHARD_SHUFFLE {groups} reads" in note for note in config.notes)
+        more = ("DATA.SHARD_SHUFFLE", str(groups))
+        config, *_ = get_datasets(dataset_config("parquet", tmp_path, *more))
+        assert not [note for note in config.notes if "random order" in note]
 
 
 def test_an_image_that_cant_be_is_refused(tmp_path):
