@@ -223,6 +223,17 @@ class DATA(Section):
     # The format in which the dataset is stored.
     DATASET: str = "imagenet2012"
 
+    # The column of a table that holds the images or their paths. auto: it is recognised by its name
+    # or its content.
+    IMAGE_COLUMN: str = "auto"
+
+    # The column of a table that holds the labels, or several columns of 0 and 1, one for each class
+    # (TASK multilabel). auto: it is recognised by its name. None: images have no labels.
+    LABEL_COLUMN: str | Sequence[str] | None = "auto"
+
+    # What separates the labels in a cell of a table (TASK multilabel). None: a cell is one label.
+    LABEL_SEPARATOR: Literal["space", "comma", "semicolon", "bar"] | None = None
+
     # Image size in pixels: one side, or [height, width]. The command line also accepts 224x160.
     IMAGE_SIZE: Side | Sequence[Side] = 224
 
@@ -330,8 +341,8 @@ class DATA(Section):
         is_("DATA.SCALE_SCHEDULE", "progressive"),
     )
 
-    # DATASET shards: the number of shards that are read at a time and whose samples are mixed.
-    # None: the samples of all shards are mixed.
+    # The number of shards that are read at a time and whose samples are mixed; of Parquet, the number
+    # of row groups. None: the samples of all are mixed.
     SHARD_SHUFFLE: Every | None = key(
         None, TRAINING, SHARDS, is_("DATA.SAMPLER", "shuffle"), is_unset("DATA.CACHE")
     )

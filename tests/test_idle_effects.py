@@ -331,6 +331,9 @@ NOT_TRIED = {
     "of masks: tests/loading/test_eval_size.py": ["DATA.EVAL_SIZE"],
     "of NaFlexViT: tests/loading/test_naflex.py": ["DATA.NUM_TOKENS", "DATA.TOKEN_LENGTHS"],
     "a head's: tests/models/test_heads_<head>.py": [key for key in DEFAULTS if key.startswith("HEAD.")],
+    "a table's columns: tests/loading/test_csv_tables.py": [
+        "DATA.IMAGE_COLUMN", "DATA.LABEL_COLUMN", "DATA.LABEL_SEPARATOR", "DATA.SPLIT_COLUMN",
+    ],
     "where data come from or what they cost, not what they are": [
         "DATA.CACHE", "DATA.LOADER", "DATA.SHUFFLE_MODE", "DATA.SHARD_SHUFFLE", "DATA.DROP_LAST",
         "DATA.BATCH_SIZE_EVAL", "DATA.GLOBAL_BATCH",

@@ -83,6 +83,7 @@ PLACES = [
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "AMP", "True"],
     FOLDER,
     [*FOLDER, "DATA.DATASET", "shards"],
+    [*FOLDER, "DATA.DATASET", "csv"],
     ["DATA.GLOBAL_BATCH", "4"],
     [*FOLDER, "DATA.FOLDS", "2"],
     [*FOLDER, "DATA.VAL_SPLIT", "0.5"],
@@ -207,7 +208,7 @@ def read(options):
 
 def base(key, place):
     """The options of a small run at a place where the key is to be set."""
-    other = {"folder", "shards", "multilabel_list", "masks"} & set(place)
+    other = {"folder", "shards", "csv", "multilabel_list", "masks"} & set(place)
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
@@ -233,6 +234,7 @@ def place_of(key):
         "[0.2,0.5]",
         "random",
         "imagenet22k",
+        "comma",
         "x",
         "rand-m9",
         "True",
@@ -296,6 +298,8 @@ def test_no_value_passes_the_checks_and_then_breaks_a_run(key, tmp_path, monkeyp
             f"{part}/{name}/{number}.png\t{number % 2},7\n" for name in "ab" for number in range(4)
         ]
         (tmp_path / f"{part}_list.txt").write_text("".join(listed))
+        rows = "".join(line.replace("\t", ",").replace(",7", "") for line in listed)
+        (tmp_path / f"{part}.csv").write_text(f"path,label\n{rows}")
     place = place_of(key)
     assert place is not None, f"{key} has no effect in any of the places"
     check_key(key, place)
