@@ -1,5 +1,6 @@
 """The reader of CSV tables, one row for each image, whose columns may have any names."""
 
+import contextlib
 import csv
 import itertools
 import os
@@ -128,6 +129,61 @@ def csv_tables(
             table.cells, training.cells or table.cells, names, split.label_limit(names), split.mode
         )
     return Files(file.parent, table.paths, labels, classes)
+
+
+class TableLayout(NamedTuple):
+    """What a table is, by its header and first rows.
+
+    Attributes:
+        file: its path; of several, that of the training images.
+        is_multilabel: whether every cell but a row's path is 0 or 1, in a table for multilabel_csv.
+        has_split: whether a column "split" says which images are for training.
+    """
+
+    file: Path
+    is_multilabel: bool
+    has_split: bool
+
+
+def table_layout(root: Path) -> TableLayout | None:
+    """Returns what the table of images in a folder is; None if the folder has none.
+
+    A table whose name doesn't say which part it is of needs a column of images of a known name.
+
+    Args:
+        root: the folder, or the table itself.
+
+    Raises:
+        InputError: the table can't be read.
+    """
+    file = _file_of(root, "train") or _file_of(root, "val")
+    is_named = file is not None
+    if file is None:
+        with contextlib.suppress(InputError):
+            file = _only_file(root, "train")
+    if file is None:
+        return None
+    with open_list(file, "csv", "a table", _BYTES_PER_ROW) as lines, reading(file, "a table"):
+        rows = _rows(lines)
+        _, header = next(rows, (0, []))
+        columns = [column.strip() for column in header]
+        first = list(itertools.islice(rows, _ROWS))
+    if not is_named and not any(plain_name(column) in IMAGE_NAMES for column in columns):
+        return None
+    bits = {cell for _, cells in first for cell in cells[1:]}
+    names_classes = len(columns) != 2 or plain_name(columns[-1]) not in LABEL_NAMES
+    is_multilabel = file.name in ("train.csv", "val.csv") and bool(bits) and bits <= {"0", "1"}
+    return TableLayout(
+        file,
+        is_multilabel=is_multilabel and names_classes,
+        has_split=_split_column(AUTO, columns) is not None,
+    )
+
+
+def count_rows(file: Path) -> int:
+    """Returns the number of rows of a table."""
+    with open_list(file, "csv", "a table", _BYTES_PER_ROW) as lines:
+        return max(0, sum(1 for _ in lines) - 1)
 
 
 def _file_of(root: Path, mode: str) -> Path | None:

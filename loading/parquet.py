@@ -211,6 +211,17 @@ def _check_one_part(path: Path, split: Split) -> None:
         )
 
 
+def count_training_rows(root: Path) -> int:
+    """Returns the number of rows of the training part, from the tables' footers.
+
+    Raises:
+        InputError: as of ``parquet``.
+    """
+    pyarrow_for("parquet")
+    files = _files(root, Split("train", alone=True))
+    return sum(_footer(file).groups.num_rows for file in files)
+
+
 def _footer(file: Path) -> _Table:
     """Reads a table's footer; raises InputError where it can't be read."""
     from pyarrow import parquet as pyarrow_parquet

@@ -124,6 +124,20 @@ def _part_of(root: Path, split: Split) -> _Part:
     raise InputError(problem)
 
 
+def count_training_rows(root: Path) -> int | None:
+    """Returns the number of rows of the training part, as its description has it; None if it doesn't.
+
+    Raises:
+        InputError: as of ``hf_dataset``.
+    """
+    folder = _part_of(root, Split("train", alone=True)).folder
+    info = folder / "dataset_info.json"
+    splits = _json(info).get("splits") if info.exists() else None
+    split = splits.get(folder.name) if isinstance(splits, dict) else None
+    count = split.get("num_examples") if isinstance(split, dict) else None
+    return count if type(count) is int and count >= 0 else None
+
+
 def _part(folder: Path) -> _Part:
     state = _json(folder / _STATE)
     listed = state.get("_data_files")

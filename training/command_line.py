@@ -316,7 +316,7 @@ def choose(
             f"-pretrained={pretrained} is the folder of a run without checkpoints; expected weights"
         )
     output = words.get("OUTPUT")
-    is_chosen = "DATA.DATA_PATH" in words
+    is_chosen = _is_chosen(words, default)
     starts_anew = is_chosen or default is not None
     if resume and output and (not starts_anew or (Path(output) / "checkpoints").exists()):
         raise InputError(
@@ -342,6 +342,16 @@ def choose(
                 f" the default, {default}, is for {own_data} only"
             )
     return Choice(default, [f"configuration: {default}, because neither -cfg nor a run is given"])
+
+
+def _is_chosen(words: Mapping[str, str], default: str | None) -> bool:
+    """Returns whether the model and the recipe are chosen for the dataset in -data_path.
+
+    Without a ``default``, keys of MODEL on the command line change the model of config.py.
+    """
+    others = ("MODEL.PRETRAINED", "MODEL.RESUME", "MODEL.NUM_CLASSES")
+    names_model = any(key.startswith("MODEL.") and key not in others for key in words)
+    return "DATA.DATA_PATH" in words and (default is not None or not names_model)
 
 
 def _choose_mae(cfg: str | None, asked: Mapping[str, str]) -> Choice:

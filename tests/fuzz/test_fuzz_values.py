@@ -107,6 +107,8 @@ PLACES = [
     [*FEW_LABELS, "TRAIN.MODEL_EMA", "True"],
     ["TASK", "dino", "METHOD.WARMUP_TEACHER_TEMP_EPOCHS", "1"],
     ["TASK", "dino", "METHOD.LARGE_TEACHER", "absent"],
+    ["MODEL.TYPE", "NaFlexViT"],
+    ["MODEL.TYPE", "NaFlexViT", "DATA.NUM_TOKENS", "4"],
 ]
 INTEGERS = [
     "-1",
@@ -214,6 +216,7 @@ def base(key, place):
     gone += ("TRAIN.",) * ("EVAL" in place)
     gone += ("MODEL.NUM_CLASSES",) * ("TASK" in place)
     gone += ("MODEL.",) * ("MODEL.TYPE" in place)
+    gone += ("DATA.CROP_PCT",) * ("DATA.NUM_TOKENS" in (key, *place))
     # 1000 pixels are 15,625 tokens then
     small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]
     return [
@@ -242,7 +245,7 @@ def place_of(key):
         "lora",
         "fog",
     ]
-    given += ["tensorboard"]
+    given += ["tensorboard", "[4]"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
         if read([*base(key, place), key, value]):
