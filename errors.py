@@ -136,7 +136,7 @@ def _serves_this_python(requirement: str) -> bool:
 def deprecated(what: str, instead: str, since: str) -> None:
     """Warns, once in a process, of something that still works in this minor version and the next.
 
-    tests/test_house.py fails in the version after that: then the call goes, and what it is about.
+    tests/test_house.py fails in the version after that: the call is removed then, with what it is about.
 
     Args:
         what: a key, flag, name or file, with what it was for.
@@ -145,7 +145,7 @@ def deprecated(what: str, instead: str, since: str) -> None:
     """
     major, minor = since.split(".")
     text = (
-        f"{what} is deprecated since version {since} and ends in version {major}.{int(minor) + 2};"
+        f"{what} is deprecated since version {since} and will be removed in version {major}.{int(minor) + 2};"
         f" {instead}"
     )
     if __name__ == "errors":

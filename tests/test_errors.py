@@ -201,7 +201,7 @@ def test_a_best_checkpoint_outside_of_the_run_is_refused(tmp_path):
 
 
 def test_what_is_deprecated_is_said_once_with_its_end_and_its_replacement(capsys, monkeypatch):
-    line = "-old is deprecated since version 1.8 and ends in version 1.10; use -new"
+    line = "-old is deprecated since version 1.8 and will be removed in version 1.10; use -new"
     for _ in range(2):
         errors.deprecated("-old", "use -new", since="1.8")
     assert capsys.readouterr() == ("", f"warning: {line}\n")

@@ -84,7 +84,7 @@ def test_distribution_is_where_the_page_says():
 
 
 def test_what_is_deprecated_ends_after_one_more_minor_version():
-    """A call of ``errors.deprecated`` that is due goes, with what it is about."""
+    """A call of ``errors.deprecated`` that is due is removed, with what it is about."""
     now = tuple(map(int, __version__.split(".")[:2]))
     found = {}
     for name in HOUSE:

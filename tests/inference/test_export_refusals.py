@@ -248,7 +248,7 @@ def test_an_export_of_the_first_release_is_read_with_a_warning(weights, tmp_path
     assert (export.format, export.precision) == ("paddle", "float32")
     assert capsys.readouterr().err == (
         f"warning: {tmp_path / 'out'}: an export with preprocessing.json is deprecated since version 1.0"
-        " and ends in version 1.2; export the model again\n"
+        " and will be removed in version 1.2; export the model again\n"
     )
     data = export.description.to_config().DATA
     assert (data.IMAGE_SIZE, data.CROP_PCT, data.INTERPOLATION) == (32, 0.9, "bicubic")
