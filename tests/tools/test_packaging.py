@@ -511,8 +511,15 @@ def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
     absent = "module 'paddle_vit_toolkit' has no attribute 'nothing'"
     assert (done.stdout, done.stderr) == (f"{VERSION} {VERSION} True\n{absent}\n", "")
     command = installed / "site" / "bin" / "paddle-vit"
-    for words in (["--version"], ["-version"], ["predict", "--version"], ["train", "-version"]):
-        done = subprocess.run([command, *words], cwd=tmp_path, timeout=120, **how)
+    module = [sys.executable, "-m", "paddle_vit_toolkit"]
+    for words in (
+        [command, "--version"],
+        [command, "-version"],
+        [command, "predict", "--version"],
+        [command, "train", "-version"],
+        [*module, "--version"],
+    ):
+        done = subprocess.run(words, cwd=tmp_path, timeout=120, **how)
         assert (done.returncode, done.stdout, done.stderr) == (
             0,
             f"paddle-vit-toolkit {VERSION}\n",
