@@ -92,7 +92,8 @@ def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
         "weights/shipped/*",
     )
     names |= {str(file.relative_to(ROOT)) for kind in kinds for file in ROOT.glob(kind)} | {
-        "inference/serve/page.html"
+        "inference/serve/page.html",
+        "inference/watch/page.html",
     }
     package = installed / "site" / "paddle_vit_toolkit"
     found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
