@@ -373,6 +373,7 @@ def test_what_an_extra_needs_fits_the_running_python(monkeypatch):
         12: ("0.165.0", "paddle2onnx==2.1.0 onnx==1.17.0 onnxruntime==1.32.0 openvino==2026.4.1"),
         13: ("0.165.0", "onnxruntime==1.32.0 openvino==2026.4.1"),
     }
+    monkeypatch.setattr(paddle, "__version__", "3.3.1")
     for minor, (fastapi, export) in expected.items():
         monkeypatch.setattr(errors.sys, "version_info", (3, minor, 0))
         assert errors.install("serve").startswith(f"pip install fastapi=={fastapi} uvicorn==0.54.0")
@@ -391,7 +392,7 @@ def test_without_paddle2onnx_an_export_names_the_pythons_that_have_it(monkeypatc
         )
         monkeypatch.setattr(sys, "version_info", (3, 12, 0))
         with pytest.raises(
-            InputError, match=f"^{package} isn't installed; pip install paddle2onnx==2"
+            InputError, match=f"^{package} isn't installed; pip install paddle2onnx=="
         ):
             import_extra(package)
 
