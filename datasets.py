@@ -463,13 +463,19 @@ def get_dataloader(
             ``Loader``.
 
     Raises:
-        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or
-            masks can't follow what a key does to the pixels.
+        InputError: the batch size is "auto", there isn't enough memory, DALI isn't installed or
+            can't read the dataset, or masks can't follow what a key does to the pixels.
     """
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
         train = _mode(mode if is_train is None else is_train) == "train"
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
+    key = "BATCH_SIZE" if mode == "train" else "BATCH_SIZE_EVAL"
+    if config.DATA[key] == "auto":
+        raise InputError(
+            f"DATA.{key} is 'auto', which only training and evaluation runs resolve; give a number:"
+            f" -o DATA.{key} 32"
+        )
     _check_columns(config, dataset, mode == "train")
     draw = None
     if mode == "train":
