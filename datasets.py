@@ -469,13 +469,9 @@ def get_dataloader(
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
         train = _mode(mode if is_train is None else is_train) == "train"
+        check_batch_size(config, "train" if train else "val")
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
-    key = "BATCH_SIZE" if mode == "train" else "BATCH_SIZE_EVAL"
-    if config.DATA[key] == "auto":
-        raise InputError(
-            f"DATA.{key} is 'auto', which only training and evaluation runs resolve; give a number:"
-            f" -o DATA.{key} 32"
-        )
+    check_batch_size(config, mode)
     _check_columns(config, dataset, mode == "train")
     draw = None
     if mode == "train":
@@ -505,6 +501,19 @@ def get_dataloader(
     # The processes of a machine share its memory.
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
     return ProcessLoader(config, dataset, sampler, local_processes, draw)
+
+
+def check_batch_size(config: Configuration, mode: str) -> None:
+    """Raises InputError if the batch size of a mode, "train" or "val", is still "auto".
+
+    The main programs replace it by a number (``training.batch_size``).
+    """
+    key = "BATCH_SIZE" if mode == "train" else "BATCH_SIZE_EVAL"
+    if config.DATA[key] == "auto":
+        raise InputError(
+            f"DATA.{key} is 'auto', which only a training or an evaluation replaces by a number;"
+            f" pass -o DATA.{key} 32"
+        )
 
 
 def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:

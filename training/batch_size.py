@@ -11,15 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import paddle
+
 from config import with_values
 from datasets import ImageDataset
-from errors import InputError, OutOfMemory, reading
+from errors import InputError, OutOfMemory, Unreadable
 from settings.configuration import WITH_VALUES, Configuration, add_note, value_sources
-from training.checkpoint import newest_whole
+from settings.plain import value_text
+from training.checkpoint import newest_whole, storage
 from training.checkpoint.state import read_state
 from training.command_line import AUTO
 from training.step_memory import GPU_RESERVE, StepMemory
-from utils import all_gather, free_memory, world_size
+from utils import all_gather, free_memory, num_gpus, world_size
 
 # An epoch keeps this many updates, as long as an update has this many images.
 _UPDATES = 8
@@ -76,19 +79,20 @@ def find_batch_sizes(
         return with_values(
             config, f"{_FOUND}the evaluation's batch", DATA__BATCH_SIZE=data.BATCH_SIZE_EVAL
         )
-    advice = "-batch_size sets it"
+    advice = "-batch_size sets another"
     found = _of_checkpoint(config)
     if found is None:
         dataset = val if config.EVAL else train
         assert dataset is not None
         found = _find(config, dataset, val.classes, ranks)
         if not config.EVAL:
-            advice += f"; the learning rates {_scaling(config)}"
+            scales = "scales" if config.TRAIN.LINEAR_SCALED_LR else "would scale"
+            advice += f", TRAIN.LINEAR_SCALED_LR {scales} the learning rates with it"
     values = {"DATA__BATCH_SIZE": found.size}
     if data.BATCH_SIZE_EVAL == AUTO:
         values["DATA__BATCH_SIZE_EVAL"] = found.size
     config = with_values(config, f"{_FOUND}{found.reason}", **values)
-    add_note(config, f"batch size: {found.size} per device, {found.reason} ({advice})")
+    add_note(config, f"batch size: {found.size} per device, {found.reason}; {advice}")
     return config
 
 
@@ -120,27 +124,28 @@ def _of_checkpoint(config: Configuration) -> Found | None:
     asked = config.MODEL.RESUME
     if asked is None:
         return None
-    folder = Path(config.OUTPUT) if asked == AUTO else Path(asked)
-    checkpoint: Path | None = folder
-    if asked == AUTO or (folder / "checkpoints").is_dir():
-        checkpoint = newest_whole(folder / "checkpoints")
-    if checkpoint is None:
-        return None
-    checkpoint = checkpoint.resolve()
-    with reading(checkpoint, "a checkpoint"):
-        size = read_state(checkpoint)["config"]["DATA"]["BATCH_SIZE"]
+    chosen = Path(config.OUTPUT) if asked == AUTO else Path(asked)
+    if asked == AUTO or (chosen / "checkpoints").is_dir():
+        newest = newest_whole(chosen / "checkpoints")
+        if newest is None:
+            return None
+        chosen = newest
+    else:
+        storage.verify(chosen)
+    with storage.reading_checkpoint(chosen, storage.STATE, "a run's state"):
+        size = read_state(chosen)["config"]["DATA"]["BATCH_SIZE"]
         if type(size) is not int:
-            raise InputError(f"{checkpoint}: its DATA.BATCH_SIZE isn't a number; set -batch_size")
-    return Found(size, f"as in {checkpoint}: a resumed run keeps it")
-
-
-def _scaling(config: Configuration) -> str:
-    key = "TRAIN.LINEAR_SCALED_LR"
-    return f"scale with it ({key})" if config.TRAIN.LINEAR_SCALED_LR else f"don't ({key} does that)"
+            raise Unreadable(f"its DATA.BATCH_SIZE is {value_text(size)}, expected a number")
+    return Found(size, f"as in {chosen}: a resumed run keeps it")
 
 
 def _find(config: Configuration, dataset: ImageDataset, classes: list[str], ranks: int) -> Found:
     """Measures, and returns the largest power of two that fits, within what the data allow."""
+    device = paddle.get_device()
+    if device != "cpu" and not num_gpus():
+        raise InputError(
+            f"-batch_size=auto measures the memory of GPUs and CPUs, found {device}; give a number"
+        )
     ranks_here = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
     limit = int(_CPU_SHARE * free_memory() / ranks_here)
     what = "evaluation" if config.EVAL else "training step"
@@ -159,13 +164,14 @@ def _find(config: Configuration, dataset: ImageDataset, classes: list[str], rank
         with StepMemory(config, dataset, classes) as memory:
             size = largest_that_fits(memory, 1, None if on_gpu else limit)
     if ready.gpu_memory is not None:
-        space = f"{ready.gpu_memory / 1e9:.1f} GB ({1 - GPU_RESERVE:.0%} of the GPU)"
+        space = f"{ready.gpu_memory / 1e9:.1f} GB, {1 - GPU_RESERVE:.0%} of the GPU's memory"
     else:
-        space = f"{limit / 1e9:.1f} GB ({_CPU_SHARE:.0%} of the free memory"
-        space += f", for each of {ranks_here} processes)" if ranks_here > 1 else ")"
+        space = f"{limit / 1e9:.1f} GB, {_CPU_SHARE:.0%} of the free memory"
+        if ranks_here > 1:
+            space += f" for {ranks_here} processes"
     if size is None:
         raise OutOfMemory(
-            f"the {what} of the smallest batch takes more than {space}: lower -image_size, use a"
+            f"the smallest batch of the {what} takes more than {space}: lower -image_size, use a"
             " smaller model or fewer processes, or end other programs"
         )
     if size < most:
@@ -193,9 +199,9 @@ def _most_of_data(
     if config.EVAL:
         return 1 << max(0, -(-samples // ranks) - 1).bit_length(), "enough for all images"
     most = most_for_epoch(samples, ranks * config.TRAIN.ACCUM_ITER)
-    reason = f"so that an epoch of {samples:,} images has {_UPDATES} updates"
+    reason = f"so that an epoch of {samples:,} images has at least {_UPDATES} updates"
     if samples // (most * ranks * config.TRAIN.ACCUM_ITER) < _UPDATES:
-        reason = f"the smallest for updates of {_FEWEST} images"
+        reason = f"so that an update has at least {_FEWEST} images"
     if config.DATA.SAMPLER == "per_class":
         of_classes = _power_of_two(len(classes) * config.DATA.PER_CLASS // ranks)
         if of_classes < most:
