@@ -27,7 +27,7 @@ from utils import all_gather, free_memory, num_gpus, world_size
 # An epoch keeps this many updates, as long as an update has this many images.
 _UPDATES = 8
 _FEWEST = 8
-# The largest batch of a device. On a CPU a step of more images is no faster per image.
+# The largest batch of a device. On a CPU, ViT-S takes half a minute for a step of 128 images.
 _MOST_ON_GPU = 1024
 _MOST_ON_CPU = 128
 # The share of the free memory that ranks on a CPU may take together. The rest is for what isn't
