@@ -16,7 +16,7 @@ import paddle
 from config import with_values
 from datasets import ImageDataset
 from errors import InputError, OutOfMemory, Unreadable
-from settings.configuration import WITH_VALUES, Configuration, add_note, value_sources
+from settings.configuration import WITH_VALUES, Configuration, add_note, pair, value_sources
 from settings.plain import value_text
 from training.checkpoint import newest_whole, storage
 from training.checkpoint.state import read_state
@@ -158,7 +158,7 @@ def _find(config: Configuration, dataset: ImageDataset, classes: list[str], rank
         if of_data < most:
             most = of_data
             reason = reason_of_data
-        size = largest_that_fits(memory, most, None if on_gpu else limit)
+        size = largest_that_fits(memory, most, None if on_gpu else limit, _first(config))
     if size is None and most > 1 and _allows_one(config):
         # A batch that didn't fit has ended the process, or left its peak there.
         with StepMemory(config, dataset, classes) as memory:
@@ -177,6 +177,18 @@ def _find(config: Configuration, dataset: ImageDataset, classes: list[str], rank
     if size < most:
         reason = f"the largest power of two whose {what} fits in {space}"
     return Found(size, reason)
+
+
+def _first(config: Configuration) -> int:
+    """Returns the smallest power of two with which a batch has two images of the largest size. Some
+    models can't train on one.
+    """
+    data = config.DATA
+    batch = 2
+    if data.MULTI_SCALE and data.SCALE_SCHEDULE == "mixed":
+        height, width = pair(data.IMAGE_SIZE)
+        batch = -(-2 * max(data.MULTI_SCALE) ** 2 // (height * width))
+    return 1 << max(1, (batch - 1).bit_length())
 
 
 def _allows_one(config: Configuration) -> bool:
@@ -231,22 +243,23 @@ def largest_that_fits(
     measure: Callable[[int], int | None],
     most: int,
     limit: int | None,
+    first: int = 2,
     seconds: float = _SECONDS,
 ) -> int | None:
     """Returns the largest power of two up to ``most`` that fits; None: the smallest one doesn't.
 
-    The smallest one is 2, because some models can't train on one image, or 1 if ``most`` is. On a
-    GPU, sizes are tried until memory runs out. On a CPU they are tried until the memory has grown
-    enough to see how much each image adds: it adds the same for every image.
+    On a GPU, sizes are tried until memory runs out. On a CPU they are tried until the memory has
+    grown enough to see how much each image adds: it adds the same for every image.
 
     Args:
         measure: a batch size -> the bytes that it takes, or None if memory runs out.
         most: a power of two.
         limit: the bytes that may be taken; None: whatever doesn't run out fits.
+        first: the smallest size, a power of two, or ``most`` if that is smaller.
         seconds: with a ``limit``, no further sizes are tried after that time.
     """
     until = time.monotonic() + seconds
-    first = min(2, most)
+    first = min(first, most)
     measured: dict[int, int] = {}
     size = first
     while size <= most:

@@ -197,8 +197,14 @@ def _measured(config: Configuration) -> Configuration:
         "REPORT": False,
         "RETRIEVAL": None,
     }
-    if data.MULTI_SCALE:
+    if data.MULTI_SCALE and data.SCALE_SCHEDULE == "mixed":
+        # A batch has fewer images of this size.
         values["DATA__MULTI_SCALE"] = [max(data.MULTI_SCALE)]
+    elif data.MULTI_SCALE:
+        # All images of the last epoch, which is measured, have the last size.
+        values["DATA__MULTI_SCALE"] = sorted(data.MULTI_SCALE)
+        values["DATA__SCALE_SPREAD"] = 0.0
+        values["DATA__SCALE_RANDOM"] = 0.0
     if data.TOKEN_LENGTHS:
         values["DATA__TOKEN_LENGTHS"] = [max(data.TOKEN_LENGTHS)]
     last = config.MODEL.get("PATCH_DROP_END")
@@ -231,6 +237,8 @@ def _training(
     training = prepare(task, model, train, run)
     create_state(training.optimizer)
     samples = training.loader.dataset
+    # In the first epochs of some trainings, parts of the network are frozen or images are smaller.
+    last_epoch = max(0, config.TRAIN.NUM_EPOCHS - 1)
 
     def run_batches(size: int) -> int:
         sized = with_size(config, size)
@@ -246,7 +254,7 @@ def _training(
         measured = dataclasses.replace(training, config=sized, loader=loader)
         # Memory doesn't depend on the loss.
         with contextlib.suppress(_Enough, NotFinite):
-            engine.train_one_epoch(measured, Progress(), after_step)
+            engine.train_one_epoch(measured, Progress(epoch=last_epoch), after_step)
         loader.close()
         return getattr(loader, "room", 0)
 

@@ -1,5 +1,6 @@
 """-batch_size=auto: the largest batch that fits, found once and never changed on resume."""
 
+import itertools
 import os
 import resource
 import signal
@@ -69,6 +70,36 @@ def test_sizes_on_a_gpu_are_tried_until_memory_runs_out():
     assert asked == [2, 4, 8, 16, 32, 64, 128, 256]
     assert largest_that_fits(linear(500, 60), 1024, None) == 1024
     assert largest_that_fits(linear(500, 60, fails_at=2), 1024, None) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ([], 2),
+        (["DATA.MULTI_SCALE", "[128,224]"], 2),
+        (["DATA.MULTI_SCALE", "[224,256]"], 4),
+        (["DATA.MULTI_SCALE", "[224,448]"], 8),
+        (["DATA.MULTI_SCALE", "[56,112]"], 2),
+        (["DATA.MULTI_SCALE", "[224,448]", "DATA.SCALE_SCHEDULE", "progressive"], 2),
+    ],
+)
+def test_the_first_size_has_two_of_the_largest_images(words, first):
+    config = get_config(None, [*AUTO, *words])
+    assert batch_size._first(config) == first
+    asked = []
+    largest_that_fits(linear(1, 1, asked), 16, 99 * MIB, batch_size._first(config))
+    assert asked[0] == first
+
+
+@pytest.mark.parametrize(("schedule", "count"), [("mixed", 2), ("progressive", 8)])
+def test_steps_with_the_largest_images_are_measured(tiny, schedule, count):
+    words = ["DATA.MULTI_SCALE", "[16,8,12]", "DATA.SCALE_SCHEDULE", schedule]
+    config, dataset, _ = get_datasets(get_config(None, [*tiny, *words, "TRAIN.NUM_EPOCHS", "3"]))
+    config = step_memory.with_size(step_memory._measured(config), 8)
+    loader = get_dataloader(config, dataset, "train")
+    loader.batch_sampler.set_epoch(3)
+    shapes = {tuple(batch["pixels"].shape) for batch in itertools.islice(loader, 20)}
+    assert shapes == {(count, 16, 16, 1)}
 
 
 @pytest.mark.parametrize(
