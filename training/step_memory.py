@@ -215,7 +215,7 @@ def _measured(config: Configuration) -> Configuration:
 
 
 def with_size(config: Configuration, size: int) -> Configuration:
-    """Returns the configuration with a batch of ``size``, of two classes at least."""
+    """Returns the configuration with a batch of ``size``, for which few classes suffice."""
     values = {"DATA__BATCH_SIZE": size, "DATA__BATCH_SIZE_EVAL": size}
     if config.DATA.SAMPLER == "per_class":
         values["DATA__PER_CLASS"] = max(2, size // 2)
