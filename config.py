@@ -207,15 +207,17 @@ class Root(Section):
 
 
 class DATA(Section):
-    # Training samples per device and step.
-    BATCH_SIZE: Batch = key(256, OWN_BATCH)
+    # Training samples per device and step. auto: the largest power of two that fits into memory and
+    # leaves an epoch 8 updates. A resumed run keeps its number.
+    BATCH_SIZE: Batch | Literal["auto"] = key(256, OWN_BATCH)
 
     # Training samples per step over all devices; BATCH_SIZE is then computed from it. None:
     # BATCH_SIZE applies.
     GLOBAL_BATCH: Batch | None = key(None, TRAINING)
 
-    # Evaluation samples per device and step.
-    BATCH_SIZE_EVAL: Batch = 64
+    # Evaluation samples per device and step. auto: as many as in training; under EVAL, as many as
+    # fit into memory.
+    BATCH_SIZE_EVAL: Batch | Literal["auto"] = 64
 
     # The folder of the dataset.
     DATA_PATH: FilePath = "/dataset/imagenet/"

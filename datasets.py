@@ -481,13 +481,15 @@ def get_dataloader(
             ``Loader``.
 
     Raises:
-        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or
-            masks can't follow what a key does to the pixels.
+        InputError: the batch size is "auto", there isn't enough memory, DALI isn't installed or
+            can't read the dataset, or masks can't follow what a key does to the pixels.
     """
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
         train = _mode(mode if is_train is None else is_train) == "train"
+        check_batch_size(config, "train" if train else "val")
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
+    check_batch_size(config, mode)
     _check_columns(config, dataset, mode == "train")
     draw = None
     if mode == "train":
@@ -517,6 +519,19 @@ def get_dataloader(
     # The processes of a machine share its memory.
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
     return ProcessLoader(config, dataset, sampler, local_processes, draw)
+
+
+def check_batch_size(config: Configuration, mode: str) -> None:
+    """Raises InputError if the batch size of a mode, "train" or "val", is still "auto".
+
+    The main programs replace it by a number (``training.batch_size``).
+    """
+    key = "BATCH_SIZE" if mode == "train" else "BATCH_SIZE_EVAL"
+    if config.DATA[key] == "auto":
+        raise InputError(
+            f"DATA.{key} is 'auto', which only a training or an evaluation replaces by a number;"
+            f" pass -o DATA.{key} 32"
+        )
 
 
 def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:

@@ -61,6 +61,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     from ops.device import set_device_flags
     from settings.registry import tasks
     from training import engine, parallel
+    from training.batch_size import agree_on_batch_sizes
     from training.equal_ranks import check_network, check_same
     from training.live_report import LiveReport
     from training.optim import freeze
@@ -77,6 +78,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         settings = set_device_flags(config, ranks_here)
         # Calls init_parallel_env, unless this is the only process.
         parallel.init(config)
+        config = agree_on_batch_sizes(config)
         check_same(config, dataset_train, dataset_val)
         run = Run(config, dataset_val.classes)
         processes = counted(ranks, "process", "processes")
@@ -228,8 +230,8 @@ def read_datasets(config, ranks=1):
     """Returns (configuration, training set, validation set).
 
     From here on the configuration is final. It has what pretrained weights say about their model and
-    its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
-    evaluation's classes are those of the weights.
+    its images, the number of the data's classes, each rank's share of DATA.GLOBAL_BATCH, and numbers
+    for batch sizes that are "auto". An evaluation's classes are those of the weights.
     """
     import datasets
     from models.pretrained import with_preprocessing
@@ -241,7 +243,12 @@ def read_datasets(config, ranks=1):
         check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
         classes = classes_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
     config = share_batch(with_preprocessing(config), ranks)
-    return datasets.get_datasets(config, classes)
+    config, dataset_train, dataset_val = datasets.get_datasets(config, classes)
+    if "auto" in (config.DATA.BATCH_SIZE, config.DATA.BATCH_SIZE_EVAL):
+        from training.batch_size import find_batch_sizes
+
+        config = find_batch_sizes(config, dataset_train, dataset_val, ranks)
+    return config, dataset_train, dataset_val
 
 
 def datasets_key(config):

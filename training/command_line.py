@@ -77,7 +77,7 @@ FLAGS = {
     "batch_size": Flag(
         "DATA.BATCH_SIZE",
         int,
-        "training samples per device; with -eval, evaluation samples",
+        "training samples per device, or auto; with -eval, evaluation samples",
     ),
     "batch_size_eval": Flag("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
     "image_size": Flag(

@@ -11,7 +11,7 @@ from paddle import nn
 
 import ops
 from config import default_values, is_users, with_values
-from datasets import ImageDataset, get_dataloader
+from datasets import ImageDataset, check_batch_size, get_dataloader
 from errors import InputError
 from loading.label_spaces import some_of
 from loading.scales import check_scales
@@ -105,6 +105,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     """
     config = task.config
     model: Any = getattr(network, "_layers", network)
+    check_batch_size(config, "train")
     load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
     check_scales(config, model)
