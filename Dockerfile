@@ -4,7 +4,7 @@
 #     docker build -t paddle-vit-serve .
 #     docker run --rm -p 127.0.0.1:8000:8000 -v /path/to/checkpoints/best:/model:ro paddle-vit-serve
 #
-# For a GPU (not run on a GPU), BASE is a Debian or Ubuntu with Python 3.10 to 3.12 and the CUDA and cuDNN of its Paddle:
+# For a GPU (not run on a GPU), BASE is a Debian or Ubuntu with Python 3.10 to 3.13 and the CUDA and cuDNN of its Paddle:
 #
 #     docker build -t paddle-vit-serve --build-arg BASE=... --build-arg PADDLE=paddlepaddle-gpu==2.6.2 .
 #     docker run --gpus all ...

@@ -6,7 +6,7 @@
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install does so in the background,
 #               and test waits for them
 # make lint     ruff, spelling and types; make house: what can be counted of how the code reads
-# make test-paddle26 the smoke tests under Paddle 2.6; make clean: removes both environments
+# make test-smoke    a short tour of every room; make test-paddle26: under Paddle 2.6; make clean: removes both environments
 # make docs     the sites of both languages, in output/site; warnings are errors (tools/package/mkdocs.yml)
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/start/install.md)
 PYTHON ?= python3
@@ -24,8 +24,8 @@ endif
 FOR_2.6 := $(findstring 2.6.,$(PADDLE))
 VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 
-.PHONY: install ops train check house test test-long test-faults fuzz campaign install-paddle26 test-paddle26 lint docs \
-	clean
+.PHONY: install ops train check house test test-long test-smoke test-faults fuzz campaign install-paddle26 \
+	test-paddle26 lint docs clean
 
 # Nobody has to wait for the operators: without them, a training is only slower.
 install: $(VENV)/installed
@@ -36,8 +36,8 @@ ops: $(VENV)/installed
 	-$(RUN) -m ops.build
 
 $(VENV)/installed: pyproject.toml requirements.txt constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
-	  f"error: found Python {v[0]}.{v[1]}, expected 3.10 to 3.12; make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
+	  f"error: found Python {v[0]}.{v[1]}, expected 3.10 to 3.13; make PYTHON=python3.11 ...")'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	cat requirements.txt constraints.txt | sed -e '/^-c /d' $(VERSIONS) > $(VENV)/constraints.txt
 	$(PIP) -e . $(or $(PADDLE),paddlepaddle) $(if $(FOR_2.6),setuptools)
@@ -82,6 +82,11 @@ house: $(VENV)/installed
 test-long: $(VENV)/installed-test ops
 	$(RUN) $(PYTEST) -m long
 
+# A short tour of every room, for other versions of Python and Paddle.
+test-smoke: $(VENV)/installed-test ops
+	$(RUN) $(PYTEST) -m smoke
+	$(RUN) -m pytest $(ALONE) -m smoke
+
 # Every fault that docs/evidence/faults.md reports, injected anew.
 test-faults: $(VENV)/installed-test ops
 	$(RUN) -m pytest -m slow -s
@@ -116,8 +121,7 @@ install-paddle26:
 	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
 
 test-paddle26: install-paddle26
-	.venv-paddle26/bin/python $(PYTEST) -m smoke
-	.venv-paddle26/bin/python -m pytest $(ALONE) -m smoke
+	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 test-smoke
 
 clean:
 	rm -rf .venv .venv-paddle26

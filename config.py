@@ -154,11 +154,14 @@ class Root(Section):
     # Write training metrics to the log and to metrics.jsonl every REPORT_FREQ steps.
     REPORT_FREQ: Every = key(20, TRAINING)
 
+    # Profile so many steps after the first three: each process writes trace_rank<number>.json, and
+    # the log says what takes longest. 0: none.
+    PROFILE: Annotated[int, between(0, 50)] = key(0, TRAINING)
+
     # Evaluate every VALIDATE_FREQ epochs, and after the last epoch.
     VALIDATE_FREQ: Every = key(1, TRAINING)
 
-    # Whether to write report.html at the end of the run, with predictions.csv and confusion.csv of
-    # the last evaluation.
+    # Whether to write report.html after each evaluation, with predictions.csv and confusion.csv.
     REPORT: bool = True
 
     # The random seed of the initial weights, the order of images and their augmentation.
@@ -204,21 +207,34 @@ class Root(Section):
 
 
 class DATA(Section):
-    # Training samples per device and step.
-    BATCH_SIZE: Batch = key(256, OWN_BATCH)
+    # Training samples per device and step. auto: the largest power of two that fits into memory and
+    # leaves an epoch 8 updates. A resumed run keeps its number.
+    BATCH_SIZE: Batch | Literal["auto"] = key(256, OWN_BATCH)
 
     # Training samples per step over all devices; BATCH_SIZE is then computed from it. None:
     # BATCH_SIZE applies.
     GLOBAL_BATCH: Batch | None = key(None, TRAINING)
 
-    # Evaluation samples per device and step.
-    BATCH_SIZE_EVAL: Batch = 64
+    # Evaluation samples per device and step. auto: as many as in training; under EVAL, as many as
+    # fit into memory.
+    BATCH_SIZE_EVAL: Batch | Literal["auto"] = 64
 
     # The folder of the dataset.
     DATA_PATH: FilePath = "/dataset/imagenet/"
 
     # The format in which the dataset is stored.
     DATASET: str = "imagenet2012"
+
+    # The column of a table that holds the images or their paths. auto: it is recognised by its name
+    # or its content.
+    IMAGE_COLUMN: str = "auto"
+
+    # The column of a table that holds the labels, or several columns of 0 and 1, one for each class
+    # (TASK multilabel). auto: it is recognised by its name. None: images have no labels.
+    LABEL_COLUMN: str | Sequence[str] | None = "auto"
+
+    # What separates the labels in a cell of a table (TASK multilabel). None: a cell is one label.
+    LABEL_SEPARATOR: Literal["space", "comma", "semicolon", "bar"] | None = None
 
     # Image size in pixels: one side, or [height, width]. The command line also accepts 224x160.
     IMAGE_SIZE: Side | Sequence[Side] = 224
@@ -327,8 +343,8 @@ class DATA(Section):
         is_("DATA.SCALE_SCHEDULE", "progressive"),
     )
 
-    # DATASET shards: the number of shards that are read at a time and whose samples are mixed.
-    # None: the samples of all shards are mixed.
+    # The number of shards that are read at a time and whose samples are mixed; of Parquet, the number
+    # of row groups. None: the samples of all are mixed.
     SHARD_SHUFFLE: Every | None = key(
         None, TRAINING, SHARDS, is_("DATA.SAMPLER", "shuffle"), is_unset("DATA.CACHE")
     )

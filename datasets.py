@@ -35,11 +35,12 @@ from loading.label_spaces import (
 from loading.layout import nested_classes, one_class, skipped_text
 from loading.pair_loader import PairLoader
 from loading.real_labels import relabel
+from loading.rows import Rows
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
-from loading.sources import Arrays, Drawn, Files, Split
-from loading.subsets import fold_name, note_subset, read_split
+from loading.sources import Arrays, Drawn, Split
+from loading.subsets import Source, fold_name, note_subset, read_split
 from loading.transforms import Mixup
 from loading.workers import Loader, ProcessLoader
 from settings.configuration import Configuration, add_note
@@ -57,6 +58,8 @@ from settings.tasks import (
 # The version of the decoding, part of a cache's name. It is raised where the same files give other
 # pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
+# A note says if more images of a table are unpacked to read one.
+_MOST_IMAGES_PER_READ = 32
 
 
 def get_dataset(
@@ -162,9 +165,7 @@ def _lacks_column(config: Configuration, data: str, column: str) -> str:
     return f"{data} has no {column}, which TASK {config.TASK} needs; {advice}"
 
 
-def _make_dataset(
-    config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn
-) -> ImageDataset:
+def _make_dataset(config: Configuration, mode: str, source: Source) -> ImageDataset:
     """Returns the dataset of what a reader returned. With DATA.CACHE its images are decoded once,
     and then read from the cache.
     """
@@ -182,7 +183,7 @@ def _make_dataset(
             return _cached_dataset(config, mode, sources, source.read)
         case Arrays():
             return ArrayDataset(config, mode, *source.read())
-        case Shards():
+        case Shards() | Rows():
             dataset: EncodedDataset = ShardDataset(config, mode, source)
         case _:
             root, paths, labels, classes, columns = relabel(source, config)
@@ -281,7 +282,8 @@ def get_datasets(
     set_outputs(config, train, val)
     check_pretrained_classes(config, train)
     absent = "" if isinstance(train, SyntheticDataset) else absent_classes(train, val)
-    _add_notes(config, [absent, _nested_note(config, train), _skipped_note(skipped)])
+    notes = [absent, _nested_note(config, train), _skipped_note(skipped), _slow_note(config, train)]
+    _add_notes(config, notes)
     return config, train, val
 
 
@@ -385,6 +387,22 @@ def _nested_note(config: Configuration, train: ImageDataset) -> str:
     return nested_classes(train.labels, train.classes, train.paths)
 
 
+def _slow_note(config: Configuration, train: ImageDataset) -> str:
+    """Returns a note about tables that are slow to read in random order; "" for others."""
+    if not isinstance(train, ShardDataset) or not isinstance(train.shards, Rows):
+        return ""
+    images = train.shards.images_per_read()
+    groups = train.shards.row_groups_at_once()
+    chosen = config.DATA.SHARD_SHUFFLE
+    is_fast = chosen is not None and chosen <= groups
+    if is_fast or images <= _MOST_IMAGES_PER_READ:
+        return ""
+    return (
+        f"to read one image in random order, {images} are unpacked; -o DATA.SHARD_SHUFFLE {groups}"
+        f" reads {groups} row groups at a time, which is faster, and tools/make_shards.py converts the data"
+    )
+
+
 def _skipped_note(skipped: list[str]) -> str:
     """Returns a note about entries that aren't data; "" if there are none."""
     # With DATA.VAL_SPLIT the same folder is read for both sets.
@@ -463,13 +481,15 @@ def get_dataloader(
             ``Loader``.
 
     Raises:
-        InputError: there isn't enough memory, DALI isn't installed or can't read the dataset, or
-            masks can't follow what a key does to the pixels.
+        InputError: the batch size is "auto", there isn't enough memory, DALI isn't installed or
+            can't read the dataset, or masks can't follow what a key does to the pixels.
     """
     paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
     if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
         train = _mode(mode if is_train is None else is_train) == "train"
+        check_batch_size(config, "train" if train else "val")
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
+    check_batch_size(config, mode)
     _check_columns(config, dataset, mode == "train")
     draw = None
     if mode == "train":
@@ -499,6 +519,19 @@ def get_dataloader(
     # The processes of a machine share its memory.
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
     return ProcessLoader(config, dataset, sampler, local_processes, draw)
+
+
+def check_batch_size(config: Configuration, mode: str) -> None:
+    """Raises InputError if the batch size of a mode, "train" or "val", is still "auto".
+
+    The main programs replace it by a number (``training.batch_size``).
+    """
+    key = "BATCH_SIZE" if mode == "train" else "BATCH_SIZE_EVAL"
+    if config.DATA[key] == "auto":
+        raise InputError(
+            f"DATA.{key} is 'auto', which only a training or an evaluation replaces by a number;"
+            f" pass -o DATA.{key} 32"
+        )
 
 
 def _check_columns(config: Configuration, dataset: ImageDataset, train: bool) -> None:

@@ -7,6 +7,7 @@ imported.
 
 import contextlib
 import errno
+import functools
 import io
 import json
 import logging
@@ -114,10 +115,44 @@ def install(extra: str) -> str:
     versions = shipped("constraints.txt")
     if getattr(sys.modules.get("paddle"), "__version__", "").startswith("2.6"):
         versions = re.sub(r"^.*# Paddle 2\.6: ", "", versions, flags=re.M)
-    [listed] = re.findall(rf"^{extra} = \[(.*)\]", shipped("pyproject.toml"), re.M)
-    names = re.findall(r'"([\w-]+)', listed)
-    pins = [pin for name in names for pin in re.findall(rf"^{name}==[\w.]+", versions, re.M)]
+    [listed] = re.findall(rf"^{extra} = \[(.*?)\]$", shipped("pyproject.toml"), re.M | re.S)
+    requirements = filter(_serves_this_python, re.findall(r'"([^"]+)"', listed))
+    names = [re.split(r"[^\w-]", requirement)[0] for requirement in requirements]
+    usable = "\n".join(filter(_serves_this_python, versions.splitlines()))
+    pins = [pin for name in names for pin in re.findall(rf"^{name}==[\w.]+", usable, re.M)]
     return f"pip install {' '.join(pins)}"
+
+
+def _serves_this_python(requirement: str) -> bool:
+    """Returns whether a package is for the running Python, by the marker that may end it."""
+    marker = re.search(r"; python_version (<|>=) '3\.(\d+)'$", requirement)
+    if not marker:
+        return True
+    is_older = sys.version_info[1] < int(marker[2])
+    return is_older == (marker[1] == "<")
+
+
+@functools.cache
+def deprecated(what: str, instead: str, since: str) -> None:
+    """Warns, once in a process, of something that still works in this minor version and the next.
+
+    tests/test_house.py fails in the version after that: the call is removed then, with what it is about.
+
+    Args:
+        what: a key, flag, name or file, with what it was for.
+        instead: what to use or do in its place.
+        since: the minor version whose changelog names it first: "1.0".
+    """
+    major, minor = since.split(".")
+    text = (
+        f"{what} is deprecated since version {since} and will be removed in version {major}.{int(minor) + 2};"
+        f" {instead}"
+    )
+    if __name__ == "errors":
+        print(f"warning: {text}", file=sys.stderr)
+    else:
+        # In another program (tools/package), whose warnings are its own.
+        warnings.warn(text, FutureWarning, stacklevel=3)
 
 
 def _report_import(

@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import counted, reporting, reporting_memory
-from launch import devices, launchers, progress, signals, stall, streams
+from launch import caller, devices, launchers, progress, signals, stall, streams
 from training.command_line import config_from_arguments
 
 
@@ -61,7 +61,9 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     from ops.device import set_device_flags
     from settings.registry import tasks
     from training import engine, parallel
+    from training.batch_size import agree_on_batch_sizes
     from training.equal_ranks import check_network, check_same
+    from training.live_report import LiveReport
     from training.optim import freeze
     from training.run import Run
 
@@ -76,6 +78,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         settings = set_device_flags(config, ranks_here)
         # Calls init_parallel_env, unless this is the only process.
         parallel.init(config)
+        config = agree_on_batch_sizes(config)
         check_same(config, dataset_train, dataset_val)
         run = Run(config, dataset_val.classes)
         processes = counted(ranks, "process", "processes")
@@ -84,28 +87,37 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         run.info(f"{processes} on {', '.join(run.devices)}: {settings}")
         utils.seed_everything(config.SEED)
         task = tasks.choose(config)(config, dataset_val.classes)
-        network = task.build_network()
-        check_network(network)
-        if config.EVAL:
-            engine.evaluate_only(task, network, dataset_val, run)
-        else:
-            # Before the network is wrapped: the wrapper waits for the gradients of what trains.
-            freeze(config, network)
-            network = parallel.wrap_model(config, network)
-            engine.fit(task, network, dataset_train, dataset_val, run)
+        live = None
+        if config.REPORT and not config.EVAL:
+            # Its process is forked from this one, which has no weights yet.
+            live = LiveReport(run, task, dataset_val)
+        with run.logging_end(), live or contextlib.nullcontext():
+            network = task.build_network()
+            check_network(network)
+            if config.EVAL:
+                engine.evaluate_only(task, network, dataset_val, run)
+            else:
+                # Before the network is wrapped: the wrapper waits for the gradients of what trains.
+                freeze(config, network)
+                network = parallel.wrap_model(config, network)
+                engine.fit(task, network, dataset_train, dataset_val, run, live)
         if utils.rank() == 0:
             leave_report(run, dataset_val)
         signals.end_workers()
 
 
 def leave_report(run, dataset_val):
-    """Writes report.html if REPORT is set, and names the run's files. Rank 0 does this last."""
+    """Writes report.html if REPORT is set, and names the run's files. Rank 0 does this last.
+
+    A program that called this run (``launch.caller``) gets its folder.
+    """
     if run.config.REPORT:
         with run.logging_failure("report.html", f"python tools/compare_runs.py {run.directory}"):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
     run.log_files()
+    caller.answer(run.directory)
 
 
 def memory_advice(config, directory):
@@ -218,8 +230,8 @@ def read_datasets(config, ranks=1):
     """Returns (configuration, training set, validation set).
 
     From here on the configuration is final. It has what pretrained weights say about their model and
-    its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
-    evaluation's classes are those of the weights.
+    its images, the number of the data's classes, each rank's share of DATA.GLOBAL_BATCH, and numbers
+    for batch sizes that are "auto". An evaluation's classes are those of the weights.
     """
     import datasets
     from models.pretrained import with_preprocessing
@@ -231,7 +243,12 @@ def read_datasets(config, ranks=1):
         check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
         classes = classes_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
     config = share_batch(with_preprocessing(config), ranks)
-    return datasets.get_datasets(config, classes)
+    config, dataset_train, dataset_val = datasets.get_datasets(config, classes)
+    if "auto" in (config.DATA.BATCH_SIZE, config.DATA.BATCH_SIZE_EVAL):
+        from training.batch_size import find_batch_sizes
+
+        config = find_batch_sizes(config, dataset_train, dataset_val, ranks)
+    return config, dataset_train, dataset_val
 
 
 def datasets_key(config):
@@ -282,6 +299,7 @@ def main():
     """Builds the datasets once and spawns a worker per device. If a launcher started this process,
     it becomes one of the workers instead.
     """
+    caller.end_with_caller()
     config = config_from_arguments("main_multi_gpu.py")
     # Before Paddle's import, which reads the variables that this sets.
     if launchers.is_launched():

@@ -20,6 +20,7 @@
 # JOB_ID          tells runs on one server apart
 here=$(dirname "$(readlink -f "$0")")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
+case $1 in -h|-help|--help|-version|--version) exec python "$here/main_multi_gpu.py" "$1"; esac
 # Waits for the other machines first: Paddle's launcher would hang if the port is taken or the address is wrong. sys.path
 # begins with the current folder, which may have a module with the name of one of Python's. It is replaced by this one.
 nodes="import sys; sys.path[0] = sys.argv.pop(1); import runpy; runpy.run_module('launch.nodes', run_name='__main__')"

@@ -17,6 +17,7 @@
 #SBATCH --output=slurm-%j.out
 here=${SLURM_SUBMIT_DIR:-$(dirname "$0")}  # SLURM runs a copy of this file, elsewhere
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
+case $1 in -h|-help|--help|-version|--version) exec python "$here/main_multi_gpu.py" "$1"; esac
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # which srun doesn't take from sbatch by itself
 # What the ranks of this run have in common and nobody else; srun hands the environment to all of its tasks.
 export PADDLE_VIT_SECRET="${PADDLE_VIT_SECRET:-$(python -I -c 'import secrets; print(secrets.token_hex(32))')}"

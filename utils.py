@@ -107,6 +107,17 @@ def free_memory() -> int:
     return free
 
 
+def process_memory(field: str) -> int:
+    """Returns a figure of this process's memory in bytes, on Linux.
+
+    Args:
+        field: of /proc/self/status: VmRSS, its resident memory; VmHWM, the peak of that; VmData,
+            the address space of its data.
+    """
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.findall(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[0])
+
+
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
     """Makes an allocation in the body fail with a MemoryError if the machine doesn't have that much

@@ -133,6 +133,11 @@ def import_extra(package: str) -> Any:
             return importlib.import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
+        if name in ("onnx", "paddle2onnx") and sys.version_info >= (3, 13):
+            raise InputError(
+                "paddle2onnx, which writes ONNX and OpenVINO, has no release for Python"
+                f" 3.{sys.version_info[1]}; use -format paddle, or Python 3.10 to 3.12"
+            ) from None
         problem = "isn't installed" if error.name == name else f"can't be imported ({error})"
         raise InputError(f"{name} {problem}; {install('export')}") from None
 

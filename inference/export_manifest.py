@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import InputError, Unreadable, printable, reading
+from errors import InputError, Unreadable, deprecated, printable, reading
 from settings.plain import (
     FLAG,
     Form,
@@ -143,6 +143,8 @@ def read_export(folder: str | Path) -> Export:
         text = whole_file(folder / name, _LONGEST)
         content = parsed_json(text)
         if name == EARLIER:
+            what = f"{printable(str(folder))}: an export with {EARLIER}"
+            deprecated(what, "export the model again", since="1.0")
             return _of_earlier(folder, content)
         check_form(content, _FORM, tuple(name for name in _FORM if name != "features"))
         return Export(

@@ -20,9 +20,8 @@ from loading.files import Paths
 from loading.mask_tables import class_colors
 from loading.transforms import Bands
 from settings.configuration import Configuration
+from training.pages.panels import overlay
 
-# How much of a class's colour an overlay has.
-OPACITY = 0.5
 # Pixels of a legend: its width, its line, the square of a colour.
 _LEGEND = 240
 _LINE = 20
@@ -43,12 +42,6 @@ def mask_image(outputs: np.ndarray, classes: int) -> Image.Image:
     image = Image.fromarray(outputs.astype(np.uint8))
     image.putpalette(class_colors(256).tobytes())
     return image
-
-
-def overlay(image: Image.Image, outputs: np.ndarray, opacity: float = OPACITY) -> Image.Image:
-    """Returns an image whose pixels are blended with the colours of their classes."""
-    colors = class_colors(int(outputs.max()) + 1)[outputs]
-    return Image.blend(image.convert("RGB"), Image.fromarray(colors), opacity)
 
 
 def with_legend(picture: Image.Image, found: Areas) -> Image.Image:

@@ -267,6 +267,9 @@ class Out(io.TextIOBase):
             return self.file.write(text.encode(errors="backslashreplace"))
 
     def flush(self) -> None:
+        # Python's finalizer calls it, too, after the file was closed. Python 3.13 reports its errors.
+        if self.file.closed:
+            return
         with writing(self.what):
             self.file.flush()
 

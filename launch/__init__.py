@@ -18,5 +18,6 @@ A run of one process uses the first four entries of this list, which follows the
 - ``store`` closes Paddle's store to all other programs.
 - ``verdict`` decides why a run ends if ranks fail or stall.
 - ``nodes`` is the program of run_train_multi_node.sh: it waits for the other machines.
+- ``caller`` runs a program for another Python program, such as a notebook.
 - ``side_by_side`` runs whole commands, each on its own devices.
 """

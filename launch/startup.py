@@ -61,7 +61,9 @@ def end_at_once(number: int, _: object) -> None:
         if os.isatty(2):
             # The terminal has shown ^C at the beginning of this line.
             line = f"\n{line}"
-        os.write(2, line.encode())
+        # Whoever would read it may have gone.
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
     os._exit(128 + number)
 
 

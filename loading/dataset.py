@@ -20,6 +20,7 @@ from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Labels, MappedImages
 from loading.files import Paths, contents
 from loading.label_sets import LabelSets, labels_or_unknown
+from loading.rows import Rows
 from loading.shards import Shards
 from loading.sources import Masks, checked_columns
 from loading.transforms import (
@@ -542,13 +543,14 @@ class FileDataset(EncodedDataset):
 
 
 class ShardDataset(EncodedDataset):
-    """Images in tar shards, in the order of their members' names.
+    """Images in tar shards, in the order of their members' names; or in the rows of tables, in
+    their order.
 
     ``tools/make_shards.py`` names the members in the order of the dataset that it packs. So a run
     on the shards computes the same bits as a run on the files.
     """
 
-    def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
+    def __init__(self, config: Configuration, mode: str, shards: Shards | Rows) -> None:
         labels = labels_or_unknown(shards.labels, len(shards.names))
         super().__init__(config, mode, labels, shards.classes)
         self.shards = shards

@@ -4,6 +4,7 @@ Only regular files are read, and no more of them than the caller allows.
 """
 
 import codecs
+import functools
 import io
 import itertools
 import math
@@ -12,7 +13,7 @@ import re
 import unicodedata
 import zipfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from errors import Allowance, Unreadable, open_file, printable
 _LARGEST_HEADER = 1 << 16
 # Bytes of a line of text. A table's header of 30,000 classes has fewer.
 LONGEST_LINE = 1 << 19
+# Files that a process holds open. The usual limit is 1,024.
+_OPEN = 256
 # Bytes of a text that are read at a time. A line of one byte takes fifty in memory.
 _BLOCK = 1 << 16
 # The compressions that NumPy writes.
@@ -36,6 +39,24 @@ def contents(path: str | Path, most: int) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise Unreadable(f"it has {size} bytes, at most {most} are allowed")
         return file.read(most + 1)[:most]
+
+
+class _Opened:
+    """A file descriptor, which is closed once it is neither in use nor one of those used last."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    # An argument, because at Python's end the module may be gone before.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)
+
+
+@functools.lru_cache(_OPEN)
+def opened_descriptor(file: str) -> _Opened:
+    """Opens a file that is read at many places; it stays open as long as few others are opened."""
+    # O_NONBLOCK, because to open a pipe would block.
+    return _Opened(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")

@@ -121,12 +121,15 @@ def _listed(kind: str, names: Sequence[str]) -> str:
     return f"the {kind}{plural} {shown}{more}"
 
 
-def check_data_path(path: str, default: str, unpacked: bool) -> None:
+def check_data_path(
+    path: str, default: str, unpacked: bool, suffixes: tuple[str, ...] = ()
+) -> None:
     """Raises InputError where -data_path isn't a folder with data. The message says what it is.
 
     Args:
         default: the default of DATA.DATA_PATH.
         unpacked: whether the dataset is read from files, and not from archives.
+        suffixes: of files that it may be, besides a folder.
     """
     given = f"-data_path is {printable(path)}"
     if not os.path.exists(path):
@@ -140,6 +143,8 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
                 " doesn't exist)"
             )
         raise InputError(f"{given}, but there is no such folder{_nearest_folder(path)}")
+    if os.path.isfile(path) and suffixes and path.lower().endswith(suffixes):
+        return
     if not os.path.isdir(path):
         if path.lower().endswith(_ARCHIVES):
             raise InputError(f"{given}, an archive; unpack it, and give the folder")

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from config import default_values
 from errors import InputError, open_file, reading
+from loading import parquet, saved_datasets
+from loading.csv_tables import count_rows, table_layout
 from loading.layout import (
     IMAGE_SUFFIXES,
     check_data_path,
@@ -19,8 +21,8 @@ from loading.layout import (
 from loading.lists import numbered_lines
 from loading.mask_folders import has_masks, training_images
 
-# Published datasets: their name, and entries of the folder that no other format has. A pattern
-# stands for any entry that matches it.
+# Published datasets, and what programs save: the format's name, and entries of the folder that no
+# other format has. A pattern stands for any entry that matches it.
 _PUBLISHED = (
     ("cityscapes", "leftImg8bit gtFine"),
     ("pascal_context", "JPEGImages SegmentationClassContext"),
@@ -28,11 +30,18 @@ _PUBLISHED = (
     ("ade20k", "images/training/ADE_* annotations/training"),
     ("vaihingen", "images/training annotations/training/*_noBoundary.png"),
     ("trans10k", "train/masks_12"),
+    ("voc_multilabel", "Annotations ImageSets/Main/train.txt"),
+    ("coco_multilabel", "annotations/instances_*.json"),
+    ("hf_dataset", "state.json"),
+    ("hf_dataset", "*/state.json"),
     ("cifar10", "cifar-10-python.tar.gz"),
     ("cifar10", "cifar-10-batches-py"),
     ("cifar100", "cifar-100-python.tar.gz"),
     ("cifar100", "cifar-100-python"),
 )
+# Files that may be a dataset by themselves, and where tables of Parquet are in a folder.
+_TABLES = (".csv", ".tsv", ".parquet")
+_PARQUET = ("*.parquet", "data/*.parquet", "default/*.parquet", "*/*.parquet")
 # The files of MNIST, and the formats that have them.
 _MNIST = "train-images*-ubyte*"
 _MNIST_FORMATS = ("mnist", "fashion_mnist")
@@ -54,7 +63,7 @@ class Layout(NamedTuple):
 
     Attributes:
         dataset: the name of the format, for DATA.DATASET.
-        path: the folder that has this format: the given one, or the only folder in it.
+        path: the folder or the table that has this format: the given one, or the only folder in it.
         reason: what it was recognised by, in words.
     """
 
@@ -64,7 +73,7 @@ class Layout(NamedTuple):
 
 
 def recognise(path: str) -> Layout:
-    """Returns the format of the dataset in a folder.
+    """Returns the format of the dataset in a folder, or of a table.
 
     Published datasets come first, then lists and tables, then folders. Images within these are not
     opened.
@@ -73,8 +82,11 @@ def recognise(path: str) -> Layout:
         InputError: there is no such folder, or its entries are of no format or of several.
     """
     default = default_values()["DATA.DATA_PATH"]
-    check_data_path(path, default, unpacked=False)
+    check_data_path(path, default, unpacked=False, suffixes=_TABLES)
     root = Path(path)
+    if root.is_file():
+        dataset = "parquet" if path.lower().endswith(".parquet") else "csv"
+        return Layout(dataset, path, "it is a table")
     for _ in range(_DEEPEST):
         if found := _published(root) or _listed(root) or _shards(root) or _in_folders(root):
             dataset, reason = found
@@ -111,9 +123,13 @@ def _listed(root: Path) -> tuple[str, str] | None:
         if file.is_file():
             dataset, lines = _list_format(file)
             return dataset, f"{file.name} has {lines}"
-        table = root / f"{mode}.csv"
-        if table.is_file():
-            return "multilabel_csv", f"it contains {table.name}"
+    for pattern in _PARQUET:
+        if any(root.glob(pattern)):
+            return "parquet", f"it contains {pattern}"
+    if table := table_layout(root):
+        if table.is_multilabel:
+            return "multilabel_csv", f"{table.file.name} has 0 or 1 for each class"
+        return "csv", f"it contains the table {table.file.name}"
     return None
 
 
@@ -218,11 +234,17 @@ def count_training_images(layout: Layout, most: int) -> int:
     Images whose number isn't known without reading them, such as those of shards, count as ``most``.
     """
     root = Path(layout.path)
-    for name in ("train_list.txt", "train.csv"):
-        if (root / name).is_file():
-            with reading(root / name, "a list"), open_file(root / name) as opened:
-                header = 1 if name.endswith(".csv") else 0
-                return _count(numbered_lines(opened), most + header) - header
+    if layout.dataset == "parquet":
+        return min(parquet.count_training_rows(root), most)
+    if layout.dataset == "hf_dataset":
+        count = saved_datasets.count_training_rows(root)
+        return most if count is None else min(count, most)
+    if layout.dataset in ("csv", "multilabel_csv") and (table := table_layout(root)):
+        return min(count_rows(table.file), most)
+    file = root / "train_list.txt"
+    if file.is_file():
+        with reading(file, "a list"), open_file(file) as opened:
+            return _count(numbered_lines(opened), most)
     if layout.dataset == "masks":
         return _count(_images(training_images(root)), most)
     if layout.dataset in ("folder", "images"):

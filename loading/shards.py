@@ -30,7 +30,7 @@ import numpy as np
 
 from errors import Allowance, InputError, RunError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE
-from loading.files import TarBytes, npz
+from loading.files import TarBytes, npz, opened_descriptor
 from loading.label_sets import LabelSets, take_labels
 from loading.layout import IMAGE_SUFFIXES, is_leftover
 from loading.mask_tables import index_table
@@ -51,8 +51,6 @@ _WITH_NUMBERS = 20
 _WITH_CLASSES = 40
 # Bytes of tar's header, which stands before a member's content.
 _HEADER = 512
-# Shards that a process holds open. The usual limit is 1,024 files.
-_OPEN = 256
 # Bytes of a .cls, and of a .labels.
 _LONGEST_LABEL = 64
 _LONGEST_LABELS = 1 << 16
@@ -187,7 +185,7 @@ class Shards:
         if length > _HEADER + most:
             raise Unreadable(f"it has {length - _HEADER} bytes, at most {most} are allowed")
         # pread, and not seek and read, because forked workers share a descriptor's position.
-        shard = _open_shard(self.files[self.shard[index]])
+        shard = opened_descriptor(self.files[self.shard[index]])
         data = os.pread(shard.descriptor, length, int(offsets[index]) - _HEADER)
         if len(data) == length and zlib.crc32(data[:_HEADER]) == headers[index]:
             return data[_HEADER:]
@@ -205,22 +203,6 @@ def _labels(index: Arrays) -> np.ndarray | LabelSets | None:
     if "counts" not in index:
         return index.get("labels")
     return LabelSets(index["labels"], np.concatenate([[0], np.cumsum(index["counts"])]))
-
-
-class _Opened:
-    """A file descriptor, which is closed once it is neither in use nor one of those used last."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)
-
-
-@functools.lru_cache(_OPEN)
-def _open_shard(file: str) -> _Opened:
-    # O_NONBLOCK, because to open a pipe would block.
-    return _Opened(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 @datasets.register(
@@ -241,7 +223,7 @@ def shards(split: Split, *, data_path: str) -> Shards:
             without an index, a shard is damaged.
     """
     # A name may be that of another file by now.
-    _open_shard.cache_clear()
+    opened_descriptor.cache_clear()
     root = Path(data_path)
     mode = split.mode
     files = _shard_files(root, mode)

@@ -15,13 +15,14 @@ from errors import InputError
 from loading.folds import folds
 from loading.label_sets import LabelSets
 from loading.layout import check_data_path, validation_files
+from loading.rows import Rows
 from loading.shards import Shards
 from loading.sources import Arrays, Decoded, Drawn, Files, Split, checked_columns
 from loading.splits import groups_of, validation
 from settings.configuration import Configuration, add_note, leaves
 from settings.registry import datasets
 
-Source = Files | Shards | Arrays | Drawn
+Source = Files | Shards | Rows | Arrays | Drawn
 
 
 def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
@@ -41,7 +42,10 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
     component = datasets.components[data.DATASET]
     if "data_path" in component.keys:
         check_data_path(
-            data.DATA_PATH, default_values()["DATA.DATA_PATH"], component.returns == "Files"
+            data.DATA_PATH,
+            default_values()["DATA.DATA_PATH"],
+            component.returns == "Files",
+            tuple(component.given.get("files", "").split()),
         )
     if data.FOLDS is None and data.VAL_SPLIT is None:
         return _checked(reader(split))
@@ -53,7 +57,7 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
         case Arrays():
             # The images are decoded when they are needed, so the subset is taken then, too.
             return source._replace(read=lambda: _subset_of_arrays(data, mode, *source.read()))
-        case Shards():
+        case Shards() | Rows():
             names = [os.fsdecode(name) for name in source.names]
             return source.at_places(_places(data, mode, names, source.labels, source.classes))
         case Files():

@@ -196,9 +196,7 @@ class _Workers:
         self.connections = []
         # A spawned process would import Paddle again.
         context = multiprocessing.get_context("fork")
-        # The workers inherit the limit of one thread. To set it in a worker would start OpenBLAS's
-        # threads there, and wait for those of OpenCV.
-        with threadpool_limits(1), _one_thread_of_opencv():
+        with one_thread():
             for begun in self.begun:
                 connection, workers_end = context.Pipe()
                 arguments = (dataset, self.slots, size, workers_end, begun)
@@ -274,16 +272,19 @@ class _Workers:
 
 
 @contextlib.contextmanager
-def _one_thread_of_opencv() -> Iterator[None]:
-    """Limits OpenCV to one thread within a ``with`` statement.
+def one_thread() -> Iterator[None]:
+    """Limits libraries to one thread within a ``with`` statement, in which processes are forked.
 
-    Paddle imports OpenCV where it is installed, and threadpoolctl doesn't know it.
+    The forks inherit the limit. To set it in a fork would start OpenBLAS's threads there, and wait
+    for those of OpenCV. Paddle imports OpenCV where it is installed, and threadpoolctl doesn't know
+    it.
     """
     opencv = sys.modules.get("cv2")
     threads = opencv and opencv.getNumThreads()
     if opencv:
         opencv.setNumThreads(1)
-    yield
+    with threadpool_limits(1):
+        yield
     if opencv:
         opencv.setNumThreads(threads)
 

@@ -434,7 +434,9 @@ def _of_mixing(config: Configuration) -> Iterator[Conflict]:
             f"{', '.join(takers[:-1])} or {takers[-1]}: mixup and CutMix yield "
             "distributions, not labels",
         )
-    if not config.EVAL and config.DATA.BATCH_SIZE % 2:
+    size = config.DATA.BATCH_SIZE
+    # "auto" is even.
+    if not config.EVAL and size != "auto" and size % 2:
         yield "DATA.BATCH_SIZE", "an even number: mixup and CutMix pair the images of a batch"
 
 

@@ -37,10 +37,10 @@ def _stored_as(*returns: str) -> Need:
     return need
 
 
-FILES = _stored_as("Files", "Shards")
+FILES = _stored_as("Files", "Shards", "Rows")
 PLAIN_FILES = _stored_as("Files")
-SHARDS = _stored_as("Shards")
-STORED = _stored_as("Files", "Shards", "Arrays")
+SHARDS = _stored_as("Shards", "Rows")
+STORED = _stored_as("Files", "Shards", "Rows", "Arrays")
 
 
 def all_needs(keys: Mapping[str, Key]) -> dict[str, tuple[Need, ...]]:

@@ -3,13 +3,18 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from errors import Allowance, Unreadable, open_file, printable
 
 # The longest number, in characters. Converting thousands of digits takes time.
 LONGEST_NUMBER = 40
+# Characters of an entry of ``json_entries``: of nearly all, and of the longest.
+_ENTRY = 1 << 12
+LONGEST_ENTRY = 1 << 20
+_SPACES = re.compile(r"\s*")
 
 
 class Rule(NamedTuple):
@@ -62,6 +67,67 @@ def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = 
         parse_float=_real if finite else float,
         parse_constant=_constant if finite else float,
     )
+
+
+def json_entries(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (name, entry) for the entries of each list of objects at the top of a JSON text.
+
+    Only one entry is in memory at a time. Other values are left out.
+
+    Raises:
+        Unreadable: it is something else, or an entry has more than LONGEST_ENTRY characters.
+        ValueError, RecursionError: an entry isn't JSON, or nested too deep.
+    """
+    place = _past(text, 0, "{")
+    while True:
+        name, place = json_value(text, place)
+        place = _past(text, place, ":")
+        if text[place : place + 1] != "[":
+            _, place = json_value(text, place)
+        else:
+            place = _past(text, place, "[")
+            while text[place : place + 1] != "]":
+                entry, place = json_value(text, place)
+                if type(entry) is not dict:
+                    raise Unreadable("its lists have entries that aren't objects")
+                yield str(name), entry
+                if text[place : place + 1] != "]":
+                    place = _past(text, place, ",")
+            place = _past(text, place, "]")
+        if text[place : place + 1] == "}":
+            return
+        place = _past(text, place, ",")
+
+
+def json_value(text: str, place: int) -> tuple[Any, int]:
+    """Returns (the value at a place of a JSON text, the place behind it and behind spaces).
+
+    Raises: as of ``json_entries``.
+    """
+    for most in (_ENTRY, LONGEST_ENTRY):
+        try:
+            value, end = _DECODER.raw_decode(text[place : place + most])
+            return value, _behind_spaces(text, place + end)
+        except json.JSONDecodeError as error:
+            if place + most >= len(text):
+                raise Unreadable(f"it isn't JSON ({error.msg} at {place + error.pos})") from None
+    raise Unreadable(f"it isn't JSON, or has an entry of more than {LONGEST_ENTRY} characters")
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _past(text: str, place: int, expected: str) -> int:
+    """Returns the place behind a character that has to be there, and behind spaces."""
+    place = _behind_spaces(text, place)
+    if text[place : place + 1] != expected:
+        raise Unreadable(f"it isn't JSON (expected '{expected}' at {place})")
+    return _behind_spaces(text, place + 1)
+
+
+def _behind_spaces(text: str, place: int) -> int:
+    match: Any = _SPACES.match(text, place)
+    return match.end()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -156,7 +156,10 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
             ["TRAIN.BASELR", "1"],
             "command line: unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR?",
         ),
-        (["DATA.BATCH_SIZE", "1.5"], "command line: DATA.BATCH_SIZE takes int, found 1.5 (float)"),
+        (
+            ["DATA.BATCH_SIZE", "1.5"],
+            "command line: DATA.BATCH_SIZE takes int or auto, found 1.5 (float)",
+        ),
         (["AMP", "1"], "command line: AMP takes bool, found 1 (int)"),
         (["TRAIN.BASE_LR", "fast"], "command line: TRAIN.BASE_LR takes float, found 'fast' (str)"),
         (

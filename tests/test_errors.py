@@ -200,6 +200,19 @@ def test_a_best_checkpoint_outside_of_the_run_is_refused(tmp_path):
     assert "hunter2" not in str(found.value)
 
 
+def test_what_is_deprecated_is_said_once_with_its_end_and_its_replacement(capsys, monkeypatch):
+    line = "-old is deprecated since version 1.8 and will be removed in version 1.10; use -new"
+    for _ in range(2):
+        errors.deprecated("-old", "use -new", since="1.8")
+    assert capsys.readouterr() == ("", f"warning: {line}\n")
+    # as a part of the package, within another program
+    monkeypatch.setattr(errors, "__name__", "paddle_vit_toolkit.errors")
+    errors.deprecated.cache_clear()
+    with pytest.warns(FutureWarning) as caught:
+        errors.deprecated("-old", "use -new", since="1.8")
+    assert [str(warning.message) for warning in caught] == [line]
+
+
 def test_a_noun_is_in_the_singular_for_one_alone():
     assert [errors.counted(count, "image") for count in (0, 1, 2)] == [
         "0 images",

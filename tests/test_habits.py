@@ -7,6 +7,8 @@ import yaml
 from conftest import ROOT
 from support import links
 
+from settings.parser import __version__
+
 KINDS = (".github/**/*.yml", ".pre-commit-config.yaml", "compose.yaml")
 YAML = sorted(file for kind in KINDS for file in ROOT.glob(kind))
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -27,9 +29,12 @@ def test_the_workflow_calls_targets_of_the_makefile():
     [command] = [step["run"] for step in job["steps"] if "run" in step]
     assert command == "make ${{ matrix.target }} PYTHON=python${{ matrix.python }}"
     called = {*matrix["target"], *(row["target"] for row in matrix["include"])}
-    assert called == set(re.findall(r"^make ([\w-]+)$", (ROOT / ".ci" / "run").read_text(), re.M))
+    here = set(re.findall(r"^make ([\w-]+)$", (ROOT / ".ci" / "run").read_text(), re.M))
+    # Another Python than that of .ci/run.
+    assert called == here | {"test-smoke"}
+    assert {"python": "3.13", "target": "test-smoke"} in matrix["include"]
     assert called <= TARGETS
-    assert re.search(r"3, 10\) <= v <= \(3, 12", (ROOT / "Makefile").read_text())
+    assert re.search(r"3, 10\) <= v <= \(3, 13", (ROOT / "Makefile").read_text())
     assert matrix["python"] == ["3.10", "3.11", "3.12"]
 
 
@@ -53,7 +58,12 @@ def test_the_citation_is_of_this_version():
     # what the format asks for
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["title"].startswith(f"{project['name']}: ")
-    assert str(citation["version"]) == project["version"]
+    assert citation["version"] == project["version"] == __version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+    # The changelog's newest section with a version is this one's, of the same day.
+    page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[\d.*", page, re.M)[0]
+    assert newest == f"## [{__version__}] - {citation['date-released']}"
     assert citation["license"] == project["license"]
     assert citation["authors"] == project["authors"]
 

@@ -331,6 +331,9 @@ NOT_TRIED = {
     "of masks: tests/loading/test_eval_size.py": ["DATA.EVAL_SIZE"],
     "of NaFlexViT: tests/loading/test_naflex.py": ["DATA.NUM_TOKENS", "DATA.TOKEN_LENGTHS"],
     "a head's: tests/models/test_heads_<head>.py": [key for key in DEFAULTS if key.startswith("HEAD.")],
+    "a table's columns: tests/loading/test_csv_tables.py": [
+        "DATA.IMAGE_COLUMN", "DATA.LABEL_COLUMN", "DATA.LABEL_SEPARATOR", "DATA.SPLIT_COLUMN",
+    ],
     "where data come from or what they cost, not what they are": [
         "DATA.CACHE", "DATA.LOADER", "DATA.SHUFFLE_MODE", "DATA.SHARD_SHUFFLE", "DATA.DROP_LAST",
         "DATA.BATCH_SIZE_EVAL", "DATA.GLOBAL_BATCH",
@@ -339,7 +342,7 @@ NOT_TRIED = {
         "MODEL.RESUME", "TRAIN.LAST_EPOCH", "TRAIN.MAX_MINUTES", "TRAIN.EARLY_STOP", "TRAIN.EARLY_STOP_MIN",
         "TRAIN.ACCUM_ITER", "TRAIN.LR_SCALED", "TRAIN.RECIPE_BATCH", "TRAIN.SYNC_BN", "SAVE", "OUTPUT", "TRACKERS",
         "TAG", "SAVE_FREQ", "SAVE_STEPS", "SAVE_MINUTES", "KEEP_LAST", "BEST_METRIC", "SAVE_ON_ERROR", "REPORT_FREQ",
-        "PROBE.FREQ", "PROBE.K", "PROBE.IMAGES",
+        "PROBE.FREQ", "PROBE.K", "PROBE.IMAGES", "PROFILE",
         "VALIDATE_FREQ", "REPORT", "EVAL", "EVAL_ENGINE", "AMP", "AMP_EVAL",
     ],
     "speed and processes, which change no result on one CPU": [

@@ -18,6 +18,7 @@ from conftest import ROOT, TINY, write_images
 from PIL import Image
 from support.programs import assert_none_left, ranks_of, start, wait_for_first_step
 
+from settings.parser import __version__
 from utils import num_cores
 
 SHORT = ["-cfg=vit_digits", "-ngpus=2", "-o", "TRAIN.NUM_EPOCHS", "30", "VALIDATE_FREQ", "30"]
@@ -343,3 +344,13 @@ def test_a_script_is_found_through_a_link(tmp_path, script):
     command = ["sh", "link.sh", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("run_*.sh")))
+def test_every_script_prints_the_version(tmp_path, script):
+    """Those for several machines, too: without a launcher, SLURM or another machine."""
+    for flag in ("--version", "-version"):
+        command = ["sh", str(ROOT / script), flag]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        found = (done.returncode, done.stdout, done.stderr)
+        assert found == (0, f"paddle-vit-toolkit {__version__}\n", "")

@@ -1,5 +1,6 @@
 """The pages of docs/reference that name what the code has: flags, tools, files, Python and YAML."""
 
+import os
 import re
 
 import pytest
@@ -56,9 +57,25 @@ def desk(tmp_path_factory):
     return desk
 
 
+@pytest.mark.long
+def test_the_pages_training_and_evaluation_run(desk):
+    smaller = (
+        "batch_size=4, image_size=32, ngpus=1, DATA__NUM_WORKERS=0, MODEL__EMBED_DIM=32, MODEL__DEPTH=1,"
+        " MODEL__NUM_HEADS=2, REPORT=False, TRAIN__WARMUP_EPOCHS=0, TRAIN__NUM_EPOCHS=1"
+    )
+    code = snippets("docs/reference/python.md", "python")[0]
+    code = code.replace("/data/flowers", "data/flowers").replace("TRAIN__NUM_EPOCHS=10", smaller)
+    *log, run, evaluated = desk.python(code).splitlines()
+    folder, accuracy, weights = run.split()[:3]
+    assert f"run: {os.path.relpath(folder, desk.folder)}" in log[-2]
+    assert weights == f"{folder}/checkpoints/best"
+    assert "{'split': 'val', " in run
+    assert float(evaluated) == float(accuracy)
+
+
 def test_the_python_of_the_pages_runs(desk):
     codes = snippets("docs/reference/python.md", "python")
-    predict, build, read, hub = (
+    _, predict, build, read, hub = (
         code.replace("/data/flowers", "data/flowers")
         .replace("photo.jpg", "data/flowers/val/china_top/1.jpg")
         .replace("/path/to/toolkit", str(ROOT))

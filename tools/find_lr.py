@@ -97,19 +97,20 @@ def main() -> None:
     import utils
     from datasets import get_datasets
     from ops.device import set_device_flags
+    from training.batch_size import find_batch_sizes
     from training.optim.schedule import rate_scale
     from training.rate_range import range_test, write
     from training.setup import share_batch
 
     # The run would have this many processes. This one accumulates the batches of all of them.
     ranks = utils.num_processes(config.NGPUS)
-    config = share_batch(config, ranks)
+    set_device_flags(config, 1)
+    config, train, val = get_datasets(share_batch(config, ranks))
+    assert train is not None
+    config = find_batch_sizes(config, train, val, ranks)
     config = with_values(
         config, f"{ranks} processes' batch", TRAIN__ACCUM_ITER=config.TRAIN.ACCUM_ITER * ranks
     )
-    set_device_flags(config, 1)
-    config, train, _ = get_datasets(config)
-    assert train is not None
     test = range_test(config, train, arguments.updates, arguments.low, arguments.high)
     write(test, table, picture)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER

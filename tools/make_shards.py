@@ -1,13 +1,14 @@
-"""Packs a dataset of image files into tar shards, in WebDataset's layout, for DATASET shards.
+"""Packs a dataset of image files, or of tables of images, into tar shards, in WebDataset's layout,
+for DATASET shards.
 
     python tools/make_shards.py -dataset folder -data_path IN -output OUT [--resize 256] [--workers 8]
     cd OUT && sha256sum -c SHA256SUMS
 
 OUT contains <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample
-i - 1) and SHA256SUMS. It is complete or isn't created at all. Training images are packed in a random order, so each
-shard is a mixture of classes. The index keeps the dataset's own order. So a run on the shards has
-the same bits as a run on the files, unless they were resized. The same files and options make the
-same bytes, with any number of workers.
+i - 1) and SHA256SUMS. It is complete or isn't created at all. Training images are packed in a random
+order, so each shard is a mixture of classes; rows of tables keep their order. The index keeps the
+dataset's own order. So a run on the shards has the same bits as a run on the files, unless they were
+resized. The same files and options make the same bytes, with any number of workers.
 """
 
 import argparse
@@ -58,12 +59,24 @@ _ADVICE = "; repair or remove it"
 _HEAD = 1 << 17
 
 
+# The suffixes of images that have no names.
+_SUFFIXES = {
+    "JPEG": ".jpg",
+    "PNG": ".png",
+    "WEBP": ".webp",
+    "BMP": ".bmp",
+    "GIF": ".gif",
+    "TIFF": ".tif",
+}
+
+
 def encode(
-    path: str, resize: int | None, quality: int, most: int, channels: int | None = None
+    path: Any, resize: int | None, quality: int, most: int, channels: int | None = None
 ) -> tuple[bytes, str]:
     """Returns the bytes to pack for an image, and the suffix of their format.
 
     Args:
+        path: of the image; or a row of a table (``loading.rows.RowImage``).
         resize: pixels of the short side, to which a larger image is reduced (antialiased bicubic).
             A JPEG stays a JPEG, others become PNG, grey or RGB. Of EXIF only the orientation is
             kept. With None, or if the image is no larger, the file is packed as it is.
@@ -75,15 +88,16 @@ def encode(
     Raises:
         InputError: the file can't be read as an image.
     """
-    from loading.files import contents
     from loading.transforms import convert, largest_file, opened_image
 
-    with reading(path, "an image", _ADVICE):
-        data = contents(path, largest_file(most))
-        suffix = os.path.splitext(path)[1].lower().replace(".jpeg", ".jpg")
+    with reading(_name(path), "an image", _ADVICE):
+        data = _data(path, largest_file(most))
+        suffix = os.path.splitext(_name(path))[1].lower().replace(".jpeg", ".jpg")
         if channels:
             return data, suffix
         image, _ = opened_image(data, most)
+        if not isinstance(path, str):
+            suffix = _SUFFIXES.get(image.format or "", suffix)
         size = reduced(image.size, resize)
         if size == image.size:
             return data, suffix
@@ -91,6 +105,18 @@ def encode(
         pixels = convert(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
         pixels = pixels.resize(size, Image.Resampling.BICUBIC)
     return saved(pixels, kind, data, quality=quality), {"JPEG": ".jpg", "PNG": ".png"}[kind]
+
+
+def _name(image: Any) -> str:
+    """Returns the name of an image, which is its path or a row of a table."""
+    return image if isinstance(image, str) else image.name
+
+
+def _data(image: Any, most: int) -> bytes:
+    """Returns the bytes of the file of an image, which is a path or a row of a table."""
+    from loading.files import contents
+
+    return contents(image, most) if isinstance(image, str) else image.read(most)
 
 
 def encode_mask(path: str, kind: Any, resize: int | None, most: int) -> bytes:
@@ -188,28 +214,34 @@ def write_shard(
     return sha256.hexdigest(), scan_shard(file)
 
 
-def inspect(path: str, most: int, channels: int | None = None) -> int:
+def inspect(path: Any, most: int, channels: int | None = None) -> int:
     """Returns the size of an image's file in bytes.
 
     The image is checked by its header; with ``channels``, the whole file is read.
 
+    Args:
+        path, most, channels: as of ``encode``.
+
     Raises:
         InputError: the image can't be read or packed.
     """
-    from loading.files import contents
     from loading.layout import IMAGE_SUFFIXES
-    from loading.transforms import bands_of, largest_file, opened_image, scaling_problem
+    from loading.transforms import bands_of, largest_file, opened_image
 
-    with reading(path, "an image", _ADVICE):
-        if not path.lower().endswith(IMAGE_SUFFIXES):
+    with reading(_name(path), "an image", _ADVICE):
+        is_row = not isinstance(path, str)
+        if not is_row and not path.lower().endswith(IMAGE_SUFFIXES):
             raise Unreadable(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
         if channels:
-            data = contents(path, largest_file(most))
+            data = _data(path, largest_file(most))
             try:
-                bands_of(data, channels, path, most)
+                bands_of(data, channels, _name(path), most)
             except RunError as error:
                 raise InputError(str(error)) from None
             return len(data)
+        if is_row:
+            data = _data(path, largest_file(most))
+            return _checked(path.name, opened_image(data, most)[0], len(data))
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             data = file.read(_HEAD)
@@ -220,8 +252,15 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
             except Exception:
                 # The header is longer, or elsewhere in the file.
                 image, _ = opened_image(data + file.read(largest_file(most)), most)
+    return _checked(path, image, size)
+
+
+def _checked(name: str, image: Image.Image, size: int) -> int:
+    """Returns ``size``; raises InputError where a run couldn't resize the image."""
+    from loading.transforms import scaling_problem
+
     if reason := scaling_problem(image):
-        raise InputError(f"{path}: {reason}")
+        raise InputError(f"{name}: {reason}")
     return size
 
 
@@ -247,20 +286,29 @@ def pack(
     SHA256SUMS.
 
     Args:
-        files: the images (``loading.sources.Files``).
+        files: the images (``loading.sources.Files`` or ``loading.rows.Rows``).
     """
     from loading.label_sets import LabelSets
+    from loading.rows import Rows
     from loading.shards import make_index, write_index
     from loading.sources import Masks
 
     channels = options.channels
     labels = files.labels
-    masks = {name: column for name, column in files.columns.items() if isinstance(column, Masks)}
-    full = [os.path.join(files.root, path) for path in files.paths]
+    if isinstance(files, Rows):
+        names = files.names.tolist()
+        columns = files.columns()
+        full: list[Any] = [files.image(index) for index in range(len(files))]
+    else:
+        names = list(map(os.fsencode, files.paths))
+        columns = files.columns
+        full = [os.path.join(files.root, path) for path in files.paths]
+    masks = {name: column for name, column in columns.items() if isinstance(column, Masks)}
     check = functools.partial(inspect, most=most, channels=channels)
     sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
     order = np.arange(len(full))
-    if mode == "train":
+    # Rows of Parquet are packed as they come, because neighbours are unpacked together.
+    if mode == "train" and not isinstance(files, Rows):
         order = np.random.default_rng(options.seed).permutation(len(full))
     limit, counts_images = options.shard_size
     if counts_images:
@@ -294,8 +342,8 @@ def pack(
     index = output / f"{mode}.index.npz"
     listed = output / f"{mode}.txt"
     scanned = [part for _, part in done]
-    write_index(index, make_index(shards, scanned, files.classes, files.columns))
-    listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in files.paths))
+    write_index(index, make_index(shards, scanned, files.classes, columns))
+    listed.write_bytes(b"".join(name + b"\n" for name in names))
     for file in (index, listed):
         lines.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
     return lines
@@ -324,6 +372,7 @@ def make_shards(options: argparse.Namespace) -> str:
         )
     from config import get_config
     from loading.layout import skipped_text
+    from loading.rows import Rows
     from loading.sources import Split
     from loading.subsets import read_split
 
@@ -358,7 +407,10 @@ def make_shards(options: argparse.Namespace) -> str:
         raise RunError(f"{output} can't be written ({error}); {remedy(error)}") from None
     finally:
         pool.shutdown(cancel_futures=True)
-    images = " and ".join(f"{len(source.paths):,} {mode} images" for mode, source in files.items())
+    images = " and ".join(
+        f"{len(source if isinstance(source, Rows) else source.paths):,} {mode} images"
+        for mode, source in files.items()
+    )
     shards = sum(".tar\n" in line for line in lines)
     seconds = time.monotonic() - start
     return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {seconds:.1f} s"
@@ -389,7 +441,7 @@ def main() -> None:
 
     option(
         "dataset",
-        choices=datasets.names(returns=("Files",)),
+        choices=datasets.names(returns=("Files", "Rows")),
         required=True,
         help="format of the dataset; docs/guides/prepare_data.md describes them",
     )

@@ -17,7 +17,6 @@ needs (models/memory.py).
 
 import json
 import multiprocessing
-import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -61,10 +60,10 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
     from config import get_config
     from models import build_model
     from ops.device import tune_cpu
-    from utils import num_gpus, within_memory
+    from utils import num_gpus, process_memory, within_memory
 
     config = get_config(name, options)
-    before = _resident("VmRSS")
+    before = process_memory("VmRSS")
     with (
         reporting_memory(lambda: "lower -batch_size or -image_size"),
         within_memory(),
@@ -95,13 +94,7 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
                     model(images)
         if num_gpus():
             return paddle.device.cuda.max_memory_allocated()
-        return _resident("VmHWM") - before
-
-
-def _resident(field: str) -> int:
-    """Returns this process's resident memory in bytes: VmRSS, its current size; VmHWM, its peak."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.findall(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[0])
+        return process_memory("VmHWM") - before
 
 
 def memory(name: str, options: list[str], batch_size: int, parameters: int) -> dict[str, Any]:

@@ -28,8 +28,9 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 from settings.configuration import Configuration  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
-# The most images of each kind.
+# The most images of each kind, and the batch where its size is "auto".
 _MOST = 64
+_SIZES = ("BATCH_SIZE", "BATCH_SIZE_EVAL")
 _COLUMNS = 8
 # the colour of the frame around an evaluation image
 _EVALUATION = "#2e7d32"
@@ -43,15 +44,18 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
         InputError: the data can't be read, or don't fit the configuration.
         RunError: an image can't be read.
     """
+    from config import with_values
     from datasets import get_datasets
     from inference.visualization.batches import evaluation_panels, training_panels, view_panels
-    from inference.visualization.draw import sheet
     from loading.transforms.naflex import packing
     from models.pretrained import with_preprocessing
     from settings.registry import tasks
     from settings.tasks import answers_of, view_columns
+    from training.pages.sheets import sheet
 
     config, train, val = get_datasets(with_preprocessing(config))
+    sizes = {f"DATA__{key}": _MOST for key in _SIZES if config.DATA[key] == "auto"}
+    config = with_values(config, "the pictures", **sizes)
     if train is None:
         raise InputError("an evaluation has no training images; leave out -eval (EVAL)")
     columns = _COLUMNS

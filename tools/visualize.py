@@ -104,9 +104,9 @@ def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
 def one_by_one(kind: str, predictor: Any, files: Sequence[str], options: Any, output: Path) -> str:
     """Draws the panels of each image, on one picture or into a folder. Returns a line for the user."""
     from inference.visualization import maps
-    from inference.visualization.draw import sheet
     from inference.visualization.merged import merged_panels
     from inference.visualization.predicted_image import predict_image
+    from training.pages.sheets import sheet
 
     whole = output.suffix == ".png"
     if len(files) > ON_A_SHEET and (whole or kind == "features"):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from errors import InputError, printable, reading
 from launch import launchers
 from launch.devices import num_cores, num_gpus_of_paddle
+from loading.csv_tables import table_layout
 from loading.layout import validation_files
 from loading.recognise import Layout, count_training_images, recognise
 from settings.configuration import Configuration, Option, is_users
@@ -108,6 +109,10 @@ def _lacks_validation(layout: Layout) -> bool:
     component = datasets.components.get(layout.dataset)
     if component is None or "val" not in component.given:
         return False
+    if layout.dataset == "csv":
+        table = table_layout(Path(layout.path))
+        if table and table.has_split:
+            return False
     return not validation_files(layout.dataset, layout.path)
 
 
@@ -135,6 +140,8 @@ def choose(asked: Mapping[str, Any], is_evaluation: bool) -> Plan:
     has_labels = "labels" in dataset_columns(layout.dataset)
     if "TASK" in asked:
         task = str(asked["TASK"])
+    elif "DATA.LABEL_SEPARATOR" in asked or str(asked.get("DATA.LABEL_COLUMN")).startswith("["):
+        task = "multilabel"
     if task == "segmentation":
         files, reason = ("segformer_shapes",), "the data has masks"
     elif not has_labels:

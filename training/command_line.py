@@ -77,7 +77,7 @@ FLAGS = {
     "batch_size": Flag(
         "DATA.BATCH_SIZE",
         int,
-        "training samples per device; with -eval, evaluation samples",
+        "training samples per device, or auto; with -eval, evaluation samples",
     ),
     "batch_size_eval": Flag("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
     "image_size": Flag(
@@ -101,6 +101,11 @@ FLAGS = {
     ),
     "ngpus": Flag(
         "NGPUS", int, "number of processes; -1: one per visible GPU, or without a GPU one per core"
+    ),
+    "profile": Flag(
+        "PROFILE",
+        int,
+        "number of training steps to profile: a Chrome trace, and a table in the log",
     ),
     "eval": Flag("EVAL", bool, "evaluate only"),
     "amp": Flag("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
@@ -311,7 +316,7 @@ def choose(
             f"-pretrained={pretrained} is the folder of a run without checkpoints; expected weights"
         )
     output = words.get("OUTPUT")
-    is_chosen = "DATA.DATA_PATH" in words
+    is_chosen = _is_chosen(words, default)
     starts_anew = is_chosen or default is not None
     if resume and output and (not starts_anew or (Path(output) / "checkpoints").exists()):
         raise InputError(
@@ -337,6 +342,16 @@ def choose(
                 f" the default, {default}, is for {own_data} only"
             )
     return Choice(default, [f"configuration: {default}, because neither -cfg nor a run is given"])
+
+
+def _is_chosen(words: Mapping[str, str], default: str | None) -> bool:
+    """Returns whether the model and the recipe are chosen for the dataset in -data_path.
+
+    Without a ``default``, keys of MODEL on the command line change the model of config.py.
+    """
+    others = ("MODEL.PRETRAINED", "MODEL.RESUME", "MODEL.NUM_CLASSES")
+    names_model = any(key.startswith("MODEL.") and key not in others for key in words)
+    return "DATA.DATA_PATH" in words and (default is not None or not names_model)
 
 
 def _choose_mae(cfg: str | None, asked: Mapping[str, str]) -> Choice:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from errors import Allowance, open_file, reading
+from launch.files import writing_whole
 from settings.plain import parsed_json
 from training.results import LARGEST
-from utils import writing_whole
 
 # Seconds of a core that reading a record may take.
 _RECORD_SECONDS = 50e-6

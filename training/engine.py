@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -31,6 +32,7 @@ from training.checkpoint.resume import resume, rewind_folder
 from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
 from training.ending import Ending
+from training.live_report import LiveReport
 from training.optim import clip_gradients, create_state, set_weight_decay, weight_decay_at
 from training.parallel import (
     ShardedOptimizer,
@@ -43,6 +45,15 @@ from training.parallel import (
 )
 from training.probing.probe import Probe
 from training.probing.records import CURVES
+from training.profiling import (
+    BACKWARD,
+    EVALUATION,
+    FORWARD,
+    REPORT,
+    UPDATE,
+    Profile,
+    span,
+)
 from training.requests import Checkpointing, Requests, Stopped
 from training.run import Run
 from training.setup import Training, autocast, load_pretrained, precision_text, prepare
@@ -58,11 +69,13 @@ def fit(
     train: ImageDataset,
     val: ImageDataset,
     run: Run,
+    live: LiveReport | None = None,
 ) -> None:
     """Trains ``network`` and writes checkpoints, metrics and the result into the run's folder.
 
     Args:
         network: the task's, as ``parallel.wrap_model`` returned it.
+        live: renews the report after each evaluation; None: it isn't renewed.
 
     Raises:
         InputError: batch, accumulation, weights or checkpoint don't fit.
@@ -72,14 +85,10 @@ def fit(
 
     # Everything is built, loaded and checked before anything on the disk changes. So a start that
     # fails leaves a run's folder as it was.
-    training = prepare(task, network, train, run)
-    progress, checkpoint = resume(training)
-    create_state(unwrapped(training.optimizer))
-    for model in training.evaluated_models.values():
-        # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
-        own = own_statistics(model) if checkpoint else ()
-        broadcast_weights(model, without=own)
-    free_unowned_weights(training.optimizer)
+    training, progress, checkpoint = prepare_training(task, network, train, run)
+    training.live = live
+    if config.PROFILE:
+        training.profile = Profile(config.PROFILE, run)
     task.prepare_data(val, "val")
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     probe = Probe(config, training.model, train, val_loader)
@@ -147,10 +156,37 @@ def fit(
         regular = bool(config.SAVE_FREQ) and epoch % config.SAVE_FREQ == 0
         described = {split: task.description_of(values) for split, values in metrics.items()}
         checkpointing.end_epoch(improved, regular or ending.over, described)
+        # The last evaluation is in the final report.
+        if live and metrics and not ending.over:
+            live.renew(progress, metrics, training.predictions)
 
+    if training.profile:
+        training.profile.finish()
     # The last checkpoint is whole before the result says that the run is over.
     checkpointing.finish()
     _conclude(training, val, progress, ending, metrics, saver)
+
+
+def prepare_training(
+    task: Task, network: nn.Layer, train: ImageDataset, run: Run
+) -> tuple[Training, Progress, Path | None]:
+    """Builds a training run and restores the checkpoint of MODEL.RESUME. Nothing on the disk changes.
+
+    Returns:
+        (the training; how far the run is; the checkpoint, or None: the run starts afresh).
+
+    Raises:
+        InputError: batch, accumulation, weights or checkpoint don't fit.
+    """
+    training = prepare(task, network, train, run)
+    progress, checkpoint = resume(training)
+    create_state(unwrapped(training.optimizer))
+    for model in training.evaluated_models.values():
+        # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
+        own = own_statistics(model) if checkpoint else ()
+        broadcast_weights(model, without=own)
+    free_unowned_weights(training.optimizer)
+    return training, progress, checkpoint
 
 
 def _evaluation_cost(training: Training, images: int) -> float:
@@ -173,7 +209,7 @@ def _evaluate_models(
 ) -> dict[str, Metrics]:
     """Returns the metrics of the model ("val") and of the averaged model ("ema")."""
     metrics: dict[str, Metrics] = {}
-    with ending.evaluating(), gathered_weights(training.optimizer):
+    with span(EVALUATION), ending.evaluating(), gathered_weights(training.optimizer):
         for split, model in training.evaluated_models.items():
             metrics[split] = evaluate(training.task, model, loader, checkpointing.stop_if_asked)
             if kept := training.task.predictions:
@@ -216,6 +252,9 @@ def _conclude(
     """Writes the last predictions, the curves and result.json, and logs the best evaluations."""
     run = training.run
     task = training.task
+    if training.live:
+        # From here on this process writes what the report shows.
+        training.live.close()
     # Every rank has a part of the predictions. Rank 0 writes all else.
     predictions.write_tables(run, val, training.predictions)
     if rank():
@@ -223,6 +262,8 @@ def _conclude(
     with run.logging_failure("curves.png"):
         curves = task.curves | (CURVES if training.config.PROBE.FREQ else {})
         plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", curves)
+    if training.live:
+        training.live.draw_batch()
     titles = {"val": ("best", BEST), "ema": ("best average", BEST_EMA)}
     best_lines = []
     for split, record in progress.best.items():
@@ -302,6 +343,8 @@ def train_one_epoch(
         updates_now = index + 1 == end
         update = (epoch - 1) * updates + group
 
+        if index == first and training.live:
+            training.live.keep_batch(batch, epoch)
         seed_step(config.SEED, step)
         begin_step(training.changing_layers, _passed(training, update), (config.SEED, step))
         values = _accumulate(training, batch, epoch, group_samples, updates_now)
@@ -309,13 +352,16 @@ def train_one_epoch(
 
         window.add(step, values, norm, batch.get("skipped"))
         if index + 1 == last or (index + 1) % config.REPORT_FREQ == 0:
-            window.report(training.schedule(update))
+            with span(REPORT):
+                window.report(training.schedule(update))
         if updates_now:
             # What a checkpoint may hold from here on, until the next update.
             progress.record_update(step, sampler.samples_taken(end))
             window.mark()
             held_statistics = _copy_statistics(statistics, accum)
         training.run.bar.update()
+        if training.profile:
+            training.profile.end_step()
         if index + 1 < last:
             after_step(window, held_statistics, updates_now)
         elif last < steps:
@@ -346,12 +392,13 @@ def _accumulate(
     if not updates_now:
         sync = without_sync(network, training.optimizer)
     with sync:
-        with autocast(training.config):
+        with span(FORWARD), autocast(training.config):
             values = training.task.step(network, batch, epoch)
         check_values(batch, values)
         if values["loss"].stop_gradient:
             raise RunError("the task's step returned a loss without gradients; don't detach it")
-        training.scaler.scale(values["loss"].sum() / group_samples).backward()
+        with span(BACKWARD):
+            training.scaler.scale(values["loss"].sum() / group_samples).backward()
     return {name: value.detach() for name, value in values.items()}
 
 
@@ -373,6 +420,12 @@ def _update(training: Training, update: int, epoch: int) -> paddle.Tensor:
         epoch: the epoch, from 1.
     """
     reduce_gradients(training.network, training.optimizer)
+    with span(UPDATE):
+        return _step_optimizer(training, update, epoch)
+
+
+def _step_optimizer(training: Training, update: int, epoch: int) -> paddle.Tensor:
+    """Makes the update once the gradients are those of all ranks; arguments as for ``_update``."""
     training.scaler.unscale(training.trained_parameters)
     training.task.before_update(training.model, epoch)
     norm = clip_gradients(training.config, training.model, training.trained_parameters)

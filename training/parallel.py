@@ -22,6 +22,7 @@ from paddle.distributed.fleet.utils.log_util import set_log_level
 from errors import InputError
 from models.layers.batch_norm import synchronise
 from settings.configuration import Configuration
+from training.profiling import ALL_REDUCE, span
 from training.sharded_parameters import ShardedBlocks
 from training.shared_gradients import share_gradients
 from utils import all_gather, rank, world_size
@@ -483,6 +484,8 @@ def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
     These are a ``ShardedOptimizer``'s, or those that are averaged in shared memory.
     """
     if isinstance(optimizer, ShardedOptimizer):
-        optimizer.reduce_gradients()
+        with span(ALL_REDUCE):
+            optimizer.reduce_gradients()
     elif shared := getattr(network, "shared", None):
-        shared.average()
+        with span(ALL_REDUCE):
+            shared.average()

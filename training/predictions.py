@@ -1,11 +1,13 @@
 """The predictions of each sample of an evaluation, and their table, predictions.csv.
 
-They are kept on the device, and gathered once, at a run's end.
+They are kept on the device, and gathered after an evaluation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -14,7 +16,7 @@ from datasets import ImageDataset
 from loading.tables import csv_line
 from training.run import Run
 from training.worst_pictures import FILE as WORST
-from training.worst_pictures import WorstPictures, draw_answers
+from training.worst_pictures import Answer, WorstPictures, draw_answers
 from utils import all_gather, rank, writing_whole
 
 # The table of the model's weights. That of the averaged weights is predictions_ema.csv.
@@ -78,6 +80,36 @@ def _join(values: list[Any]) -> np.ndarray:
     return np.concatenate(values)
 
 
+class Gathered(NamedTuple):
+    """The predictions of all ranks in the evaluation of a split, as ``write_split`` writes them.
+
+    Attributes:
+        columns: as ``Predictions.gather`` returns them.
+        confusion: of pixels, [K, K]; None: they weren't counted.
+        answers: the pictures whose pixels were answered worst, the worst first.
+        column: the dataset's column of masks; "": there are no answers.
+    """
+
+    columns: dict[str, np.ndarray]
+    confusion: np.ndarray | None
+    answers: list[Answer]
+    column: str
+
+
+def gather_splits(predictions_by_split: Mapping[str, Predictions]) -> dict[str, Gathered]:
+    """Returns the predictions of all ranks by split. Every rank has to call it."""
+    gathered = {}
+    for split, predictions in predictions_by_split.items():
+        answers: list[Answer] = []
+        column = ""
+        columns = predictions.gather()
+        if predictions.worst is not None:
+            answers = predictions.worst.gather()
+            column = predictions.worst.column
+        gathered[split] = Gathered(columns, predictions.confusion, answers, column)
+    return gathered
+
+
 def write_tables(
     run: Run, dataset: ImageDataset, predictions_by_split: Mapping[str, Predictions]
 ) -> None:
@@ -88,25 +120,41 @@ def write_tables(
     Args:
         dataset: the dataset that was evaluated.
     """
-    for split, predictions in predictions_by_split.items():
-        columns = predictions.gather()
-        if columns and rank() == 0:
-            name = file_name(split)
-            with run.logging_failure(name):
-                write(run.directory / name, columns, dataset, run.config.DATA.DATA_PATH)
-        if predictions.confusion is not None and rank() == 0:
-            name = file_name(split, CONFUSION)
-            with run.logging_failure(name):
-                write_confusion(run.directory / name, predictions.confusion, dataset.classes)
-        if predictions.worst is not None:
-            answers = predictions.worst.gather()
-            name = file_name(split, WORST)
-            if answers and rank() == 0:
-                with run.logging_failure(name):
-                    root = run.config.DATA.DATA_PATH
-                    names = [name_of(dataset, answer.index, root) for answer in answers]
-                    column = predictions.worst.column
-                    draw_answers(run.directory / name, answers, names, dataset, column)
+    gathered = gather_splits(predictions_by_split)
+    if rank() == 0:
+        root = run.config.DATA.DATA_PATH
+        for split, predictions in gathered.items():
+            write_split(run.directory, split, predictions, dataset, root, run.logging_failure)
+
+
+def write_split(
+    folder: Path,
+    split: str,
+    predictions: Gathered,
+    dataset: ImageDataset,
+    root: str,
+    guard: Callable[[str], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Writes the tables of a split, "val" or "ema", into a folder.
+
+    Args:
+        dataset: the dataset that was evaluated.
+        root: the folder to which images' names are relative.
+        guard: a context in which the file of a name is written.
+    """
+    if predictions.columns:
+        name = file_name(split)
+        with guard(name):
+            write(folder / name, predictions.columns, dataset, root)
+    if predictions.confusion is not None:
+        name = file_name(split, CONFUSION)
+        with guard(name):
+            write_confusion(folder / name, predictions.confusion, dataset.classes)
+    if predictions.answers:
+        name = file_name(split, WORST)
+        with guard(name):
+            names = [name_of(dataset, answer.index, root) for answer in predictions.answers]
+            draw_answers(folder / name, predictions.answers, names, dataset, predictions.column)
 
 
 def write(file: Path, columns: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:

@@ -50,6 +50,9 @@ class _Curve:
     def info(self, message: str) -> None:
         print(message, flush=True)
 
+    def record_bad_step(self, step: int, epoch: int, kind: str) -> None:
+        """Rates that are too high are part of the test."""
+
     def report(self, split: str, shown: str, **values: Any) -> None:
         loss = values["loss"]
         self.rates.append(values["lr"])

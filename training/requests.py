@@ -13,6 +13,7 @@ from errors import RunError
 from launch import signals
 from launch.signals import STOP_SIGNALS
 from training.checkpoint import Progress, Saver
+from training.profiling import SAVE, span
 from training.window import Window
 from utils import all_gather, all_reduce_sum, rank, world_size
 
@@ -173,7 +174,8 @@ class Checkpointing:
         return f"after step {self.progress.step}, saved in {self.saver.path}; {again}"
 
     def _save(self, stop: int | None, **state: Any) -> None:
-        self.saver.save(self.progress, **state)
+        with span(SAVE):
+            self.saver.save(self.progress, **state)
         self.requests.record_save()
         if stop is None and not self.problem:
             return

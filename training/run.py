@@ -25,11 +25,20 @@ from launch import signals
 from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
 from settings.configuration import Configuration, value_sources
+from training import bad_steps
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.tracking import TrackerProcess
 from training.versions import commit, device, versions
-from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
+from utils import (
+    all_gather,
+    get_loggers,
+    num_cores,
+    open_logs,
+    rank,
+    world_size,
+    writing_whole,
+)
 
 # The files' names within a run's folder.
 LOCK = ".lock"
@@ -49,9 +58,11 @@ FILES = (
     "checkpoints/last",
 )
 # The names of files that a run replaces as a whole.
-_REPLACED = {*FILES, "classes.json", "confusion.png"}
+_REPLACED = {*FILES, "classes.json", "confusion.png", "training_batch.png", bad_steps.FILE}
 # The names of files that a run opens and changes where they are.
 _CHANGED = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
+# The names of traces of profiled steps.
+_TRACES = re.compile(r"trace_rank[0-9]+\.json")
 # The content of a lock whose run has begun.
 _SIGNATURE = rb"process [0-9]+ on [^\n]{0,255}"
 # The share of the training time spent waiting for data from which on a run calls itself input-bound.
@@ -60,7 +71,12 @@ INPUT_BOUND = 0.2
 
 def is_own(name: str) -> bool:
     """Returns whether a run writes a file of this name into its folder."""
-    return name in _REPLACED or _CHANGED.fullmatch(name) is not None
+    return any((name in _REPLACED, _CHANGED.fullmatch(name), _TRACES.fullmatch(name)))
+
+
+def trace_name(number: int) -> str:
+    """Returns the name of the trace of a rank's profiled steps (PROFILE)."""
+    return f"trace_rank{number}.json"
 
 
 class Run:
@@ -109,6 +125,7 @@ class Run:
         # An epoch, the seconds in it so far, and how many of these it waited for data.
         self.waiting: tuple[int, float, float] | None = None
         self.logged_input_bound = False
+        self.bad_steps: list[dict[str, Any]] = []
         for note in config.notes:
             self.info(note)
         lines = "".join(f"\n  {line}" for line in differences(config))
@@ -241,12 +258,12 @@ class Run:
         entries.append(f"lr: {values['lr']:.3g}")
         entries.append(f"images/s: {values['images_per_s']:.0f}")
         entries.append(f"wait: {values['data_wait']:.0%}")
-        if left := self._time_left(values["step"]):
+        if left := self.time_left(values["step"]):
             entries.append(f"left: {left}")
         self.info(f"{place} step {values['step']}: {', '.join(entries)}")
         self._warn_input_bound(values)
 
-    def _time_left(self, step: int) -> str:
+    def time_left(self, step: int) -> str:
         """Returns the time that is left, in words; "": it isn't known.
 
         Each step, with its share of evaluations and saves, is expected to take as long as so far.
@@ -285,6 +302,29 @@ class Run:
                 f" waiting for data; DATA.NUM_WORKERS is {self.workers} per process on"
                 f" {num_cores()} cores: more workers or smaller images make training faster"
             )
+
+    def record_bad_step(self, step: int, epoch: int, kind: str) -> None:
+        """Logs a step to replay, and records the first ones in bad_steps.json, on rank 0.
+
+        Args:
+            step: its number in the run, from 1.
+            epoch: from 1.
+            kind: "not finite": its loss isn't; "outlier": it is out of all proportion to those
+                before.
+        """
+        if rank() != 0 or len(self.bad_steps) == bad_steps.MOST:
+            return
+        what = "isn't finite"
+        if kind == "outlier":
+            factor = bad_steps.LossHistory.OUTLYING
+            what = f"is more than {factor:g} times the median of the steps before it"
+        self.info(
+            f"warning: the loss of step {step} {what};"
+            f" python tools/replay.py {self.directory} -step={step} repeats it, layer by layer"
+        )
+        self.bad_steps.append({"step": step, "epoch": epoch, "ranks": world_size(), "kind": kind})
+        with self.logging_failure(bad_steps.FILE):
+            self._write_json(bad_steps.FILE, self.bad_steps)
 
     def _append(self, line: str) -> None:
         """Adds a line to metrics.jsonl. On a full disk no half line is left there."""
@@ -339,16 +379,7 @@ class Run:
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        result |= {
-            "seconds": round(time.time() - self.started, 1),
-            "versions": versions(),
-            "environment": {
-                "devices": self.devices,
-                "cores": num_cores(),
-                "system": platform.platform(),
-                "commit": commit(),
-            },
-        }
+        result |= self.surroundings()
         self.info(
             f"summary: {shown}; samples: {result['num_samples']}, time: {result['seconds']} s,"
             f" run: {self.directory}"
@@ -360,6 +391,19 @@ class Run:
             raise RunError(f"{problem}; {self._same_again()} writes it again") from None
         if problem := self.tracking.end():
             self.info(problem)
+
+    def surroundings(self) -> dict[str, Any]:
+        """Returns where, with what and how long the run has trained, as result.json holds it."""
+        return {
+            "seconds": round(time.time() - self.started, 1),
+            "versions": versions(),
+            "environment": {
+                "devices": self.devices,
+                "cores": num_cores(),
+                "system": platform.platform(),
+                "commit": commit(),
+            },
+        }
 
     def log_files(self) -> None:
         """Logs the names of the files that the run has left."""
@@ -393,6 +437,27 @@ class Run:
             again = command or self._same_again()
             self.info(one_line(f"{what} can't be written ({why}); {again} writes it again"))
 
+    @contextlib.contextmanager
+    def logging_end(self) -> Iterator[None]:
+        """Adds a line to log.txt if an error ends the run within, such as a signal to stop.
+
+        The console gets that line from ``errors.reporting``.
+        """
+        try:
+            yield
+        except BaseException as error:
+            words = f"error: {type(error).__name__}: {error}"
+            if isinstance(error, RunError):
+                words = f"{error.prefix}{error}"
+            # Before ``begin``, the folder isn't this run's.
+            if rank() == 0 and self._descriptor >= 0:
+                with (
+                    contextlib.suppress(OSError),
+                    open_to_append(self.directory / "log.txt") as log,
+                ):
+                    log.write(f"{time.strftime('%m%d %H:%M:%S')} {one_line(words)}\n")
+            raise
+
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:
             file.write(json.dumps(content, indent=2) + "\n")
@@ -408,9 +473,12 @@ def _is_at(folder: os.stat_result, path: Path) -> bool:
 def for_others(config: Configuration) -> Configuration:
     """Returns the configuration that config.yaml holds, which means the same in another place.
 
-    Where the run lies and what it was resumed from belong to its command, and are left out.
+    Where the run lies, what it was resumed from and which steps are profiled belong to its command,
+    and are left out.
     """
-    config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
+    config = with_values(
+        config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0, PROFILE=0
+    )
     # A resumed run takes its weights from the checkpoint. The file keeps those it began with.
     origins = config.origins.get("MODEL.PRETRAINED", ())
     if len(origins) > 1 and origins[-1].first == CHECKPOINT:

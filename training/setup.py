@@ -11,7 +11,7 @@ from paddle import nn
 
 import ops
 from config import default_values, is_users, with_values
-from datasets import ImageDataset, get_dataloader
+from datasets import ImageDataset, check_batch_size, get_dataloader
 from errors import InputError
 from loading.label_spaces import some_of
 from loading.scales import check_scales
@@ -21,11 +21,14 @@ from models.layers.sync_batch_norm import SyncBatchNorm1D
 from models.pretrained import disagreements, patch_size_warning
 from ops.device import float32_text
 from settings.configuration import Configuration, explicit_sources
+from training.bad_steps import LossHistory
 from training.checkpoint.description import classes_of
 from training.equal_ranks import check_loaded
+from training.live_report import LiveReport
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.predictions import Predictions
+from training.profiling import Profile
 from training.run import Run
 from training.step_settings import changing_layers
 from training.task import Task
@@ -40,7 +43,8 @@ _FAR = 4
 
 @dataclass
 class Training:
-    """The objects of a training run, and the predictions of its last evaluation by split.
+    """The objects of a training run, its latest losses, and the predictions of its last evaluation
+    by split. ``live`` renews the report; None: nothing does.
 
     ``schedule`` maps an update, from 0, to its learning rate, and ``share`` to the share of the
     run's updates before it. ``network`` is ``model``, or what ``parallel.wrap_model`` made of it.
@@ -58,7 +62,10 @@ class Training:
     scaler: LossScaler
     loader: Loader
     run: Run
+    losses: LossHistory = field(default_factory=LossHistory)
+    profile: Profile | None = None
     predictions: dict[str, Predictions] = field(default_factory=dict)
+    live: LiveReport | None = None
 
     @functools.cached_property
     def trained_parameters(self) -> list[paddle.Tensor]:
@@ -98,6 +105,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     """
     config = task.config
     model: Any = getattr(network, "_layers", network)
+    check_batch_size(config, "train")
     load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
     check_scales(config, model)

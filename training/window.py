@@ -16,6 +16,7 @@ import paddle
 
 from errors import RunError
 from launch.progress import COMPUTING, LOADING, beat
+from training.profiling import LOADER, span
 from training.setup import Training
 from training.task import Batch, check_names, sum_of_each
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
@@ -205,7 +206,8 @@ class Window:
         while True:
             began = time.perf_counter()
             beat(LOADING, step)
-            batch = next(source, None)
+            with span(LOADER):
+                batch = next(source, None)
             beat(COMPUTING, step)
             self.wait += time.perf_counter() - began
             if batch is None:
@@ -292,7 +294,8 @@ class Window:
         record.add_mean("data_wait", [self.wait / elapsed], 1)
         # Speed is measured on the samples of this process, without those from before a resume.
         record.add_total("fresh", sum(step.samples for step in self.steps))
-        reduced = record.over_ranks(_peak_memories())
+        highest = {"outlier": self._first_outlier(), **_peak_memories()}
+        reduced = record.over_ranks(highest)
         if not math.isfinite(reduced["loss"]):
             self._raise_not_finite()
         values = {
@@ -303,6 +306,7 @@ class Window:
         }
         skipped_images = reduced.pop("skipped")
         skipped_updates = reduced.pop("skipped_updates")
+        outlier = int(reduced.pop("outlier"))
         images_per_s = reduced.pop("fresh") / elapsed
         values |= reduced
         values["images_per_s"] = images_per_s
@@ -310,6 +314,8 @@ class Window:
             values["loss_scale"] = scaler.loss_scale
             values["skipped_updates"] = int(skipped_updates)
         run.report("train", task.line("train", values), **values)
+        if outlier:
+            run.record_bad_step(outlier, self.epoch, "outlier")
         if skipped_images:
             were = "unreadable image was" if skipped_images == 1 else "unreadable images were"
             run.info(
@@ -322,6 +328,16 @@ class Window:
             )
         self._restart(Record())
 
+    def _first_outlier(self) -> float:
+        """Returns the number of this rank's first step whose loss is out of proportion, or 0."""
+        place = self.names.index("loss")
+        sums = _fetch([step.sums for step in self.steps])
+        losses = [
+            (step.number, float(total[place]) / step.samples)
+            for step, total in zip(self.steps, sums, strict=True)
+        ]
+        return float(self.training.losses.first_outlier(losses))
+
     def _raise_not_finite(self) -> None:
         """Raises ``NotFinite``, which names the first step whose loss isn't finite on any rank.
 
@@ -331,6 +347,7 @@ class Window:
         losses = ((step.number, rank(), float(step.sums[place])) for step in self.steps)
         first = next((loss for loss in losses if not math.isfinite(loss[-1])), None)
         number, on_rank, value = min(loss for loss in all_gather(first) if loss)
+        self.training.run.record_bad_step(number, self.epoch, "not finite")
         raise NotFinite(
             f"the loss is {value} at step {number} (epoch {self.epoch}, rank {on_rank});"
             " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"

@@ -124,7 +124,8 @@ def draw_answers(
         OSError: the file can't be written.
     """
     # Matplotlib's import takes a third of a second, and is needed once, at a run's end.
-    from training.pages.plotting import figure, figure_png, shorten
+    from training.pages.names import shorten
+    from training.pages.plotting import figure, figure_png
 
     ignored = dataset.masks[column].ignored
     rows = []
@@ -188,7 +189,7 @@ def _colored(indices: np.ndarray, ignored: int) -> np.ndarray:
 
 def _legend(axis: Any, order: list[int], ignored: int, classes: Any) -> list[Any]:
     """Returns what a legend shows: a square for each class, of those that have most pixels."""
-    from training.pages.plotting import shorten
+    from training.pages.names import shorten
 
     handles = []
     for index in order[:_LEGEND]:

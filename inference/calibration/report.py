@@ -185,7 +185,7 @@ def _diagrams(outcome: Outcome) -> str:
         ("after", outcome.scaled.reported),
     ):
         drawn = plots.reliability(_diagram(answers))
-        pictures.append(page.paragraph(words) + page.picture(f"Reliability {words}", drawn))
+        pictures.append(page.paragraph(words) + page.plot(f"Reliability {words}", drawn))
     return page.grid(pictures)
 
 

@@ -18,8 +18,9 @@ from loading.label_sets import every_label
 from loading.mask_tables import class_colors
 from loading.transforms.orientation import TURNS
 from training.pages import page
+from training.pages.names import shorten
 from training.pages.page import text
-from training.pages.plotting import figure, figure_png, set_log_scale, shorten
+from training.pages.plotting import figure, figure_png, set_log_scale
 from utils import writing_whole
 
 # With more classes than this, their counts are drawn as a curve instead of bars.

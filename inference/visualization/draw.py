@@ -1,61 +1,18 @@
-"""Draws maps over images and sheets of panels, as PNG files with the same bytes each time."""
+"""Draws maps over images."""
 
 import io
-import math
-import textwrap
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import training.pages.plain_matplotlib  # noqa: F401
 
 # isort: split
 import matplotlib
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.figure import Figure
 from PIL import Image
 
-from loading.transforms import visible
-from training.pages.plotting import figure_png
+from training.pages.sheets import COLOURS
 
-# Small images are enlarged until the shorter side has LEAST pixels, unless the longer one would
-# have more than LONGEST.
-LEAST = 224
-LONGEST = 8 * LEAST
-# A colour map from dark to bright, so that it can be read in grey and by the colour-blind.
-COLOURS = "inferno"
 # The left, top, right and bottom edges, in pixels.
 Box = tuple[float, float, float, float]
-
-
-class Panel(NamedTuple):
-    """An image of a sheet.
-
-    Attributes:
-        title: the lines above it.
-        image: [H, W, 3] uint8.
-        frame: the colour of its frame; "": no frame.
-    """
-
-    title: str
-    image: np.ndarray
-    frame: str = ""
-
-
-def enlarge(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] as [H', W', 3] uint8.
-
-    Pixels are repeated until the shorter side has LEAST, as far as the longer one stays within
-    LONGEST. Floats are drawn as ``visible`` scales them.
-    """
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    if pixels.dtype != np.uint8:
-        pixels = visible(pixels)
-    height, width = pixels.shape[:2]
-    times = min(math.ceil(LEAST / min(height, width)), LONGEST // max(height, width))
-    times = max(1, times)
-    return np.broadcast_to(pixels, (height, width, 3)).repeat(times, 0).repeat(times, 1)
 
 
 def resize_map(values: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -99,69 +56,3 @@ def png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
-
-
-def sheet(
-    rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: int = 7, side: float = 1.9
-) -> bytes:
-    """Returns a PNG of panels in rows.
-
-    Args:
-        rows: each begins on a new line. A row of more than ``columns`` panels takes several lines.
-        bar: the label of the bar of colours; "": no bar.
-        side: the side of a panel in inches.
-    """
-    # Lines of about the same length, instead of a last one with a few panels.
-    columns = max(math.ceil(len(row) / math.ceil(len(row) / columns)) for row in rows)
-    lines = [row[start : start + columns] for row in rows for start in range(0, len(row), columns)]
-    width = max(columns * side, 4.5)
-    wrapped_title = textwrap.fill(title, int(13 * width))
-    wrapped_label = textwrap.fill(bar, int(15 * width))
-
-    # Heights in inches: of each line's titles and images, and of what is above and below them.
-    title_heights = [
-        0.1 + 0.15 * max(panel.title.count("\n") + 1 for panel in line) for line in lines
-    ]
-    image_heights = [
-        side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for panel in line))
-        for line in lines
-    ]
-    above = 0.15 + 0.18 * (wrapped_title.count("\n") + 1)
-    below = 0.6 + 0.15 * wrapped_label.count("\n") if bar else 0.1
-    height = above + sum(title_heights) + sum(image_heights) + below
-
-    # Matplotlib's places are shares of the figure's width and height.
-    drawn = Figure((width, height))
-    drawn.text(0.5, 1 - 0.1 / height, wrapped_title, fontsize=10, ha="center", va="top")
-    bottom = height - above
-    for line, title_height, image_height in zip(lines, title_heights, image_heights, strict=True):
-        bottom -= title_height + image_height
-        for number, panel in enumerate(line):
-            left = (width - columns * side) / 2 + number * side
-            place = (
-                (left + 0.05) / width,
-                bottom / height,
-                (side - 0.1) / width,
-                image_height / height,
-            )
-            _draw(panel, drawn.add_axes(place, anchor="N"))
-    if bar:
-        place = (0.5 - 1.2 / width, (below - 0.2) / height, 2.4 / width, 0.1 / height)
-        colorbar = drawn.colorbar(
-            ScalarMappable(cmap=COLOURS),
-            cax=drawn.add_axes(place),
-            orientation="horizontal",
-            ticks=[0, 1],
-        )
-        colorbar.ax.set_xticklabels(["0", "most"], fontsize=8)
-        colorbar.set_label(wrapped_label, fontsize=8, labelpad=1)
-    return figure_png(drawn)
-
-
-def _draw(panel: Panel, axis: Any) -> None:
-    axis.imshow(panel.image, interpolation="nearest")
-    axis.set_title(panel.title, fontsize=8)
-    axis.axis("on" if panel.frame else "off")
-    axis.set(xticks=[], yticks=[])
-    for edge in axis.spines.values():
-        edge.set(color=panel.frame or "none", linewidth=3)

@@ -11,10 +11,12 @@ from errors import InputError, RunError, printable
 from inference.calibration.choice import BEST
 from inference.pictures import Pictures
 from inference.predictor import Predictor
-from inference.visualization.draw import Panel, enlarge, sheet
 from inference.visualization.predicted_image import model_of
 from settings.suggestions import nearest
-from training.pages.plotting import figure, figure_png, legend_name, shorten
+from training.pages.names import shorten
+from training.pages.panels import Panel, enlarge
+from training.pages.plotting import figure, figure_png, legend_name
+from training.pages.sheets import sheet
 from weights.layout import sublayer
 
 # The fewest images that t-SNE can place.

@@ -15,7 +15,7 @@ from inference.predictor import Predictor
 from inference.visualization.attention import attention, describe_queries, has_attention, rollout
 from inference.visualization.cam import cam
 from inference.visualization.components import flattened, foreground, principal
-from inference.visualization.draw import Panel, enlarge, heat, png, to_colours
+from inference.visualization.draw import heat, png, to_colours
 from inference.visualization.predicted_image import (
     PredictedImage,
     class_index,
@@ -23,7 +23,8 @@ from inference.visualization.predicted_image import (
     predict_image,
 )
 from models.layers.attention import attention_layers
-from training.pages.plotting import shorten
+from training.pages.names import shorten
+from training.pages.panels import Panel, enlarge
 
 # The number of stages whose features are drawn, of a model that has more.
 STAGES = 4

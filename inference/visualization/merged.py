@@ -4,10 +4,10 @@ import numpy as np
 
 from errors import InputError
 from inference.predictor import Predictor
-from inference.visualization.draw import Panel
 from inference.visualization.maps import MapOptions, named_panel
 from inference.visualization.predicted_image import PredictedImage, model_of
 from models.vit import VisionTransformer
+from training.pages.panels import Panel
 
 # The colour of the lines between the patches of different tokens.
 _LINE = 0

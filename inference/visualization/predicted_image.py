@@ -10,12 +10,13 @@ from errors import InputError, printable
 from inference.calibration.choice import BEST
 from inference.pictures import Picture, Pictures
 from inference.predictor import Prediction, Predictor
-from inference.visualization.draw import Box, enlarge
+from inference.visualization.draw import Box
 from loading.transforms import Bands, EncodedImage, Normalize
 from loading.transforms.image import before_crop, covering, crop_begin
 from models.base import ImageModel
 from settings.configuration import pair
 from settings.suggestions import nearest
+from training.pages.panels import enlarge
 
 # The pixels along the longer side of an original that is drawn.
 _WIDEST = 800

@@ -29,6 +29,7 @@ from loading.check.masks import (
 )
 from loading.files import contents
 from loading.label_sets import LabelSets, labels_or_unknown
+from loading.rows import Rows
 from loading.shards import Shards
 from loading.sources import Arrays, Files, Masks
 from loading.transforms import (
@@ -132,7 +133,7 @@ def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
         labels = labels_or_unknown(labels, len(paths))
         masks = mask_sources(columns, path, file_data)
         return Source(path, file_data, labels, classes, mode=mode, paths=paths, masks=masks)
-    if isinstance(images, Shards):
+    if isinstance(images, Shards | Rows):
         data = functools.partial(images.read, most=largest)
         labels = labels_or_unknown(images.labels, len(images.names))
         masks = mask_sources(images.columns(), images.name, data)

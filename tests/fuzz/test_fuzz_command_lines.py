@@ -98,6 +98,10 @@ def flags_of(name):
     return {plain_flag(option): action for option, action in parser._option_string_actions.items()}
 
 
+def test_every_tool_is_tried():
+    assert {f"tools.{file.stem}" for file in (ROOT / "tools").glob("*.py")} < set(PROGRAMS)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_and_version_are_there(name, capsys):
     for spelling in ("-h", "--h", "-help", "--help"):

@@ -83,6 +83,7 @@ PLACES = [
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "AMP", "True"],
     FOLDER,
     [*FOLDER, "DATA.DATASET", "shards"],
+    [*FOLDER, "DATA.DATASET", "csv"],
     ["DATA.GLOBAL_BATCH", "4"],
     [*FOLDER, "DATA.FOLDS", "2"],
     [*FOLDER, "DATA.VAL_SPLIT", "0.5"],
@@ -106,6 +107,8 @@ PLACES = [
     [*FEW_LABELS, "TRAIN.MODEL_EMA", "True"],
     ["TASK", "dino", "METHOD.WARMUP_TEACHER_TEMP_EPOCHS", "1"],
     ["TASK", "dino", "METHOD.LARGE_TEACHER", "absent"],
+    ["MODEL.TYPE", "NaFlexViT"],
+    ["MODEL.TYPE", "NaFlexViT", "DATA.NUM_TOKENS", "4"],
 ]
 INTEGERS = [
     "-1",
@@ -207,12 +210,13 @@ def read(options):
 
 def base(key, place):
     """The options of a small run at a place where the key is to be set."""
-    other = {"folder", "shards", "multilabel_list", "masks"} & set(place)
+    other = {"folder", "shards", "csv", "multilabel_list", "masks"} & set(place)
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
     gone += ("MODEL.NUM_CLASSES",) * ("TASK" in place)
     gone += ("MODEL.",) * ("MODEL.TYPE" in place)
+    gone += ("DATA.CROP_PCT",) * ("DATA.NUM_TOKENS" in (key, *place))
     # 1000 pixels are 15,625 tokens then
     small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]
     return [
@@ -233,6 +237,7 @@ def place_of(key):
         "[0.2,0.5]",
         "random",
         "imagenet22k",
+        "comma",
         "x",
         "rand-m9",
         "True",
@@ -240,7 +245,7 @@ def place_of(key):
         "lora",
         "fog",
     ]
-    given += ["tensorboard"]
+    given += ["tensorboard", "[4]"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
         if read([*base(key, place), key, value]):
@@ -296,6 +301,8 @@ def test_no_value_passes_the_checks_and_then_breaks_a_run(key, tmp_path, monkeyp
             f"{part}/{name}/{number}.png\t{number % 2},7\n" for name in "ab" for number in range(4)
         ]
         (tmp_path / f"{part}_list.txt").write_text("".join(listed))
+        rows = "".join(line.replace("\t", ",").replace(",7", "") for line in listed)
+        (tmp_path / f"{part}.csv").write_text(f"path,label\n{rows}")
     place = place_of(key)
     assert place is not None, f"{key} has no effect in any of the places"
     check_key(key, place)

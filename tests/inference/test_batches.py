@@ -16,17 +16,12 @@ from support.task_columns import need
 from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError
-from inference.visualization.batches import (
-    evaluation_panels,
-    label,
-    training_panels,
-    unnormalize,
-    view_panels,
-)
-from inference.visualization.draw import enlarge
+from inference.visualization.batches import evaluation_panels, training_panels, view_panels
 from loading.transforms import Normalize, multi_crop
 from tools import show_batch
+from training.batch_panels import label, unnormalize
 from training.classification import Classification
+from training.pages.panels import enlarge
 
 MIXED = [
     "TRAIN.MIXUP_ALPHA",
@@ -144,7 +139,7 @@ def test_the_command_draws_the_views_of_a_task(root, monkeypatch, tmp_path):
     monkeypatch.setattr("settings.registry.tasks.choose", lambda config: lambda *_: task)
     drawn = []
     monkeypatch.setattr(
-        "inference.visualization.draw.sheet", lambda rows, *_, **__: drawn.extend(rows) or b""
+        "training.pages.sheets.sheet", lambda rows, *_, **__: drawn.extend(rows) or b""
     )
     show_batch.draw(config, 1, 3)
     assert [len(row) for row in drawn] == [2, 2, 3]

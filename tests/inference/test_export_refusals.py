@@ -237,7 +237,7 @@ def test_a_full_disk_is_told_whatever_the_converter_says(kind, weights, tmp_path
     assert sorted(file.name for file in tmp_path.iterdir()) == ["small.yaml"]
 
 
-def test_an_export_of_the_first_release_is_read(weights, tmp_path):
+def test_an_export_of_the_first_release_is_read_with_a_warning(weights, tmp_path, capsys):
     trained, _ = exported(weights, tmp_path / "out")
     content = json.loads((tmp_path / "out" / "preprocess.json").read_text())
     for name in ("task", "values", "format", "precision", "files"):
@@ -246,6 +246,10 @@ def test_an_export_of_the_first_release_is_read(weights, tmp_path):
     (tmp_path / "out" / "preprocessing.json").write_text(json.dumps(content))
     export = read_export(tmp_path / "out")
     assert (export.format, export.precision) == ("paddle", "float32")
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path / 'out'}: an export with preprocessing.json is deprecated since version 1.0"
+        " and will be removed in version 1.2; export the model again\n"
+    )
     data = export.description.to_config().DATA
     assert (data.IMAGE_SIZE, data.CROP_PCT, data.INTERPOLATION) == (32, 0.9, "bicubic")
     images = np.ones((2, 3, 32, 32), np.float32)

@@ -185,3 +185,14 @@ def test_a_tile_shows_small_images_enlarged_and_large_ones_reduced(size, drawn):
     paper = np.asarray(captions.tile(captions.small(pictures, 0, 224), 224, "red", [], 0))
     red = (paper == (255, 0, 0)).all(2)
     assert (red.any(0).sum(), red.any(1).sum()) == drawn
+
+
+def test_a_file_that_was_closed_is_flushed_without_an_error():
+    """As Python's finalizer does, whose errors Python 3.13 prints."""
+    file = io.BytesIO()
+    out = Out(file, "it")
+    out.write("text\n")
+    assert file.getvalue() == b"text\n"
+    file.close()
+    out.flush()
+    out.close()

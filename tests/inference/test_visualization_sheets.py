@@ -14,12 +14,13 @@ from PIL import Image
 from support.small_checkpoints import saved
 
 from inference import Predictor, captions
-from inference.visualization import draw, embeddings
-from inference.visualization.draw import Panel, enlarge, sheet
+from inference.visualization import embeddings
 from inference.visualization.maps import MapOptions, cam_panels
 from inference.visualization.predicted_image import predict_image
-from training.pages import fonts
-from training.pages.plotting import shorten
+from training.pages import fonts, panels, sheets
+from training.pages.names import shorten
+from training.pages.panels import Panel, enlarge
+from training.pages.sheets import sheet
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,8 @@ def predictor(tmp_path_factory):
 def figures(monkeypatch):
     """The figures that are made from now on."""
     made = []
-    write = draw.figure_png
-    for module in (draw, embeddings):
+    write = sheets.figure_png
+    for module in (sheets, embeddings):
         monkeypatch.setattr(module, "figure_png", lambda drawn: made.append(drawn) or write(drawn))
     return made
 
@@ -90,7 +91,7 @@ def test_words_have_room_of_their_own(shapes, columns, figures):
 def test_a_thin_image_is_enlarged_within_bounds():
     for height, width in ((2, 6000), (6000, 2), (1, 100), (8, 8), (3, 200)):
         found = enlarge(np.zeros((height, width), np.uint8))
-        assert max(found.shape) <= max(draw.LONGEST, height, width)
+        assert max(found.shape) <= max(panels.LONGEST, height, width)
         assert found.shape[0] * width == found.shape[1] * height
     assert enlarge(np.zeros((8, 8), np.uint8)).shape == (224, 224, 3)
 
@@ -101,7 +102,7 @@ def test_of_a_thin_original_something_is_seen(predictor, mode, size):
     image = np.random.default_rng(0).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
     told = Predictor(predictor.weights, options=["DATA.CROP_MODE", mode])
     seen = predict_image(told, Image.fromarray(image), original=True)
-    assert max(seen.base.shape) <= draw.LONGEST
+    assert max(seen.base.shape) <= panels.LONGEST
     assert max(seen.base.shape[:2]) <= 8 * min(seen.base.shape[:2])
     left, top, right, bottom = seen.box
     assert min(right - left, bottom - top) > 20

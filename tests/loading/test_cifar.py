@@ -145,8 +145,8 @@ def test_damaged_pickles_give_one_line(tmp_path):
 
 
 def test_a_member_is_read_only_where_it_has_cifars_size(tmp_path, monkeypatch):
-    write(tmp_path, {"test_batch": bytes(1 << 25), "batches.meta": python2(NAMES)})
-    line = "its test_batch isn't a file, or has 33554432 bytes \\(at most 1048576"
+    write(tmp_path, {"test_batch": bytes(3 << 23), "batches.meta": python2(NAMES)})
+    line = "its test_batch isn't a file, or has 25165824 bytes \\(at most 1048576"
     with monkeypatch.context() as patch, LittleMemory(), pytest.raises(InputError, match=line):
         patch.setattr(archives, "_LARGEST_MEMBER", 1 << 20)
         read(tmp_path)

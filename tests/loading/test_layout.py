@@ -315,7 +315,7 @@ def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, optio
         ("Cat", "cat", "'Cat'; 'Cat' and 'cat' differ only in upper and lower case"),
         ("cafe\u0301", "caf\u00e9", "differ only in Unicode's form (NFC and NFD)"),
         ("Cafe\u0301 ", "caf\u00e9", "differ only in spaces, case or Unicode's form"),
-        ("cow", "cat", "lacks: 'cow'"),
+        ("cow", "cat", "lack: 'cow'"),
     ],
 )
 def test_a_class_that_looks_like_a_known_one_is_told(tmp_path, name, known, told):

@@ -1,9 +1,11 @@
 """What a dataset's folder is recognised as: every format, near misses, and what is no dataset."""
 
+import json
 from pathlib import Path
 
 import pytest
 from conftest import write_images
+from support.table_files import image_table, write_parquet, write_saved
 
 from errors import InputError
 from loading.layout import validation_files
@@ -67,6 +69,23 @@ def empty(*names):
         ({"train_list.txt": "a.jpg b.png\nc.jpg d.png\n"}, "masks_list"),
         ({"train_list.txt": "a b.jpg\tb.png\nc.jpg\td.png\n"}, "masks_list"),
         ({"train.csv": "image,cat,dog\na.jpg,1,0\n"}, "multilabel_csv"),
+        ({"train.csv": "image,cat\na.jpg,1\n"}, "multilabel_csv"),
+        ({"train.csv": "image,label\na.jpg,1\n"}, "csv"),
+        ({"train.csv": "image,cat,dog\na.jpg,1,3\n"}, "csv"),
+        ({"valid.tsv": "id\tlabel\n7\tcat\n"}, "csv"),
+        ({"table.csv": "Image Path;label\na.jpg;cat\n", "a.jpg": ""}, "csv"),
+        (empty("train/metadata.csv"), "csv"),
+        # A table that names no images is none of the dataset.
+        ({"notes.csv": "day,weather\n1,2\n", "1.jpg": ""}, "images"),
+        (empty("train-00000-of-00001.parquet"), "parquet"),
+        (empty("data/train-00000-of-00001.parquet", "README.md"), "parquet"),
+        (empty("state.json", "dataset_info.json"), "hf_dataset"),
+        (empty("train/state.json", "dataset_dict.json"), "hf_dataset"),
+        (empty("annotations/instances_train2017.json", "train2017/1.jpg"), "coco_multilabel"),
+        (
+            empty("Annotations/1.xml", "ImageSets/Main/train.txt", "JPEGImages/1.jpg"),
+            "voc_multilabel",
+        ),
         # A list comes before folders: it says which of their images count.
         ({"train_list.txt": LIST, "cat/1.jpg": "", "dog/1.jpg": ""}, "imagenet2012"),
     ],
@@ -77,6 +96,31 @@ def test_each_format_is_recognised(tmp_path, entries, dataset):
     assert (layout.dataset, layout.path) == (dataset, str(tmp_path))
     assert dataset in datasets.components
     assert layout.reason
+
+
+def test_a_table_may_be_named_itself(tmp_path):
+    for name, dataset in (("a.csv", "csv"), ("b.TSV", "csv"), ("c.parquet", "parquet")):
+        (tmp_path / name).touch()
+        assert recognise(str(tmp_path / name)) == Layout(
+            dataset, str(tmp_path / name), "it is a table"
+        )
+
+
+def test_rows_of_tables_are_counted(tmp_path):
+    features = {"image": {"_type": "Image"}}
+    write_parquet(tmp_path / "p/data/train-0.parquet", image_table(3))
+    write_parquet(tmp_path / "p/data/train-1.parquet", image_table(2))
+    write_parquet(tmp_path / "p/data/validation-0.parquet", image_table(1))
+    write_saved(tmp_path / "s/train", image_table(3, features=features))
+    for folder, count in (("p", 5), ("s", 9)):
+        layout = recognise(str(tmp_path / folder))
+        assert count_training_images(layout, 9) == count
+    info = tmp_path / "s/train/dataset_info.json"
+    info.write_text(json.dumps({"features": features, "splits": {"train": {"num_examples": 3}}}))
+    assert count_training_images(recognise(str(tmp_path / "s")), 9) == 3
+    assert count_training_images(recognise(str(tmp_path / "s")), 2) == 2
+    (tmp_path / "t.csv").write_text("image,label\na.jpg,x\nb.jpg,y\n")
+    assert count_training_images(recognise(str(tmp_path / "t.csv")), 9) == 2
 
 
 def test_the_only_folder_in_a_folder_is_taken(tmp_path):

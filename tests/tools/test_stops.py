@@ -63,6 +63,7 @@ TOOLS = {
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),
     "probe": (["w.safetensors", *IMAGES, "-probes=knn", "-k=3", "-output=out.json"], WRITES),
     "publish": (["w.safetensors", "out"], WRITES),
+    "replay": (["trained", "-step=2000", "-ngpus=2"], STARTS),
     "robustness": (
         [
             "-cfg=small.yaml",
@@ -81,6 +82,7 @@ TOOLS = {
     "show_batch": (["-cfg=small.yaml", "-output=out.png"], WRITES),
     "sweep": (["sweep.yaml"], None),
     "visualize": (["features", "w.safetensors", "images/train/a/0.jpg", "-output=out.png"], WRITES),
+    "watch": (["."], None),
     "zero_shot": ([CLIP, "-classes=classes.txt", "-output=out"], WRITES),
 }
 # They import no Paddle, or after they have started others.
@@ -95,6 +97,7 @@ WITHOUT_PADDLE = {
     "robustness",
     "serve",
     "sweep",
+    "watch",
 }
 
 
@@ -128,6 +131,10 @@ def place(tmp_path_factory):
     make_run(folder / "other", 0.6)
     (folder / "small.yaml").write_text(
         resolved_yaml(get_config(None, [*TINY, "DATA.BATCH_SIZE", "8"]))
+    )
+    (folder / "trained").mkdir()
+    (folder / "trained" / "config.yaml").write_text(
+        resolved_yaml(get_config(None, [*TINY, "TRAIN.NUM_EPOCHS", "99"]))
     )
     (folder / "classes.txt").write_text("cat\ndog\n")
     write_sharded(folder / "epoch_0001")

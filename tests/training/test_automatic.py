@@ -147,6 +147,22 @@ def test_masks_and_several_labels_choose_their_tasks(tmp_path):
     assert config.MODEL.NAME == "vit_tiny_patch16_224"
 
 
+def test_tables_choose_their_task_and_keep_their_split(tmp_path):
+    write_images(tmp_path, {"a": 4}, size=16)
+    rows = "".join(f"a/{n}.png,x|y,{part}\n" for n, part in enumerate(("train", "val") * 2))
+    (tmp_path / "table.csv").write_text("image,label,split\n" + rows)
+    config = choose(f"-data_path={tmp_path}")
+    assert (config.DATA.DATASET, config.DATA.VAL_SPLIT) == ("csv", None)
+    assert config.TASK == "classification"
+    config = choose(f"-data_path={tmp_path}", "-o", "DATA.LABEL_SEPARATOR", "bar")
+    assert config.TASK == "multilabel"
+    (tmp_path / "table.csv").write_text("image,label,cat\na/0.png,x,1\n")
+    config = choose(f"-data_path={tmp_path / 'table.csv'}")
+    assert config.DATA.VAL_SPLIT == 0.2
+    config = choose(f"-data_path={tmp_path}", "-o", "DATA.LABEL_COLUMN", "[cat,label]")
+    assert config.TASK == "multilabel"
+
+
 def test_every_family_of_models_takes_both_recipes():
     families = {}
     for file in model_files():

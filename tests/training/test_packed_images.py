@@ -15,10 +15,10 @@ from errors import InputError
 from inference.exporting import write_export
 from inference.predictor import Predictor
 from inference.visualization.batches import training_panels
-from inference.visualization.draw import enlarge
 from loading.scales import train_sampler
 from loading.transforms.naflex import packing
 from models import build_model
+from training.pages.panels import enlarge
 
 MODEL = [
     *("MODEL.TYPE", "NaFlexViT", "MODEL.PATCH_SIZE", "8", "DATA.IMAGE_SIZE", "32"),

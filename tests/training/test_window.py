@@ -13,6 +13,7 @@ import utils
 from config import get_config
 from errors import RunError
 from training import window
+from training.bad_steps import LossHistory
 from training.run import Run
 from training.task import Task
 
@@ -134,9 +135,15 @@ def test_a_checkpoint_without_names_goes_on_in_the_same_bits(tmp_path, tiny):
 def opened(states=(), scaler=False):
     """A window, and what it reports."""
     found = {}
-    run = SimpleNamespace(report=lambda split, line, **values: found.update(values), info=print)
+    run = SimpleNamespace(
+        report=lambda split, line, **values: found.update(values),
+        info=print,
+        record_bad_step=lambda *step: found.setdefault("bad_steps", []).append(step),
+    )
     scaler = SimpleNamespace(enabled=scaler, loss_scale=8.0)
-    training = SimpleNamespace(run=run, scaler=scaler, task=Task(get_config()))
+    training = SimpleNamespace(
+        run=run, scaler=scaler, task=Task(get_config()), losses=LossHistory()
+    )
     return window.Window(training, 1, 0, list(states)), found
 
 
@@ -234,9 +241,24 @@ def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
     own.add(7, values(acc1=[0.0], loss=[float("nan")]))
     with pytest.raises(RunError) as raised:
         ask(own)
+    assert found["bad_steps"] == [(6, 1, "not finite")]
     assert str(raised.value).startswith(
         "the loss is inf at step 6 (epoch 1, rank 0); lower TRAIN.BASE_LR, or set"
     )
+
+
+def test_a_loss_out_of_all_proportion_is_recorded_and_reported_as_it_is():
+    own, found = opened()
+    for step in range(1, 61):
+        own.add(step, values(loss=[2.0, 2.0]))
+    own.report(0.1)
+    assert "bad_steps" not in found
+    own.add(61, values(loss=[2.0, 2.0]))
+    own.add(62, values(loss=[50.0, 2.0]))
+    own.report(0.1)
+    assert found["bad_steps"] == [(62, 1, "outlier")]
+    assert found["loss"] == 14.0
+    assert "outlier" not in found
 
 
 def test_the_largest_peak_of_memory_comes_with_the_sums(monkeypatch):

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, install, printable, reading
+from loading.annotations import checked_name
 from loading.class_names import check_name
 from settings.plain import is_real
 from tools.annotations.pictures import (
     Indices,
     Picture,
     annotation_json,
-    checked_name,
     checked_points,
     checked_size,
 )

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from errors import Allowance, InputError, Unreadable, printable, reading
+from loading.annotations import find_image
 from loading.class_names import check_name
 from loading.layout import describe_folder, is_leftover
 from tools.annotations.pictures import (
@@ -19,7 +20,6 @@ from tools.annotations.pictures import (
     annotation_json,
     checked_points,
     checked_size,
-    find_image,
 )
 
 # A filled outline takes time for each of its points in each row of the image.

@@ -1,6 +1,5 @@
 """Annotated pictures, whatever their format is, and the folder of images and masks made of them."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,9 +10,8 @@ from tqdm import tqdm
 
 from errors import IMAGE, Allowance, InputError, Unreadable, counted, printable, reading
 from launch.files import writing_whole
-from loading.class_names import FILE, UNPRINTABLE, read_class_names
+from loading.class_names import FILE, read_class_names
 from loading.files import contents
-from loading.layout import IMAGE_SUFFIXES
 from loading.mask_tables import MOST_MASK_CLASSES, mask_kind
 from loading.splits import validation
 from loading.transforms import largest_file, opened_image
@@ -108,16 +106,6 @@ def annotation_json(path: Path) -> Any:
     return parsed_json(text, allowance)
 
 
-def checked_name(name: Any) -> str:
-    """Returns the name of a file that an annotation gives; raises Unreadable if it leads elsewhere."""
-    if not isinstance(name, str) or not name or UNPRINTABLE.search(name):
-        raise Unreadable(f"'{printable(str(name), 60)}' isn't a file name")
-    plain = name.replace("\\", "/")
-    if plain.startswith("/") or ".." in plain.split("/"):
-        raise Unreadable(f"the path '{printable(name, 60)}' is outside the folder")
-    return os.path.normpath(plain)
-
-
 def checked_points(points: Any, size: tuple[int, int], least: int) -> list[tuple[float, float]]:
     """Returns an outline's points (x, y), in pixels.
 
@@ -161,15 +149,6 @@ def checked_size(width: Any, height: Any, size: tuple[int, int]) -> tuple[int, i
             f"it is for an image of {given} pixels, but the image has {size[0]} x {size[1]}"
         )
     return width, height
-
-
-def find_image(folder: Path, name: str) -> Path | None:
-    """Returns the image of a name without its suffix in a folder; None if there is none."""
-    for suffix in IMAGE_SUFFIXES:
-        for each in (suffix, suffix.upper()):
-            if (file := folder / f"{name}{each}").is_file():
-                return file
-    return None
 
 
 def indices_of(source: Source, file: Path | None) -> tuple[list[str], Indices]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from errors import Allowance, InputError, RunError, Unreadable, open_file, printable, reading
+from loading.annotations import checked_name, find_image
 from loading.class_names import check_name
 from loading.files import contents, utf8_text
 from loading.layout import describe_folder
@@ -14,7 +15,7 @@ from loading.lists import numbered_lines
 from loading.mask_tables import MaskTable, plain_table
 from loading.segmentation_sets import class_names
 from loading.transforms import largest_file, mask_image
-from tools.annotations.pictures import Indices, Picture, checked_name, find_image
+from tools.annotations.pictures import Indices, Picture
 
 _MASKS = "SegmentationClass"
 _IMAGES = "JPEGImages"

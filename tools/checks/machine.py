@@ -50,9 +50,9 @@ def installed_versions() -> dict[str, str]:
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """Checks the interpreter."""
     shown = ".".join(map(str, version))
-    if (3, 10) <= version[:2] <= (3, 12):
+    if (3, 10) <= version[:2] <= (3, 13):
         return True, shown
-    return False, f"{shown}, expected 3.10 to 3.12; make PYTHON=python3.11 install"
+    return False, f"{shown}, expected 3.10 to 3.13; make PYTHON=python3.11 install"
 
 
 def paddle_package(versions: dict[str, str]) -> Finding:

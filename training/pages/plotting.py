@@ -5,7 +5,6 @@ they are.
 """
 
 import io
-import unicodedata
 import warnings
 from typing import Any
 
@@ -17,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
-from errors import printable
 from training.pages.fonts import families
+from training.pages.names import shorten
 
 
 def figure(width: float, height: float) -> Figure:
@@ -62,17 +61,3 @@ def legend_name(text: str) -> str:
     Matplotlib hides names that begin with "_", so these get a blank before it.
     """
     return f" {shorten(text)}" if text.startswith("_") else shorten(text)
-
-
-def shorten(text: str, most: int = 24) -> str:
-    """Returns a printable text of at most ``most`` letters.
-
-    The middle of a longer text is left out. Wide letters, such as Chinese ones, count twice.
-    """
-    text = printable(text, len(text))
-    width = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-    # The same share of the letters as of the width.
-    limit = most * len(text) // max(1, width)
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit // 2]}...{text[-limit // 2 + 3 :]}"

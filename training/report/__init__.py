@@ -1,8 +1,11 @@
-"""The report of a run that has ended: report.html, confusion.csv and confusion.png."""
+"""The report of a run: report.html, confusion.csv and confusion.png.
+
+It is written after each evaluation (``training.live_report``), and at the run's end.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +15,8 @@ from errors import Unreadable, reading
 from launch.files import obstacle
 from loading.tables import csv_line
 from settings.plain import whole_file
+from training.batch_panels import FILE as BATCH
+from training.batch_panels import TITLE as BATCH_TITLE
 from training.pages import page
 from training.report import mistakes, pixels, plots
 from training.report.run_files import ADVICE, SPEED, FinishedRun, PredictionTable, read_run
@@ -39,26 +44,43 @@ _MOST_ROWS = 1000
 SPLITS = {"val": "weights", "ema": "average (EMA)"}
 
 
-def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
-    """Writes the report of a run that has ended into its folder; returns the path of report.html.
+class State(NamedTuple):
+    """How far a run that still trains is.
+
+    Attributes:
+        words: a line for the reader.
+        time: in seconds since 1970.
+        evaluated: as of ``FinishedRun``.
+    """
+
+    words: str
+    time: float
+    evaluated: dict[str, dict[str, Any]]
+
+
+def write_report(folder: Path, dataset: ImageDataset | None, state: State | None = None) -> Path:
+    """Writes the report of a run into its folder; returns the path of report.html.
 
     Args:
         folder: the run's.
         dataset: the dataset that was evaluated, for pictures of the mistakes; None: without them.
+        state: of a run that still trains, whose page reloads itself; None: the run has ended.
 
     Raises:
         InputError: the folder isn't one of a run that has ended.
         OSError: a file can't be written.
     """
-    run = read_run(folder)
+    run = read_run(folder, state.evaluated if state else None)
     # All files are checked before the first of them is written.
     for name in (PAGE, TABLE, PICTURE):
         if problem := obstacle(folder / name):
             raise problem
     title = f"{run.config.MODEL.NAME} on {run.config.DATA.DATASET}: {folder.absolute().name}"
     sections = list(_sections(run, dataset))
+    if state:
+        sections.insert(0, page.renewal(state.words, state.time))
     with writing_whole(folder / PAGE) as file:
-        file.write(page.page(title, *sections))
+        file.write(page.page(title, *sections, reloads=state is not None))
     return folder / PAGE
 
 
@@ -66,6 +88,8 @@ def _sections(run: FinishedRun, dataset: ImageDataset | None) -> Iterator[str]:
     """Yields the parts of the page: the accuracy first, the speed last."""
     predictions = run.predictions.get("val")
     yield _summary(run)
+    learning = {key: label for key, label in run.labels.items() if key not in SPEED}
+    yield _curves(run, "Curves", learning)
     yield _drawn("Reconstructions", run.folder / RECONSTRUCTIONS)
     if run.confusion is not None:
         yield pixels.classes(run, run.confusion)
@@ -86,10 +110,9 @@ def _sections(run: FinishedRun, dataset: ImageDataset | None) -> Iterator[str]:
         tiles = mistakes.tiles(run, predictions, dataset)
         nothing = page.paragraph("There are none.")
         yield page.section("The most confident mistakes", tiles or nothing)
+    yield _drawn(BATCH_TITLE, run.folder / BATCH)
     if predictions and not run.multilabel:
         yield _calibration(predictions)
-    learning = {key: label for key, label in run.labels.items() if key not in SPEED}
-    yield _curves(run, "Curves", learning)
     yield _configuration(run)
     yield _machine(run)
     yield _curves(run, "Speed", SPEED)
@@ -172,7 +195,7 @@ def _curves(run: FinishedRun, title: str, labels: Mapping[str, str]) -> str:
     pictures = []
     for key, label in labels.items():
         if data := plots.curve({"": run.curves}, key, label):
-            pictures.append(page.picture(label, data))
+            pictures.append(page.plot(label, data))
     return page.section(title, page.grid(pictures))
 
 
@@ -229,7 +252,7 @@ def _most_confused(run: FinishedRun, pairs: Confusions, names: Sequence[str], un
         )
         with writing_whole(run.folder / PICTURE, "wb") as file:
             file.write(picture)
-        shown = page.picture("Confusion matrix", picture)
+        shown = page.plot("Confusion matrix", picture)
     rows = [
         (names[label], names[predicted], f"{count:,}") for label, predicted, count in worst.rows()
     ]
@@ -301,7 +324,7 @@ def _calibration(predictions: PredictionTable) -> str:
         f"The expected calibration error is {100 * result.error:.2f} %, of {BINS} bins of equal"
         " width."
     )
-    picture = page.picture("Reliability diagram", plots.reliability(result))
+    picture = page.plot("Reliability diagram", plots.reliability(result))
     return page.section("Calibration", page.paragraph(explanation), picture)
 
 

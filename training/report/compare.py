@@ -10,7 +10,7 @@ from errors import InputError
 from settings.configuration import leaves
 from settings.tasks import answers_of
 from training.pages import page
-from training.pages.plotting import shorten
+from training.pages.names import shorten
 from training.report import interval, number, plots
 from training.report.pixels import PixelTable
 from training.report.run_files import FinishedRun, PredictionTable, read_run
@@ -329,7 +329,7 @@ def page_of(compared: Compared) -> str:
     pictures = []
     for key, label in labels.items():
         if data := plots.curve(curves, key, label):
-            pictures.append(page.picture(label, data))
+            pictures.append(page.plot(label, data))
     differences = page.table(
         ["key", *compared.runs],
         [(key, *values) for key, values in compared.differences],

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from training.curves import Points, draw
-from training.pages.plotting import figure, figure_png, legend_name, shorten
+from training.pages.names import shorten
+from training.pages.plotting import figure, figure_png, legend_name
 from training.report.statistics import BINS, Calibration
 
 _BLUE = "#3465a4"

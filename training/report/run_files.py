@@ -65,13 +65,13 @@ class PredictionTable(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A run that has ended.
+    """A run that has ended, or the state of one that trains after its last evaluation.
 
     Attributes:
         folder: the run's.
         config: its configuration.
-        evaluated: the last evaluation by split, from result.json: "val" of the weights, and "ema"
-            of the averaged weights.
+        evaluated: the last evaluation by split: "val" of the weights, and "ema" of the averaged
+            weights. That of a run that has ended is in result.json.
         classes: names; empty if they aren't known.
         predictions: by split; empty without REPORT, or for another kind of task.
         pixel_tables: the same of a task with a class for each pixel.
@@ -101,22 +101,30 @@ class FinishedRun(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """Returns the content of the run's result.json."""
+        """Returns the evaluation of the weights: the content of result.json, if the run has ended."""
         return self.evaluated["val"]
 
 
-def read_run(folder: Path) -> FinishedRun:
-    """Reads the folder of a run that has ended.
+def read_run(folder: Path, evaluated: dict[str, dict[str, Any]] | None = None) -> FinishedRun:
+    """Reads the folder of a run.
+
+    Args:
+        evaluated: the last evaluation, by split, of a run that still trains; None: the run has
+            ended, and result.json has it.
 
     Raises:
         InputError: it isn't a run's folder, the run hasn't ended, or a file has content that no run
             writes.
     """
-    if not (folder / "result.json").exists():
-        raise InputError(
-            f"{folder}: no result.json; it isn't a run's folder, or the run hasn't finished"
-        )
-    result = read_result(folder, ADVICE)
+    if evaluated is None:
+        if not (folder / "result.json").exists():
+            raise InputError(
+                f"{folder}: no result.json; it isn't a run's folder, or the run hasn't finished"
+            )
+        result = read_result(folder, ADVICE)
+        evaluated = {"val": result}
+        if "ema" in result:
+            evaluated["ema"] = result["ema"]
     config = get_config(folder / "config.yaml")
     classes: list[str] = []
     if (folder / "classes.json").exists():
@@ -124,7 +132,6 @@ def read_run(folder: Path) -> FinishedRun:
             classes = parsed_json(whole_file(folder / "classes.json", _LARGEST))
             if not is_list(classes, is_text, high=MOST_CLASSES):
                 raise Unreadable("expected a list of names")
-    evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     predictions = {}
     pixel_tables = {}
     of_pixels = answers_of(config.TASK) == "pixels"
@@ -138,7 +145,7 @@ def read_run(folder: Path) -> FinishedRun:
             _check_same_evaluation(file, predictions[split], evaluation)
     confusion = None
     if of_pixels and (folder / CONFUSION).exists():
-        confusion = _confusion(folder / CONFUSION, result)
+        confusion = _confusion(folder / CONFUSION, evaluated["val"])
     task: Any = tasks.load(config.TASK)[0]
     labels: dict[str, str] = {**task.curves, **CURVES, **SPEED}
     file = folder / "metrics.jsonl"

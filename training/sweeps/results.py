@@ -364,7 +364,8 @@ def write(runs: Sequence[Row], sweep: Sweep, metric: str) -> None:
 def _plot(done: Sequence[Row], sweep: Sweep, metric: str) -> None:
     """Writes sweep.png, of runs that have an outcome."""
     # Matplotlib's import takes a third of a second.
-    from training.pages.plotting import figure, figure_png, set_log_scale, shorten
+    from training.pages.names import shorten
+    from training.pages.plotting import figure, figure_png, set_log_scale
 
     drawn = figure(4 * len(sweep.keys), 3.2)
     axes = drawn.subplots(1, len(sweep.keys), sharey=True, squeeze=False)

@@ -1,5 +1,6 @@
 """The toolkit as one package, for programs that stand elsewhere and have modules of their own.
 
+    from paddle_vit_toolkit import Predictor, evaluate, train
     from paddle_vit_toolkit.models import create_model, list_models
 
 ``pip install`` makes the package known: of the repository (with or without ``-e``) or of a wheel.
@@ -39,7 +40,17 @@ import sys
 import types
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from errors import InputError, RunError
+    from inference import Predictor
+    from settings.parser import __version__
+    from training.api import RunResult, evaluate, train
+
+__all__ = [
+    "InputError", "Predictor", "RunError", "RunResult", "__version__", "evaluate", "train",
+]  # fmt: skip
 
 _HERE = pathlib.Path(__file__).resolve().parent
 # installed, or within the repository
@@ -100,7 +111,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, _Finder())
 
 
+# The modules of what this package has at its top. They are imported when it is used.
+_MODULE_OF = {
+    "InputError": "errors",
+    "Predictor": "inference",
+    "RunError": "errors",
+    "RunResult": "training.api",
+    "__version__": "settings.parser",
+    "evaluate": "training.api",
+    "train": "training.api",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name != "__version__":
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.settings.parser").__version__
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

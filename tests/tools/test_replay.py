@@ -1,0 +1,273 @@
+"""tools/replay.py repeats a step bit by bit, and names the layer and the sample that spoil it."""
+
+import json
+import subprocess
+
+import numpy as np
+import paddle
+import pytest
+import warm
+from conftest import ROOT, TINY
+
+from config import get_config
+from models import build_model
+from training.bad_steps import FILE
+from training.replay import LayerValues, StepValues, Values, report
+from weights import save_weights
+
+OPTIONS = [*TINY, "DATA.BATCH_SIZE", "16", "REPORT_FREQ", "1", "MODEL.DROPOUT", "0.1"]
+
+
+@pytest.fixture
+def replayed(tmp_path):
+    """Returns a function that runs a command in ``tmp_path``: (exit status, stdout, stderr)."""
+
+    def run(script, *flags):
+        done = subprocess.run(
+            [warm.python(), str(ROOT / script), *flags],
+            cwd=tmp_path,
+            env=warm.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def logged_loss(run, step):
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["split"] == "train" and record["step"] == step:
+            return record["loss"]
+    raise AssertionError(f"step {step} isn't logged")
+
+
+def shown_loss(out):
+    [line] = [line for line in out.splitlines() if line.startswith("step ")]
+    return float(line.split("loss ")[1].split()[0])
+
+
+# Dropout, accumulation, and a learning rate that falls: what a step depends on.
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_is_that_of_the_run_from_a_checkpoint_and_from_the_beginning(
+    replayed, tmp_path, ranks
+):
+    options = [*OPTIONS, "TRAIN.NUM_EPOCHS", "2", "TRAIN.ACCUM_ITER", "2", "SAVE_FREQ", "1"]
+    flags = [f"-ngpus={ranks}", "-output=run", "-o", *options]
+    status, _, err = replayed("main_multi_gpu.py", *flags)
+    assert status == 0, err
+    steps = 89 // ranks
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    for step, where in ((7, "the beginning"), (steps + 5, "epoch_0001")):
+        status, out, err = replayed("tools/replay.py", "run", f"-step={step}")
+        assert status == 0, err
+        assert f"{where}, in {ranks} process" in out
+        assert "everything is finite" in out
+        assert "samples with the largest losses:\n" in out
+        assert shown_loss(out) == pytest.approx(logged_loss(tmp_path / "run", step), rel=2e-6)
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def write_weights(path, first, second):
+    """Weights whose second MLP has these values in its first and in its second layer."""
+    model = build_model(get_config(None, TINY))
+    mlp = model.blocks[1].mlp
+    for tensor, value in ((mlp.fc1.weight, first), (mlp.fc1.bias, first), (mlp.fc2.weight, second)):
+        tensor.set_value(paddle.full_like(tensor, value))
+    save_weights(model, path)
+
+
+@pytest.mark.smoke
+def test_the_layer_that_overflows_is_named_by_default(replayed, tmp_path):
+    write_weights(tmp_path / "w.safetensors", 1e20, 1e30)
+    flags = ["-pretrained=w.safetensors", "-output=run", "-o", *OPTIONS]
+    status, out, err = replayed("main_single_gpu.py", *flags)
+    assert status == 1
+    assert "the loss is nan at step 1" in err
+    assert "python tools/replay.py run -step=1 repeats it, layer by layer" in out + err
+    recorded = json.loads((tmp_path / "run" / FILE).read_text())
+    assert recorded == [{"step": 1, "epoch": 1, "ranks": 1, "kind": "not finite"}]
+    status, out, err = replayed("tools/replay.py", "run")
+    assert status == 0, err
+    assert "first non-finite output: blocks.1.mlp" in out
+    assert "from finite inputs (largest " in out
+    # The table ends there.
+    assert "\nblocks.0.mlp" in out
+    assert "\nhead " not in out
+
+
+def write_images(folder):
+    """Images of two channels, one of which has values that overflow in the first layer."""
+    rng = np.random.default_rng(0)
+    for number in range(32):
+        for split in ("train", "val"):
+            image = rng.random((8, 8, 2), np.float32)
+            if (split, number) == ("train", 13):
+                image[:] = 3e38
+            path = folder / split / "ab"[number % 2] / f"{number}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, image)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_file_of_the_sample_that_overflows_is_named(replayed, tmp_path, ranks):
+    write_images(tmp_path / "images")
+    options = [
+        *OPTIONS,
+        *["DATA.IMAGE_CHANNELS", "2", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"],
+        *["MODEL.NUM_CLASSES", "2", "DATA.BATCH_SIZE", "4"],
+    ]
+    flags = ["-dataset=folder", "-data_path=images", f"-ngpus={ranks}", "-output=run"]
+    status, _, err = replayed("main_multi_gpu.py", *flags, "-o", *options, "DATA.DATASET", "folder")
+    assert status == 1, err
+    assert "the loss is nan" in err
+    status, out, err = replayed("tools/replay.py", "run")
+    assert status == 0, err
+    assert "first non-finite output: patch_embed" in out
+    assert "of the model's inputs aren't finite (pixels reach 3e+38)\n" in out
+    assert f"samples: {tmp_path}/images/train/b/13.npy\n" in out
+
+
+@pytest.mark.long
+def test_a_step_whose_weights_are_spoilt_is_traced_to_the_update_before(replayed, tmp_path):
+    # The second layer multiplies zeros, and its weight decay overflows.
+    write_weights(tmp_path / "w.safetensors", 0.0, 1e38)
+    options = [*OPTIONS, "TRAIN.BASE_LR", "1e3", "TRAIN.WEIGHT_DECAY", "1e3"]
+    flags = ["-pretrained=w.safetensors", "-output=run", "-o", *options]
+    status, _, err = replayed("main_single_gpu.py", *flags)
+    assert status == 1
+    assert "the loss is nan at step 2" in err
+    status, out, err = replayed("tools/replay.py", "run")
+    assert status == 0, err
+    assert "step 1 (epoch 1): loss 2." in out
+    assert "before step 2 the weights aren't finite (" in out
+    assert "step 1 is shown, whose update made them so" in out
+    assert out.endswith("its outputs and gradients are finite: the update itself overflowed\n")
+
+
+def test_what_cannot_be_repeated_is_one_line(replayed, tmp_path):
+    status, _, err = replayed("tools/replay.py", "nothing")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "nothing has no config.yaml; expected the folder of a training" in err
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("EVAL: True\n")
+    status, _, err = replayed("tools/replay.py", "run", "-step=0")
+    assert (status, err) == (2, "error: -step is 0, expected 1 or more\n")
+    status, _, err = replayed("tools/replay.py", "run")
+    assert status == 2
+    assert "run is an evaluation, which has no steps; expected a training" in err
+
+
+def test_a_step_beyond_the_run_and_a_run_without_bad_steps_are_one_line(replayed, tmp_path):
+    from config import resolved_yaml
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(resolved_yaml(get_config(None, OPTIONS)))
+    status, _, err = replayed("tools/replay.py", "run")
+    assert status == 2
+    assert f"run has no {FILE}: all its losses were in proportion; pass -step=N" in err
+    status, _, err = replayed("tools/replay.py", "run", "-step=90", "-ngpus=1")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "-step is 90, expected 1 to 89: the steps of the run after its checkpoint" in err
+
+
+# ------------------------------------------------------------ the report
+
+
+def layer(name, bad=0, inputs_bad=0, rows=()):
+    output = Values("4x2", -1.0, 2.0, bad, 8, list(rows))
+    inputs = Values("4x2", -3.0, 1.0, inputs_bad, 8, [])
+    return LayerValues(name, "Layer", output, inputs, None)
+
+
+def seen(step=5, losses=(1.0, 3.0, 2.0, 0.5), **values):
+    names = ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
+    return StepValues(step, 1, names, list(losses), **values)
+
+
+def last_lines(ranks, count):
+    return list(report(ranks))[-count:]
+
+
+def test_tensors_are_described_by_their_finite_values():
+    tensor = paddle.to_tensor([[1.0, float("nan")], [-2.0, 3.0], [float("inf"), 0.0]])
+    found = Values.of({"a": tensor, "b": paddle.to_tensor([1])}, 3)
+    assert found == Values("3x2", -2.0, 3.0, 2, 6, [0, 2])
+    assert found.largest == 3.0
+    assert Values.of(tensor, 2).rows == []
+    assert Values.of(paddle.to_tensor(float("nan")), 1) == Values("1", 0.0, 0.0, 1, 1, [])
+    assert Values.of((), 1).total == 0
+
+
+def test_the_first_layer_is_named_and_the_samples():
+    layers = [layer("fc1"), layer("fc2", bad=2, rows=[1, 3]), layer("", bad=2, inputs_bad=2)]
+    assert last_lines([[seen(forward=layers)]], 2) == [
+        "first non-finite output: fc2 (Layer), 2 of 8 values, from finite inputs (largest 3)",
+        "samples: b.jpg, d.jpg",
+    ]
+
+
+def test_values_that_arise_between_the_layers_of_a_layer_are_its_own():
+    layers = [layer("attn.qkv"), layer("attn.proj", bad=8, inputs_bad=8), layer("attn", bad=8)]
+    assert last_lines([[seen(forward=layers)]], 1) == [
+        "first non-finite output: attn (Layer) before its layer attn.proj, 8 of 8 values,"
+        " from finite inputs (largest 3)"
+    ]
+
+
+def test_a_loss_of_finite_outputs_is_the_tasks():
+    losses = [1.0, float("inf"), 2.0, 0.5]
+    lines = last_lines([[seen(losses=losses, forward=[layer("fc")])]], 2)
+    assert lines == [
+        "all layers are finite, but the loss isn't: the task computes it from finite outputs",
+        "samples: b.jpg",
+    ]
+
+
+def test_a_gradient_is_named_if_the_forward_pass_is_finite():
+    backward = [layer("head"), layer("fc", bad=8, rows=[0, 1, 2, 3])]
+    steps = seen(forward=[layer("fc")], backward=backward)
+    assert last_lines([[steps]], 2) == [
+        "first non-finite gradient: of the output of fc (Layer), 8 of 8 values",
+        "samples: all 4 of the batch",
+    ]
+    steps.scaled = True
+    assert "in float16 a gradient may overflow: such an update is skipped" in report([[steps]])
+
+
+def test_the_rank_with_the_values_is_shown_and_the_loss_is_that_of_all():
+    bad = seen(losses=(9.0, 9.0, 9.0, 9.0), forward=[layer("fc", bad=1, rows=[2])])
+    lines = list(report([[seen()], [bad], [seen()]]))
+    assert lines[0] == ("step 5 (epoch 1): loss 4.08333 of 12 samples; rank 1, shown here: 9 of 4")
+    assert lines[-1] == "samples: c.jpg"
+
+
+def test_samples_are_ordered_by_their_losses():
+    quiet = seen(losses=(0.1, 0.1, 0.1, 0.1))
+    assert last_lines([[quiet], [seen()]], 5) == [
+        "samples with the largest losses:",
+        "  3  b.jpg",
+        "  2  c.jpg",
+        "  1  a.jpg",
+        "  0.5  d.jpg",
+    ]
+
+
+def test_spoilt_weights_are_traced_to_the_step_that_spoilt_them():
+    before = seen(4, forward=[layer("fc")], backward=[layer("fc", bad=1)])
+    after = seen(5, losses=[float("nan")] * 4, spoilt_weights=["fc.weight"])
+    lines = list(report([[before, after]]))
+    assert lines[1] == (
+        "before step 5 the weights aren't finite (fc.weight); step 4 is shown, whose update made"
+        " them so"
+    )
+    assert lines[-1].startswith("first non-finite gradient: of the output of fc")
+    before.backward = [layer("fc")]
+    assert list(report([[before, after]]))[-1] == (
+        "its outputs and gradients are finite: the update itself overflowed"
+    )
