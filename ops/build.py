@@ -12,9 +12,11 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from errors import RunError, remedy, reporting  # first: it silences a warning of Paddle's import
+
+# isort: split
 import paddle
 
-from errors import RunError, remedy, reporting
 from launch.devices import num_cores
 from launch.files import remove, temporary_folder, writing_whole
 from launch.startup import stop_at_once
@@ -45,7 +47,7 @@ LIBRARIES = ["-l:libdnnl.so.3", "-l:libiomp5.so", "-Wl,--no-as-needed", "-l:libp
 PARTS = 2
 # Bytes of memory that a compiler needs; 0.75 GB were measured.
 MEMORY = 1 << 30
-# The libraries that are kept, those that were used last; one has 2 MB.
+# The libraries that are kept, those that were used last; one has 1 MB.
 KEPT = 12
 _FOLDER = re.compile(r"(?:images|[\w.+]+)-[0-9a-f]{12}")
 _NO_COMPILER = "g++ wasn't found"
