@@ -18,6 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import errors  # noqa: F401  (first: it silences a warning of Paddle's import)
+
+# isort: split
 import paddle
 from paddle import _C_ops
 from paddle.autograd import PyLayer

@@ -12,11 +12,9 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from errors import RunError, remedy, reporting  # first: it silences a warning of Paddle's import
-
-# isort: split
 import paddle
 
+from errors import RunError, remedy, reporting
 from launch.devices import num_cores
 from launch.files import remove, temporary_folder, writing_whole
 from launch.startup import stop_at_once
