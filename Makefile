@@ -30,7 +30,7 @@ VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# 
 # Nobody has to wait for the operators: without them, a training is only slower.
 install: $(VENV)/installed
 	@nohup nice $(RUN) -m ops.build > $(VENV)/ops.log 2>&1 < /dev/null &
-	@echo "the operators for CPUs are being compiled in the background; make ops waits for them"
+	@echo "operators for CPUs: compiled in the background if g++ is there; make ops waits for them"
 
 ops: $(VENV)/installed
 	-$(RUN) -m ops.build

@@ -247,7 +247,7 @@ def all_gather(data: Any) -> list[Any]:
     sizes: list[paddle.Tensor] = []
     dist.all_gather(sizes, paddle.to_tensor([len(message)], dtype="int64"))
     # Of a tensor itself, int is refused by NumPy 2.4: it has an axis.
-    lengths = [int(size.item()) for size in sizes]
+    lengths = [int(size.numpy().item()) for size in sizes]
     # The collective takes messages of one size.
     longest = max(lengths)
     padded = np.frombuffer(message.ljust(longest, b"\0"), np.uint8)

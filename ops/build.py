@@ -47,7 +47,7 @@ PARTS = 2
 MEMORY = 1 << 30
 # The libraries that are kept, those that were used last; one has 1 MB.
 KEPT = 12
-_FOLDER = re.compile(r"(?:images|[\w.+]+)-[0-9a-f]{12}")
+_FOLDER = re.compile(r"[\w.+]+-[0-9a-f]{12}")
 _NO_COMPILER = "g++ wasn't found"
 _WITHOUT = (
     "without the compiled operators, CPUs train and evaluate at a third to a tenth of the speed"
@@ -85,12 +85,12 @@ def _build(target: Path, compile_to: Callable[[Path], None], message: str) -> Pa
     if is_built(target):
         return target
     try:
-        _make_folders(target.parent)
         if problem := why_unsafe(target):
             problem += "; set XDG_CACHE_HOME to a folder of your own"
             raise RunError(f"the {message.format(problem)}")
         if not shutil.which("g++"):
             raise RunError(f"the {message.format(_NO_COMPILER)}")
+        _make_folders(target.parent)
         with _alone(target.parents[1]), temporary_folder() as folder:
             # Another process may have compiled it while this one waited.
             if not is_built(target):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import paddle
+from paddle import version
 
 _HERE = Path(__file__).resolve().parent
 # The folders that the toolkit makes: the library's own, and those around it.
@@ -54,7 +55,6 @@ def library_folder(name: str, made_of: Iterable[bytes]) -> Path:
 def library() -> Path:
     """Returns where the compiled operators of these sources and this Paddle are, or would be."""
     # Two builds of Paddle can have the same version. Its headers include Python's.
-    version = paddle.version
     builds = (version.full_version, version.commit, version.cuda(), sys.version_info[:2])
     sources = (path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
     folder = library_folder(paddle.__version__, (repr(builds).encode(), *sources))
@@ -68,8 +68,11 @@ def is_built(library: Path) -> bool:
 
 def why_unsafe(library: Path) -> str:
     """Returns why a library's path isn't safe: another user, except root, owns it or one of the
-    folders that the toolkit made for it, or may write there. Returns "" if it is safe.
+    folders that the toolkit made for it, or may write there; or the path is relative. Returns "" if
+    it is safe.
     """
+    if not library.is_absolute():
+        return "this user has no home"
     for path in (library, *list(library.parents)[:_DEPTH]):
         try:
             status = os.stat(path)

@@ -108,6 +108,19 @@ def test_nothing_is_compiled_into_a_folder_that_others_may_write_to(cache):
     assert not ops.paths.is_built(paths.library())
 
 
+def test_a_user_without_a_home_has_none(tmp_path, monkeypatch):
+    """Its path would be found in whatever folder a program starts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "relative")
+    monkeypatch.chdir(tmp_path)
+    library = images.library()
+    library.parent.mkdir(parents=True)
+    library.write_text("")
+    assert not paths.is_built(library)
+    with pytest.raises(RunError, match=r"\(this user has no home; set XDG_CACHE_HOME to a folder"):
+        build.build_images()
+
+
 def test_a_cache_that_cant_be_written_to_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -243,7 +256,7 @@ def test_make_install_doesnt_wait_for_the_operators(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
-        "the operators for CPUs are being compiled in the background; make ops waits for them"
+        "operators for CPUs: compiled in the background if g++ is there; make ops waits for them"
     )
     log = tmp_path / "ops.log"
     until = time.monotonic() + 20
