@@ -312,7 +312,7 @@ def _in_features(
 
 
 def _is_text(query: str) -> bool:
-    """Returns whether a query is a text: it is no URL, there is no such file, and its ending isn't
+    """Returns whether a query is a text: it isn't a URL, there is no such file, and its ending isn't
     an image's.
     """
     from loading.layout import IMAGE_SUFFIXES

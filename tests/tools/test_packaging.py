@@ -345,6 +345,7 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
             "serve",
             "sweep",
             "text",
+            "video",
         }
         == asked
     )
