@@ -7,9 +7,9 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from errors import Allowance, InputError, RunError, Unreadable, open_file, printable, reading
 from loading.class_names import read_class_names
@@ -22,11 +22,6 @@ from loading.transforms import video
 
 STDIN = "-"
 LIST = ".txt"
-# The endings of videos, for paths as texts and as bytes.
-_VIDEOS: Mapping[type, Any] = {
-    str: video.SUFFIXES,
-    bytes: tuple(map(os.fsencode, video.SUFFIXES)),
-}
 # The bytes of a list of paths.
 _LARGEST = 1 << 28
 # The bytes of memory that a path takes besides its own bytes.
@@ -71,7 +66,11 @@ def paths_of(
         [argument] if is_url(argument) else _paths_of_one(argument, stdin, skipped)
         for argument in arguments
     )
-    paths = Paths(_checked(named, urls, every))
+    if not urls:
+        named = _without_urls(named)
+    if every is not None:
+        named = _with_frames(named, every)
+    paths = Paths(named)
     if skipped:
         print(skipped_text(skipped), file=sys.stderr)
     if not len(paths):
@@ -81,19 +80,23 @@ def paths_of(
     return paths
 
 
-def _checked(
-    paths: Iterable[str | bytes], urls: bool, every: float | None
-) -> Iterator[str | bytes]:
-    """Yields paths, with the frames of videos instead of these."""
+def _without_urls(paths: Iterable[str | bytes]) -> Iterator[str | bytes]:
+    """Yields paths; raises InputError at a URL."""
     for path in paths:
-        if not urls and is_url(path):
+        if is_url(path):
             raise InputError(
                 f"'{printable(os.fsdecode(path))}': only files are accepted here; download it first"
             )
-        if every is None or not path.lower().endswith(_VIDEOS[type(path)]):
-            yield path
-        else:
+        yield path
+
+
+def _with_frames(paths: Iterable[str | bytes], every: float) -> Iterator[str | bytes]:
+    """Yields paths, and of each video its frames instead."""
+    for path in paths:
+        if video.is_video(os.fsdecode(path)):
             yield from _frames(os.fsdecode(path), every)
+        else:
+            yield path
 
 
 def _frames(path: str, every: float) -> Iterator[str]:
