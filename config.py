@@ -118,8 +118,8 @@ class Root(Section):
     # The folder of this run. None: a new folder in SAVE.
     OUTPUT: FilePath | None = None
 
-    # One name or a list of visualdl, tensorboard, wandb and mlflow: metrics are also written in
-    # these formats, offline. None: only to metrics.jsonl.
+    # One name or a list of visualdl, tensorboard, wandb, mlflow, swanlab and trackio: metrics are
+    # also written in these formats, offline. None: only to metrics.jsonl.
     TRACKERS: Sequence[str] | None = key(None, TRAINING)
 
     # A note of yours about the run, which is stored in config.yaml.

@@ -57,7 +57,8 @@ _PATH = Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 40
 FORM: Form = {
     "checkpoint": _PATH,
     "sha256": Rule("a SHA-256", lambda value: is_name(value, 64)),
-    "folder": _PATH,
+    # A name below it is never taken for a URL.
+    "folder": Rule("an absolute path", lambda value: _PATH.holds(value) and value[0] == "/"),
     "cfg": optional(_PATH),
     "options": Rule(
         "a list of words", lambda value: is_list(value, lambda word: type(word) is str)

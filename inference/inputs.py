@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from errors import Allowance, InputError, Unreadable, open_file, printable, reading
+from errors import Allowance, InputError, RunError, Unreadable, open_file, printable, reading
 from loading.class_names import read_class_names
 from loading.files import Paths, text_lines
 from loading.label_spaces import imagenet_names
 from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
+from loading.remote import is_url
 from loading.sources import images_below
+from loading.transforms import video
 
 STDIN = "-"
 LIST = ".txt"
@@ -26,7 +28,12 @@ _LARGEST = 1 << 28
 _PATH_OVERHEAD = 20
 
 
-def paths_of(arguments: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
+def paths_of(
+    arguments: Sequence[str],
+    stdin: IO[bytes] | None = None,
+    urls: bool = False,
+    every: float | None = None,
+) -> Paths:
     """Returns the paths that arguments stand for, in the order of the arguments.
 
     An argument is one of these:
@@ -36,6 +43,8 @@ def paths_of(arguments: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     - a pattern with ``*``, ``?`` or ``[``, as in a shell; ``**`` stands for folders at any depth
     - a list of paths, which ends in .txt
     - ``-``: a list on standard input
+    - with ``urls``, the URL of an image
+    - with ``every``, a video, which stands for its frames: "clip.mp4#12.0"
 
     A list has a path on each line, which is taken unchanged. Relative paths start at the current
     folder. If the list contains a NUL, paths end with NULs instead (``find -print0``).
@@ -45,17 +54,23 @@ def paths_of(arguments: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
 
     Args:
         stdin: where ``-`` is read from; None: ``-`` isn't accepted.
+        urls: whether URLs are accepted. They aren't where paths are stored.
+        every: the seconds of a video that one frame stands for; None: videos aren't accepted.
 
     Raises:
         InputError: an argument stands for nothing, or can't be read. The images themselves aren't
             opened here.
     """
     skipped: list[str] = []
-    paths = Paths(
-        itertools.chain.from_iterable(
-            _paths_of_one(argument, stdin, skipped) for argument in arguments
-        )
+    named = itertools.chain.from_iterable(
+        [argument] if is_url(argument) else _paths_of_one(argument, stdin, skipped)
+        for argument in arguments
     )
+    if not urls:
+        named = _without_urls(named)
+    if every is not None:
+        named = _with_frames(named, every)
+    paths = Paths(named)
     if skipped:
         print(skipped_text(skipped), file=sys.stderr)
     if not len(paths):
@@ -63,6 +78,39 @@ def paths_of(arguments: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
             "no image files found in the lists, or in the folders that the patterns match"
         )
     return paths
+
+
+def _without_urls(paths: Iterable[str | bytes]) -> Iterator[str | bytes]:
+    """Yields paths; raises InputError at a URL."""
+    for path in paths:
+        if is_url(path):
+            raise InputError(
+                f"'{printable(os.fsdecode(path))}': only files are accepted here; download it first"
+            )
+        yield path
+
+
+def _with_frames(paths: Iterable[str | bytes], every: float) -> Iterator[str | bytes]:
+    """Yields paths, and of each video its frames instead."""
+    for path in paths:
+        if video.is_video(os.fsdecode(path)):
+            yield from _frames(os.fsdecode(path), every)
+        else:
+            yield path
+
+
+def _frames(path: str, every: float) -> Iterator[str]:
+    """Yields the names of a video's frames. One that can't be read has one, which gets the error."""
+    if is_url(path) or not os.path.isfile(path):
+        yield path
+        return
+    video.check_installed()
+    try:
+        times = video.frame_times(path, every)
+    except (Unreadable, OSError, RunError):
+        times = [0.0]
+    for seconds in times:
+        yield video.frame_name(path, seconds)
 
 
 def _paths_of_one(

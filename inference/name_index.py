@@ -39,7 +39,11 @@ _FORM: Form = {
     "size": Rule("a number of bytes", is_whole),
     "changed": Rule("a time in nanoseconds", lambda value: is_whole(value, high=1 << 63)),
     "sha256": Rule("a SHA-256", lambda value: is_name(value, 64)),
-    "folder": Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 4096),
+    # A name below it is never taken for a URL.
+    "folder": Rule(
+        "an absolute path",
+        lambda value: type(value) is str and value.startswith("/") and len(value) <= 4096,
+    ),
 }
 
 

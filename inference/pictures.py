@@ -9,10 +9,19 @@ import paddle
 from PIL import Image
 
 from datasets import EncodedDataset
-from errors import LONGEST_LINE, InputError, RunError
+from errors import IMAGE, LONGEST_LINE, InputError, RunError, reading
 from loading.files import Paths, contents
+from loading.remote import fetched, is_url
 from loading.samplers import EvalBatchSampler
-from loading.transforms import Broken, convert, image_of, largest_file, pixel_dtype, scaling_problem
+from loading.transforms import (
+    Broken,
+    convert,
+    image_of,
+    largest_file,
+    pixel_dtype,
+    scaling_problem,
+    video,
+)
 from loading.transforms import Picture as Opened
 from loading.transforms.decode import readable
 from loading.transforms.orientation import TURNS, orientation_in
@@ -48,9 +57,9 @@ class Pictures(EncodedDataset):
     An item is (pixels [H, W, C], the image's place, its error as bytes that are filled with 0).
 
     Args:
-        images: paths, the bytes of files, Pillow images, or arrays [H, W] or [H, W, 3] uint8. For a
-            model of other images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] of uint8, uint16 or
-            float32.
+        images: paths, URLs, names of frames ("clip.mp4#12.0"), the bytes of files, Pillow images,
+            or arrays [H, W] or [H, W, 3] uint8. For a model of other images (DATA.IMAGE_DTYPE):
+            arrays [H, W] or [H, W, C] of uint8, uint16 or float32.
     """
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
@@ -89,15 +98,36 @@ class Pictures(EncodedDataset):
                 f"{self.name(index)}: found an object of type {type(image).__name__},"
                 " expected a path, the bytes of a file, a Pillow image or an array"
             )
-        return contents(self.name(index), largest_file(self.most))
+        name = self.name(index)
+        if is_url(name):
+            with reading(name, IMAGE, "; check the address", Broken):
+                return fetched(name, largest_file(self.most))
+        return contents(name, largest_file(self.most))
 
     def picture(self, index: int) -> Opened:
-        image = self.images[index]
-        if not isinstance(image, Image.Image | np.ndarray):
+        image = self._unencoded(index)
+        if image is None:
             return super().picture(index)
         # Pillow may decode the image only now, and can't convert every mode.
         with readable(self.name(index)):
             return self._opened(image, self.name(index))
+
+    def image(self, index: int) -> Opened:
+        picture = self.picture(index)
+        return picture if isinstance(picture, Image.Image) else picture.decode()
+
+    def _unencoded(self, index: int) -> Image.Image | np.ndarray | None:
+        """Returns an image that isn't in a file of its own; None if it is."""
+        image = self.images[index]
+        if isinstance(image, Image.Image | np.ndarray):
+            return image
+        if not isinstance(image, str | os.PathLike):
+            return None
+        frame = video.frame_of(os.fspath(image))
+        if frame is None:
+            return None
+        with readable(self.name(index)):
+            return video.frame(*frame, self.most)
 
     def _opened(self, image: Image.Image | np.ndarray, name: str) -> Opened:
         sides = image.shape if isinstance(image, np.ndarray) else image.size

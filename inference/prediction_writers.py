@@ -18,6 +18,7 @@ from errors import RunError, printable, remedy
 from inference.maps import Areas
 from inference.predictor import Failure, Prediction
 from loading.tables import csv_line
+from loading.transforms.video import frame_of
 from utils import sync_directory
 
 Outcome = Prediction | Areas | Failure
@@ -25,6 +26,8 @@ Outcome = Prediction | Areas | Failure
 COLUMNS = ("name", "rank", "output", "class", "probability", "error")
 # Further ones, if it is asked which images are of something else.
 REJECTION_COLUMNS = ("unknown", "score")
+# A further one, if there are frames of videos.
+TIME = "time"
 # Those of the areas of classes.
 AREA_COLUMNS = ("name", "rank", "output", "class", "percent", "error")
 # The columns of a terminal that a table gives to a name at least, and to a class at most.
@@ -48,22 +51,28 @@ def reason(failure: Failure) -> str:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Returns the object of a line of JSON: ``name``, and ``predictions``, ``areas`` or ``error``."""
+    """Returns the object of a line of JSON: ``name``, and ``predictions``, ``areas`` or ``error``.
+    A frame of a video has its ``time``, too.
+    """
+    frame = frame_of(outcome.name)
+    named: dict[str, Any] = {"name": outcome.name}
+    if frame:
+        named[TIME] = frame[1]
     if isinstance(outcome, Failure):
-        return {"name": outcome.name, "error": reason(outcome)}
+        return named | {"error": reason(outcome)}
     if isinstance(outcome, Areas):
         shares = zip(outcome.outputs, outcome.classes, outcome.percents, strict=True)
         found = [
             {"output": output, "class": label, "percent": percent}
             for output, label, percent in shares
         ]
-        return {"name": outcome.name, "areas": found}
+        return named | {"areas": found}
     ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
     predictions = [
         {"output": output, "class": label, "probability": probability}
         for output, label, probability in ranked
     ]
-    answer = {"name": outcome.name, "predictions": predictions}
+    answer = named | {"predictions": predictions}
     if outcome.unknown is not None:
         answer |= {"unknown": outcome.unknown, "score": outcome.score}
     return answer
@@ -97,6 +106,7 @@ class Csv:
     Args:
         columns: COLUMNS or AREA_COLUMNS.
         rejects: whether rows have REJECTION_COLUMNS, too.
+        timed: whether rows have the column TIME, too: the seconds of a frame of a video.
     """
 
     def __init__(
@@ -104,23 +114,29 @@ class Csv:
         file: IO[str] | io.TextIOBase,
         columns: tuple[str, ...] = COLUMNS,
         rejects: bool = False,
+        timed: bool = False,
     ) -> None:
         self.file = file
         self.rejects = rejects
+        self.timed = timed
         if rejects:
             columns += REJECTION_COLUMNS
+        if timed:
+            columns += (TIME,)
         file.write(",".join(columns) + "\n")
 
     def write(self, outcome: Outcome) -> None:
         name = outcome.name
         empty = [None] * 4
-        if isinstance(outcome, Failure):
-            others = (None, None) if self.rejects else ()
-            self.file.write(csv_line(name, *empty, reason(outcome), *others))
-            return
-        others = ()
+        others: tuple[Any, ...] = (None, None) if self.rejects else ()
         if self.rejects and isinstance(outcome, Prediction):
             others = (str(outcome.unknown).lower(), outcome.score)
+        if self.timed:
+            frame = frame_of(name)
+            others += (frame[1] if frame else None,)
+        if isinstance(outcome, Failure):
+            self.file.write(csv_line(name, *empty, reason(outcome), *others))
+            return
         ranked = zip(outcome.outputs, outcome.classes, _values(outcome), strict=True)
         rows = [
             csv_line(name, rank, output, label, value, None, *others)
@@ -226,7 +242,8 @@ def text_writer(
         rejects: whether predictions say which images are of something else.
     """
     if kind == "csv":
-        return Csv(file, AREA_COLUMNS if of_areas else COLUMNS, rejects)
+        timed = any(frame_of(names[place]) for place in range(len(names)))
+        return Csv(file, AREA_COLUMNS if of_areas else COLUMNS, rejects, timed)
     if kind == "jsonl":
         return JsonLines(file)
     sample = (names[place] for place in range(min(len(names), _SAMPLED_NAMES)))

@@ -19,6 +19,7 @@ from inference.name_index import open_names
 from inference.pictures import Pictures
 from inference.search_index import SUFFIX, open_index
 from loading.files import Paths
+from loading.remote import is_url
 from training.retrieval import normalised, percentages, retrieval_sums
 from utils import writing_whole
 
@@ -362,7 +363,7 @@ def write_grid(
     if output.suffix.lower() != ".png":
         raise InputError(f"{output}: the grid is a PNG; use the ending .png")
     # A text has no picture.
-    captions = [(query, "query")] if os.path.lexists(query) else []
+    captions = [(query, "query")] if is_url(query) or os.path.lexists(query) else []
     captions += [(name, f"{similarity:.3f}") for name, similarity in neighbours]
     config = get_config(None, ["DATA.IMAGE_CHANNELS", "3", "DATA.EXIF_ORIENTATION", str(oriented)])
     pictures = Pictures(config, [name for name, _ in captions])

@@ -39,6 +39,7 @@ _FOREIGN = {
     "REPORT_FREQ": "log_interval print_batch_step print_freq",
     "SAVE_FREQ": "save_interval",
     "TO_STATIC True": "torchcompile",
+    "TRACKERS swanlab": "log_swanlab use_swanlab",
     "TRACKERS visualdl": "use_visualdl use_vdl",
     "TRACKERS wandb": "log_wandb use_wandb",
     "TRAIN.ACCUM_ITER": "grad_accum_steps gradient_merge k_steps",

@@ -139,7 +139,7 @@ PARSERS = {
 WITHIN = {
     "loading/archives.py: _members", "loading/cache.py: __init__", "loading/files.py: npz",
     "loading/shards.py: _plain_members", "loading/transforms/decode.py: _decode",
-    "loading/transforms/isolated_process.py: _main", "loading/transforms/formats.py: opened_plain",
+    "loading/transforms/isolated_process.py: _serve_images", "loading/transforms/formats.py: opened_plain",
     "weights/archives.py: _read_torch", "weights/archives.py: read_zip",
     "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "settings/plain.py: parsed_json",
 }  # fmt: skip

@@ -1,13 +1,15 @@
 """Predicts the classes of images with trained weights. Their probabilities are those of -eval.
 A model of TASK segmentation predicts the class of each pixel.
 
-    python tools/predict.py CHECKPOINT IMAGE|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-format csv] [-output FILE]
+    python tools/predict.py CHECKPOINT IMAGE|URL|VIDEO|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-output FILE]
     python tools/predict.py CHECKPOINT FOLDER -format masks|overlays -output DIR
     python tools/predict.py CHECKPOINT FOLDER -ngpus 2 (or python -m paddle.distributed.launch ... tools/predict.py)
 
 CHECKPOINT is a run's folder (its best checkpoint is taken), a checkpoint, or its model.safetensors
 alone. For other weights, -cfg names the model. Folders are searched recursively, in sorted order. A
 list has a path on each line; "-" is a list on standard input. Results are in the order of the images.
+URLs are of http or https. Of a video (mp4, mov, m4v, avi, mkv, webm), the first frame of each second
+is predicted, or of each -every seconds.
 Images are rotated by their EXIF orientation if the model was trained with DATA.EXIF_ORIENTATION.
 
 For segmentation, masks are PNG files of class numbers in the size of the image, and overlays show the
@@ -20,12 +22,13 @@ Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong co
 import argparse
 import contextlib
 import functools
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
@@ -43,6 +46,8 @@ from settings.parser import Parser, pairs, whole_number  # noqa: E402
 # The graph of an export may never end. Unless DIST.TIMEOUT is set, a batch has this time.
 EXPORT_SECONDS = 60.0
 EXPORT_SECONDS_PER_IMAGE = 10.0
+# The seconds of a video of which one frame is predicted.
+EVERY = 1.0
 # What says which classes of an image are given.
 CHOICES = ("top", "threshold", "coverage", "reject", "score")
 SCORES = ("energy", "max_logit", "knn")
@@ -67,7 +72,10 @@ def parsed_arguments() -> argparse.Namespace:
         "checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder"
     )
     parser.add_argument(
-        "inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -"
+        "inputs",
+        nargs="+",
+        metavar="IMAGES",
+        help="files, folders, patterns, lists (.txt), URLs, videos, or -",
     )
 
     def option(name: str, **settings: Any) -> None:
@@ -123,6 +131,8 @@ def parsed_arguments() -> argparse.Namespace:
         " ten (both); default: flip"
     )
     option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
+    text = "of a video, predict the first frame of each N seconds; default: 1"
+    option("every", type=_seconds, metavar="N", help=text)
     option(
         "batch_size",
         type=whole_number(1),
@@ -167,6 +177,13 @@ def _share(text: str) -> float:
         if 0 <= float(text) <= 1:
             return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} isn't a probability from 0 to 1")
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0.001 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds from 0.001 on")
 
 
 def _temporary(arguments: argparse.Namespace) -> Path | None:
@@ -390,6 +407,18 @@ def areas_writer(writer: Any, classes: list[str], top: int) -> Any:
     return write
 
 
+def images_of(arguments: argparse.Namespace, stdin: IO[bytes] | None = None) -> Any:
+    """Returns the paths, URLs and frames that the command line names."""
+    from inference.inputs import paths_of
+    from loading.transforms.video import frame_of
+
+    every = arguments.every or EVERY
+    images = paths_of(arguments.inputs, stdin, urls=True, every=every)
+    if arguments.every is not None and not any(map(frame_of, images)):
+        raise InputError("-every is for videos, and none is given; leave it out")
+    return images
+
+
 def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None:
     """Runs a rank that this program started."""
     with as_rank(failed, beats), _reporting_reader_left():
@@ -401,10 +430,10 @@ def launched_rank(
 ) -> None:
     """Runs a rank that a launcher started. One rank of each machine lists the images for all."""
     with as_rank(failed, beats), _reporting_reader_left():
-        from inference.inputs import check_output, paths_of
+        from inference.inputs import check_output
 
-        key = repr(("images", arguments.inputs)).encode()
-        [images] = sharing.read_once(lambda: (paths_of(arguments.inputs),), key)
+        key = repr(("images", arguments.inputs, arguments.every)).encode()
+        [images] = sharing.read_once(lambda: (images_of(arguments),), key)
         check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
         launched.wait_for_all()
         answer(arguments, images, config)
@@ -425,17 +454,21 @@ def run(arguments: argparse.Namespace) -> None:
     import utils
     from config import with_values
     from inference.export_manifest import is_export
-    from inference.inputs import check_output, paths_of, standard_input
+    from inference.inputs import check_output, standard_input
+    from loading import remote
 
     ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
-    images = paths_of(arguments.inputs, standard_input())
+    images = images_of(arguments, standard_input())
     check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
     exported = is_export(arguments.checkpoint)
     if ranks == 1 and not exported:
         answer(arguments, images, config)
         return
     if exported and "DIST.TIMEOUT" not in dist_options:
-        seconds = EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size
+        per_image = EXPORT_SECONDS_PER_IMAGE
+        if any(map(remote.is_url, images)):
+            per_image += remote.SECONDS
+        seconds = EXPORT_SECONDS + per_image * arguments.batch_size
         config = with_values(config, DIST__TIMEOUT=seconds)
     if ranks > 1:
         spawned.prepare_spawn()

@@ -8,10 +8,10 @@ manages indexes of images.
     python tools/search.py -index FILE.index -list
     python tools/search.py -metrics FILE.index
 
-QUERY is an image. For CLIP and SigLIP it may be a text, such as "a red flower" (an index for texts
-needs -pool embedding). It is compared with the images in FOLDER, in an index, or in the features that
-tools/features.py wrote (FILE.npy). An index and a file of features name their model, whose weights
-must not have changed since. Their images aren't read again.
+QUERY is an image or its URL. For CLIP and SigLIP it may be a text, such as "a red flower" (an index
+for texts needs -pool embedding). It is compared with the images in FOLDER, in an index, or in the
+features that tools/features.py wrote (FILE.npy). An index and a file of features name their model,
+whose weights must not have changed since. Their images aren't read again.
 
 The table has a row for each neighbour, the most similar first: similarity (at most 1) and file. The
 query itself isn't listed. Several queries give several tables. -grid draws the neighbours of one
@@ -312,10 +312,15 @@ def _in_features(
 
 
 def _is_text(query: str) -> bool:
-    """Returns whether a query is a text: there is no such file, and its ending isn't an image's."""
+    """Returns whether a query is a text: it isn't a URL, there is no such file, and its ending isn't
+    an image's.
+    """
     from loading.layout import IMAGE_SUFFIXES
+    from loading.remote import is_url
 
-    return not os.path.lexists(query) and Path(query).suffix.lower() not in IMAGE_SUFFIXES
+    if is_url(query) or os.path.lexists(query):
+        return False
+    return Path(query).suffix.lower() not in IMAGE_SUFFIXES
 
 
 def _tell(line: str) -> None:

@@ -71,7 +71,7 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Returns the image files that the command line names, and the folders around each file.
 
     Args:
-        words: files, folders, patterns, lists. A folder around a file is returned only if it is
+        words: files, folders, patterns, lists, URLs. A folder around a file is returned only if it is
             below a folder that was named.
 
     Raises:
@@ -83,7 +83,7 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     between: list[list[str]] = []
     for word in words:
         within = os.path.isdir(word)
-        for file in paths_of([word], standard_input()):
+        for file in paths_of([word], standard_input(), urls=True):
             files.append(file)
             between.append(os.path.relpath(file, word).split(os.sep)[:-1] if within else [])
     return files, between
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         "kind", choices=[*ONE_BY_ONE, *TOGETHER], metavar="WHAT", help="what to draw: see above"
     )
     parser.add_argument("checkpoint", help="a checkpoint's folder or file, or a run's folder")
-    parser.add_argument("images", nargs="*", help="files and folders")
+    parser.add_argument("images", nargs="*", help="files, folders, URLs")
     parser.add_argument(
         "-output",
         "--output",

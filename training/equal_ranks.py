@@ -21,6 +21,7 @@ from errors import InputError, printable
 from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import UNKNOWN, LabelSets
+from loading.shards import Shards
 from settings.configuration import Configuration, leaves
 from training.checkpoint.description import check_normalisation
 from training.versions import versions
@@ -367,7 +368,7 @@ def _further_columns(dataset: ImageDataset, first: int, last: int) -> Iterator[A
         paths = dataset.masks[column].paths
         if isinstance(dataset, ArrayDataset):
             yield dataset.cached_masks[column].crcs[first:last]
-        elif isinstance(dataset, ShardDataset):
+        elif isinstance(dataset, ShardDataset) and isinstance(dataset.shards, Shards):
             yield dataset.shards.places_of_masks[f"{column}.lengths"][first:last]
         elif isinstance(paths, Paths):
             yield from paths.block(first, last)

@@ -1,4 +1,5 @@
-"""Trackers: VisualDL, TensorBoard, Weights & Biases and MLflow, which show a run's records.
+"""Trackers: VisualDL, TensorBoard, Weights & Biases, MLflow, SwanLab and Trackio, which show a
+run's records.
 
 None of these packages is needed. They are imported only in the process that follows a run's
 metrics.jsonl (``training.tracking``). All of them work offline: their files lie in the run's
@@ -22,6 +23,8 @@ OFFLINE = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # Later releases of MLflow need it for the store of files.
     "MLFLOW_ALLOW_FILE_STORE": "true",
+    # Trackio would ask Hugging Face for the name of the user whose token it finds.
+    "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "true",
 }
 
@@ -208,3 +211,86 @@ class MLflow(Tracker):
     def end(self, final: Mapping[str, float]) -> None:
         self.add("result", 0, final)
         self.client.set_terminated(self.run, "FINISHED" if final else "KILLED")
+
+
+# Besides the records, SwanLab would collect the console's output, the machine's hardware, the
+# installed packages and the checkout's Git address, and would call a webhook.
+_ONLY_RECORDS = {
+    "terminal": {"proxy_type": "none"},
+    "probe": dict.fromkeys(
+        ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "monitor"), False
+    ),
+    "integration": {"webhook": {"url": ""}},
+    # The name of the run's folder, which otherwise has the time.
+    "run": {"dir": "run"},
+}
+# Variables by which Trackio would send a run to a server.
+_TRACKIO_SERVERS = (
+    "TRACKIO_SPACE_ID",
+    "TRACKIO_SERVER_URL",
+    "TRACKIO_BUCKET_ID",
+    "TRACKIO_DATASET_ID",
+    "TRACKIO_WEBHOOK_URL",
+)
+
+
+@trackers.register("swanlab", package="swanlab", extra="swanlab")
+class SwanLab(Tracker):
+    """SwanLab: ``swanlab sync RUN/swanlab/run`` uploads it.
+
+    The environment variable SWANLAB_PROJ_NAME names the project.
+    """
+
+    written = r"run|\.gitignore"
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import swanlab  # pyright: ignore[reportMissingImports]: an extra
+
+        swanlab.merge_settings(_ONLY_RECORDS)
+        self.run = swanlab.init(
+            mode="offline",
+            log_dir=str(folder),
+            project=os.environ.get("SWANLAB_PROJ_NAME") or "runs",
+            name=folder.parent.name,
+            resume="never",
+            config=dict(config),
+        )
+
+    def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({f"{split}/{name}": value for name, value in values.items()}, step=step)
+
+    def end(self, final: Mapping[str, float]) -> None:
+        if final:
+            self.add("result", 0, final)
+        self.run.finish("success" if final else "aborted")
+
+
+@trackers.register("trackio", package="trackio", extra="trackio")
+class Trackio(Tracker):
+    """Trackio: ``TRACKIO_DIR=RUN/trackio trackio show`` shows it."""
+
+    written = r"runs\..*|inbox|media"
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        # Trackio reads its folder's name when it is imported.
+        os.environ["TRACKIO_DIR"] = str(folder)
+        for name in _TRACKIO_SERVERS:
+            os.environ.pop(name, None)
+        import trackio  # pyright: ignore[reportMissingImports]: an extra
+
+        self.run = trackio.init(
+            project="runs",
+            name=folder.parent.name,
+            config=dict(config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({f"{split}/{name}": value for name, value in values.items()}, step=step)
+
+    def end(self, final: Mapping[str, float]) -> None:
+        if final:
+            self.add("result", 0, final)
+        self.run.finish()

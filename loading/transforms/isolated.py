@@ -92,7 +92,7 @@ class _Process:
         folders = filter(None, sys.path)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", program, str(os.getpid()), *folders],
+                [sys.executable, "-IS", program, str(os.getpid()), "", *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -19,12 +19,13 @@ from support.hostile_files import a_share, attempt, damaged
 from support.servers import write_checkpoint
 
 from errors import InputError
-from inference import approximate, feature_store, search_index
+from inference import approximate, feature_store, name_index, search_index
 from inference.approximate import ApproximateSearch, recall
 from inference.feature_store import FeatureExtractor, Rows
 from inference.search import Collected, Found, Query, folder_metrics, nearest_of
 from inference.search_index import add_images, open_index, remove_images
 from loading.files import Paths
+from tools import search as search_tool
 
 SHA = "ab" * 32
 
@@ -407,3 +408,16 @@ def test_the_extractor_is_that_of_the_index(tmp_path):
     assert collected.extractor.made == {
         name: collected.stored.made[name] for name in search_index._MADE
     }
+
+
+def test_a_url_is_an_image_and_other_words_may_be_texts():
+    for query in ("https://a/b", "photo.jpg", "a red flower.PNG"):
+        assert not search_tool._is_text(query)
+    assert search_tool._is_text("a red flower")
+
+
+def test_the_folder_of_an_index_cannot_make_its_names_urls():
+    for form in (feature_store.FORM, name_index._FORM):
+        assert form["folder"].holds("/data/photos")
+        assert not form["folder"].holds("http://a")
+        assert not form["folder"].holds("")

@@ -276,6 +276,7 @@ class Desk:
             if entry.name in ("tools", "examples", "configs") or entry.suffix in (".py", ".sh"):
                 (folder / entry.name).symlink_to(entry)
         write_data(folder / "data")
+        shutil.copy(ROOT / "tests" / "golden" / "variable_frame_rate.mp4", folder / "clip.mp4")
         # A model of images and texts, and what its documents name.
         shutil.copytree(ROOT / "tests" / "golden" / "text" / "clip", folder / "CLIP")
         (folder / "classes.txt").write_text("rose\ntulip\n")

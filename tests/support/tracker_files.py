@@ -1,6 +1,8 @@
 """Reads the files of trackers: values by (tag, step), hyper-parameters and results."""
 
+import contextlib
 import json
+import sqlite3
 import struct
 
 import yaml
@@ -20,7 +22,7 @@ def of_tensorboard(file):
         place += 16 + size
 
 
-def of_wandb(file):
+def of_level_db(file):
     """Yields the payloads of LevelDB's log, whose blocks are of 32 KiB, after a head of 7 bytes."""
     data = file.read_bytes()
     place = 7
@@ -97,7 +99,7 @@ def read_wandb(folder):
     parameters = {}
     results = {}
     [run] = [entry for entry in folder.iterdir() if entry.name.startswith("offline-run-")]
-    for payload in of_wandb(next(run.glob("*.wandb"))):
+    for payload in of_level_db(next(run.glob("*.wandb"))):
         record = Record.FromString(payload)
         if record.WhichOneof("record_type") == "run":
             parameters |= {
@@ -139,11 +141,57 @@ def read_mlflow(folder):
     return shown, parameters, results
 
 
+def read_swanlab(folder):
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.proto.swanlab.run.v1.run_pb2 import RUN_STATE_FINISHED
+
+    values = {}
+    state = None
+    [file] = (folder / "run").glob("*.swanlab")
+    for payload in of_level_db(file):
+        record = Record.FromString(payload)
+        kind = record.WhichOneof("record_type")
+        assert kind != "log"  # the console's output
+        if kind == "scalar":
+            key = record.scalar.key, record.scalar.step
+            assert key not in values
+            values[key] = float(record.scalar.value.number)
+        elif kind == "finish":
+            state = record.finish.state
+    assert state == RUN_STATE_FINISHED
+    config = yaml.safe_load((folder / "run/files/config.yaml").read_text())
+    # Nothing about the machine, and no list of the installed packages.
+    files = {entry.name for entry in (folder / "run/files").iterdir()}
+    assert files == {"config.yaml", "swanlab-metadata.json"}
+    about = json.loads((folder / "run/files/swanlab-metadata.json").read_text())
+    assert about.pop("_version")
+    assert set(about.values()) == {None}
+    shown, results = apart(values)
+    return shown, {name: entry["value"] for name, entry in config.items()}, results
+
+
+def read_trackio(folder):
+    values = {}
+    with contextlib.closing(sqlite3.connect(folder / "runs.db")) as database:
+        for step, row in database.execute("SELECT step, metrics FROM metrics"):
+            for name, value in json.loads(row).items():
+                assert (name, step) not in values
+                # Infinity is a text in it.
+                values[name, step] = float(value)
+        [[config]] = database.execute("SELECT config FROM configs")
+    config = json.loads(config)
+    assert config.pop("_Username") is None
+    shown, results = apart(values)
+    return shown, config, results
+
+
 READERS = {
     "visualdl": read_visualdl,
     "tensorboard": read_tensorboard,
     "wandb": read_wandb,
     "mlflow": read_mlflow,
+    "swanlab": read_swanlab,
+    "trackio": read_trackio,
 }
 
 

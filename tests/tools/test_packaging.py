@@ -401,7 +401,7 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
     """In a checkout and in an installed copy alike, which have the same files."""
     calls = r"""(?:\binstall\(|", extra=)['"](\w+)"""
     asked = {call[1] for name in HOUSE for call in re.finditer(calls, (ROOT / name).read_text())}
-    trackers = {"visualdl", "tensorboard", "wandb", "mlflow"}
+    trackers = {"visualdl", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"}
     assert (
         trackers
         | {
@@ -416,6 +416,7 @@ def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypat
             "serve",
             "sweep",
             "text",
+            "video",
         }
         == asked
     )

@@ -3,6 +3,8 @@ leaves nothing.
 """
 
 import csv
+import functools
+import http.server
 import importlib
 import json
 import os
@@ -11,14 +13,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 import warm
+from PIL import Image
 from support import photographs
 from support.hostile_files import attempt, one_thread
 from support.programs import ROOT, assert_none_left, descendants, ranks_of, wait_for
+
+from loading.transforms import video
 
 SLOW = pytest.mark.slow
 PREDICT = [sys.executable, str(ROOT / "tools" / "predict.py")]
@@ -132,6 +138,86 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     assert (status, out.splitlines()[2]) == (1, f"{'cut.jpg':<28}        error  {cut['error']}")
 
 
+def write_clip(path):
+    """A video of 2.5 s whose frames are photographs."""
+    cv2 = pytest.importorskip("cv2", reason="OpenCV isn't installed (the extra video)")
+    files = sorted((path.parent / VAL).rglob("*.*g"))
+    writer = cv2.VideoWriter(
+        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 64)
+    )
+    for index in range(25):
+        photograph = Image.open(files[index % len(files)]).convert("RGB").resize((64, 64))
+        writer.write(np.ascontiguousarray(np.asarray(photograph)[:, :, ::-1]))
+    writer.release()
+
+
+@pytest.mark.smoke
+def test_frames_of_a_video_are_predicted_as_their_pictures_are(place):
+    write_clip(place / "clip.avi")
+    for index, seconds in enumerate((0.0, 1.0, 2.0)):
+        video.frame(str(place / "clip.avi"), seconds, 10_000).save(place / f"frame{index}.png")
+    video._end_own_reader()
+    (place / "bad.mp4").write_text("no video")
+    frames = [f"frame{index}.png" for index in range(3)]
+    words = ["bad.mp4", "clip.avi", f"{VAL}/bridge/0.jpg", "-batch_size=1", "-top=1"]
+    status, out, err = predict(place, *words, "-format=csv")
+    assert (status, err) == (1, "error: 1 of 5 images can't be read; each row shows the reason\n")
+    bad, *found, photograph = rows(out)
+    assert (bad["name"], bad["time"]) == ("bad.mp4#0.0", "0.0")
+    assert bad["error"].startswith("it isn't a video; AVI, MKV, MOV, MP4 and WebM are supported")
+    assert [row["name"] for row in found] == [f"clip.avi#{seconds}.0" for seconds in range(3)]
+    assert [row["time"] for row in found] == ["0.0", "1.0", "2.0"]
+    assert photograph["time"] == ""
+    pictures = rows(predict(place, *frames, *words[3:], "-format=csv")[1])
+    assert [row["probability"] for row in found] == [row["probability"] for row in pictures]
+    assert len({row["probability"] for row in found}) == 3
+    assert "time" not in pictures[0]
+
+
+@pytest.mark.long
+def test_frames_are_the_same_in_every_way_of_asking(place):
+    write_clip(place / "clip.avi")
+    words = ["clip.avi", "-every=0.5", "-format=jsonl", "-batch_size=1"]
+    alone = predict(place, *words, "-workers=0")
+    assert predict(place, *words, "-ngpus=2") == alone
+    lines = list(map(json.loads, alone[1].splitlines()))
+    assert [line["time"] for line in lines] == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert predict(place, "clip.avi", "-output=frames.png")[0] == 0
+    assert predict(place, "clip.avi", "-output=frames", "-format=pictures")[0] == 0
+    assert sorted(os.listdir(place / "frames"))[1] == "2-clip.avi_1.jpg"
+
+
+def test_urls_are_predicted_as_their_files_are(place):
+    handler = functools.partial(QuietHandler, directory=str(place))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/{VAL}"
+        words = [f"{url}/bridge/0.jpg", f"{url}/none.jpg", f"{VAL}/bridge/1.png"]
+        (place / "urls.txt").write_text(words[1])
+        found = predict(place, words[0], "urls.txt", words[2], "-format=csv", "-top=1")
+        server.shutdown()
+        thread.join()
+    status, out, err = found
+    assert (status, err) == (1, "error: 1 of 3 images can't be read; each row shows the reason\n")
+    first, absent, last = rows(out)
+    assert [row["name"] for row in (first, absent, last)] == words
+    assert absent["error"] == "the server answers 404 (File not found); check the address"
+    files = [f"{VAL}/bridge/0.jpg", f"{VAL}/none.jpg", f"{VAL}/bridge/1.png"]
+    (place / VAL / "none.jpg").touch()
+    again = rows(predict(place, *files, "-format=csv", "-top=1")[1])
+    (place / VAL / "none.jpg").unlink()
+    assert [first["probability"], last["probability"]] == [
+        again[0]["probability"],
+        again[2]["probability"],
+    ]
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
 def test_several_labels_are_those_above_the_threshold(place):
     photographs.write_weights(place / "many.safetensors", "multilabel")
     some, every = (
@@ -155,6 +241,7 @@ REFUSED = {
     "-output=photographs -format=pictures": "photographs already exists and isn't an empty folder; choose another",
     "none.jpg -output=new.csv": "'none.jpg': there is no such file or folder",
     "-classes=photographs -output=new.csv": "photographs: it isn't a regular file",
+    "-every=2": "-every is for videos, and none is given; leave it out",
     "-classes=imagenet1k": "found 1000 class names, but the model has 2 outputs; pass one for each",
     "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
     "-o TASK multilabel": "the weights are for TASK classification, found TASK multilabel; pass -o TASK classification",

@@ -5,6 +5,7 @@ goes on.
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -132,7 +133,7 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     expected = shown_by(records([1, 2]) + records([4, 6]))
     assert values == pytest.approx(expected, rel=1e-6)
     assert results == pytest.approx(FINAL, rel=1e-6)
-    if name == "wandb":
+    if name in ("wandb", "swanlab", "trackio"):
         assert CONFIG.items() <= parameters.items()
     else:
         shown = {
@@ -141,7 +142,54 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
         assert {key: parameters[key] for key in shown} == pytest.approx(shown)
         assert parameters["TRAIN.EMA"] == "True"
         assert parameters.keys() == PARAMETERS.keys() | {"TRAIN.EMA"}
-    assert (run / tracking.LOG).read_text() == "" or name in ("wandb", "mlflow")
+    assert (run / tracking.LOG).read_text() == "" or name not in (
+        "visualdl",
+        "tensorboard",
+    )
+
+
+# What a user may have set to send runs somewhere, or to name where.
+REMOTE = {
+    "HF_TOKEN": "hf_" + "a" * 34,
+    "HF_ENDPOINT": "URL",
+    "WANDB_MODE": "online",
+    "WANDB_API_KEY": "a" * 40,
+    "WANDB_BASE_URL": "URL",
+    "MLFLOW_TRACKING_URI": "URL",
+    "SWANLAB_MODE": "online",
+    "SWANLAB_API_KEY": "a" * 21,
+    "SWANLAB_API_HOST": "URL",
+    "SWANLAB_WEBHOOK": "URL",
+    "SWANLAB_RUN_DIR": "elsewhere",
+    "TRACKIO_SERVER_URL": "URL?write_token=a",
+    "TRACKIO_SPACE_ID": "somebody/space",
+    "TRACKIO_WEBHOOK_URL": "URL",
+    "TRACKIO_DIR": "elsewhere",
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_tracker_sends_nothing_whatever_the_environment_asks_for(name, tmp_path, monkeypatch):
+    installed(name)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (run / "metrics.jsonl").write_text(records([1, 2]))
+    (run / "result.json").write_text(json.dumps(RESULT))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        for variable, value in REMOTE.items():
+            monkeypatch.setenv(variable, value.replace("URL", url))
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        process = TrackerProcess([name])
+        assert process.begin(run) == ""
+        assert process.end() == ""
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert READERS[name](run / name)[0] == pytest.approx(shown_by(records([1, 2])), rel=1e-6)
+    assert "is turned off" not in (run / tracking.LOG).read_text()
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"run", "home"}
 
 
 def test_a_run_that_was_stopped_has_no_result_not_even_an_earlier_one(tmp_path):
@@ -304,6 +352,8 @@ def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():
         "mlflow",
         "visualdl",
         "tensorboardX",
+        "swanlab",
+        "trackio",
         "matplotlib",
     }
     assert not heavy & set(done.stdout.split())
