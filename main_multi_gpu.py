@@ -308,6 +308,7 @@ def main():
         streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
+    import ops
     import utils
     from launch import spawned
     from training.setup import share_batch
@@ -315,6 +316,7 @@ def main():
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
         spawned.prepare_spawn()
+        ops.decide()
     config, dataset_train, dataset_val = read_datasets(config, ranks)
 
     def start(config, ranks, failed, beats):

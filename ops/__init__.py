@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -31,6 +32,8 @@ from ops.paths import is_built, library, mark_as_used
 # Where Paddle's module ``core`` remembers which build of the operators was registered. All copies
 # of this module in a process read it there.
 _REGISTERED = "_vit_ops"
+# The variable that ``decide`` sets.
+_WITHOUT = "PADDLE_VIT_WITHOUT_OPERATORS"
 _loaded = False
 _enabled = True
 _bfloat16 = ContextVar("_bfloat16", default=False)
@@ -47,7 +50,7 @@ def load() -> bool:
     its own were built from the same sources.
     """
     global _loaded
-    if not _loaded and is_built(compiled := library()):
+    if not _loaded and _WITHOUT not in os.environ and is_built(compiled := library()):
         install_signal_stack()
         build_name = compiled.parent.name
         if not hasattr(core, _REGISTERED):
@@ -56,6 +59,14 @@ def load() -> bool:
             mark_as_used(compiled)
         _loaded = getattr(core, _REGISTERED) == build_name
     return _loaded
+
+
+def decide() -> None:
+    """Has the processes that this one starts compute without the compiled operators if there are none
+    now. They may be compiled meanwhile, and all ranks have to compute by the same ones.
+    """
+    if not is_built(library()):
+        os.environ[_WITHOUT] = "1"
 
 
 class _StackT(ctypes.Structure):

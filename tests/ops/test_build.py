@@ -268,3 +268,17 @@ def test_make_install_doesnt_wait_for_the_operators(tmp_path):
     assert os.path.exists(f"/proc/{process}")
     (tmp_path / "end").write_text("")
     assert_none_left([int(process)])
+
+
+def test_ranks_compute_without_operators_that_are_compiled_after_their_start(cache, monkeypatch):
+    monkeypatch.delenv(ops._WITHOUT, raising=False)
+    monkeypatch.setattr(ops, "_loaded", False)
+    built = paths.library()
+    if not built.is_file():
+        ops.decide()
+        assert os.environ.pop(ops._WITHOUT) == "1"
+    monkeypatch.setattr(ops, "is_built", lambda library: True)
+    ops.decide()
+    assert ops._WITHOUT not in os.environ
+    monkeypatch.setenv(ops._WITHOUT, "1")
+    assert not ops.load()
