@@ -186,7 +186,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["DATA.BATCH_SIZE", "0"], "DATA.BATCH_SIZE is 0, expected 1 to 10000000"),
         (["NGPUS", "0"], "NGPUS is 0, expected -1 (all), or 1 to 10000"),
         (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
-        (["DATA.DATASET", "imagenet"], "vaihingen; did you mean imagenet2012?"),
+        (["DATA.DATASET", "imagenet"], "voc_multilabel; did you mean imagenet2012?"),
         (
             ["DATA.IMAGE_CHANNELS", "1"],
             "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 value, as IMAGE_CHANNELS",

@@ -23,6 +23,14 @@ ANSWER = (
 )
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A shell's background processes ignore interrupts, and these tests may run in one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def call(script, quiet=False):
     return caller.call([sys.executable, "-c", ANSWER + textwrap.dedent(script)], quiet)
 

@@ -56,7 +56,8 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
     assert get_config(None, ["SEED=3", "TAG", "SEEDS=1"]).TAG == "SEEDS=1"
     assert config_of("-o", "SEED=3", "SEED=4", "-o", "SEED", "5").SEED == 5
     # a flag's value, not a key
-    assert config_of("-output=AMP", "-data_path", "EVAL=1").OUTPUT == "AMP"
+    model = "-cfg=vit_base_patch16_224"
+    assert config_of(model, "-output=AMP", "-data_path", "EVAL=1").OUTPUT == "AMP"
 
 
 @pytest.mark.parametrize(
