@@ -167,9 +167,9 @@ def test_skipped_images_are_fetched_once_per_report(tmp_path, tiny, transfers):
             {kind: count for kind, count in by_file(transfers).items() if "window.py" in kind}
         )
     assert found[1] == {kind: 2 * count for kind, count in found[0].items()}
-    # The rows, the norms, the skipped images (for their number and for their names), their sum
-    # there and back.
-    assert sum(found[0].values()) == 6, found[0]
+    # The losses of the steps, the rows, the norms, the skipped images (for their number and for
+    # their names), their sum there and back.
+    assert sum(found[0].values()) == 7, found[0]
 
 
 def test_a_runs_length_changes_no_count(tmp_path, tiny, transfers):
