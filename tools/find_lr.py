@@ -77,6 +77,8 @@ def main() -> None:
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
         raise InputError("the test trains from the beginning; leave out -eval and -resume")
+    if config.PROFILE:
+        raise InputError("the test profiles no steps; leave out -profile (PROFILE)")
     if loss_is_relative(config.TASK):
         raise InputError(
             f"a lower loss of TASK {config.TASK} doesn't mean a better model, so it can't show a"

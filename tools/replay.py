@@ -5,15 +5,21 @@
 RUN is a run's folder. Without -step, it is the last step in its bad_steps.json: one whose loss isn't
 finite, or is more than 10 times the median of the losses before it. Training is repeated from the
 newest checkpoint before that step, or from the beginning, with as many processes as the run had. On
-a CPU every number is that of the run. Nothing is written.
+a CPU every number is that of the run. Nothing is written without -output.
 
 The tables list what each layer returns and then the gradients in the order of the backward pass, up to
 the first layer that isn't finite. If all are finite, the samples with the largest losses are named.
+
+With -output=FOLDER, a new folder contains the step: weights.safetensors, the weights before it, as a
+checkpoint's model.safetensors; batch_rank<k>.npz, the columns of each process's batch, its samples'
+names, and what the network was given (input_0, ...); and step.json, its epoch, seed, number of
+processes, learning rate, losses and what was found.
 
 Exit status: 0 with a finding or without one; 2 if the step can't be repeated.
 """
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +35,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 )
 
 # isort: split
+from launch.files import check_new_folder, making_folder  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 
@@ -68,6 +75,13 @@ def parsed_arguments() -> argparse.Namespace:
         metavar="N",
         help="number of processes; default: as many as the run had",
     )
+    parser.add_argument(
+        "-output",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder, which gets the step's batch and the weights before it",
+    )
     arguments = parser.parse_args()
     if arguments.step is not None and arguments.step < 1:
         raise InputError(f"-step is {arguments.step}, expected 1 or more")
@@ -75,15 +89,24 @@ def parsed_arguments() -> argparse.Namespace:
         raise InputError(f"-ngpus is {arguments.ngpus}, expected 1 or more")
     if not (arguments.run / "config.yaml").is_file():
         raise InputError(f"{arguments.run} has no config.yaml; expected the folder of a training")
+    if arguments.output:
+        check_new_folder(arguments.output)
     return arguments
 
 
-def start_before(run: Path, step: int) -> Start:
-    """Returns the newest whole checkpoint before a step, or the beginning of the run."""
+def start_before(run: Path, step: int, recorded: list[dict[str, Any]]) -> Start:
+    """Returns the newest whole checkpoint before a step, or the beginning of the run.
+
+    Args:
+        recorded: the steps in bad_steps.json, for which checkpoints may have been kept.
+    """
     from training.checkpoint import storage
+    from training.checkpoint.kept import kept_checkpoints
     from training.checkpoint.state import read_state
 
-    for checkpoint in reversed(storage.find_checkpoints(run / "checkpoints")):
+    found = storage.find_checkpoints(run / "checkpoints")
+    found += kept_checkpoints(run, [record["step"] for record in recorded])
+    for checkpoint in sorted(found, key=storage.position, reverse=True):
         try:
             storage.verify(checkpoint)
             state = read_state(checkpoint)
@@ -99,8 +122,8 @@ def replay_worker(failed: Any, beats: Any, given: Any) -> None:
     """Repeats the step as one of several ranks.
 
     Args:
-        failed, beats, given: as for ``main_multi_gpu.watched_worker``. ``given`` has the
-            configuration, the training set, the run's folder and the step.
+        failed, beats, given: as for ``main_multi_gpu.watched_worker``. ``given`` has the arguments
+            of ``replay_as_rank``.
     """
     from main_multi_gpu import as_rank
 
@@ -108,13 +131,19 @@ def replay_worker(failed: Any, beats: Any, given: Any) -> None:
         replay_as_rank(*given.open(), failed=failed)
 
 
-def replay_as_rank(config: Any, train: Any, run: Path, step: int, failed: Any = None) -> None:
-    """Repeats the step as one rank, or as the only process; rank 0 prints the report."""
+def replay_as_rank(
+    config: Any, train: Any, run: Path, step: int, output: Path | None, failed: Any = None
+) -> None:
+    """Repeats the step as one rank, or as the only process; rank 0 prints the report.
+
+    Args:
+        output: an existing folder, which gets the step; None: nothing is written.
+    """
     import utils
     from launch import signals, stall
     from ops.device import set_device_flags
     from training import parallel
-    from training.replay import replay, report
+    from training.replay import replay, report, write_findings
 
     ranks = utils.world_size()
     stall.begin(config.DIST.TIMEOUT, by_gloo=ranks > 1 and not utils.num_gpus())
@@ -122,10 +151,12 @@ def replay_as_rank(config: Any, train: Any, run: Path, step: int, failed: Any = 
         stall.watch(failed)
     set_device_flags(config, ranks)
     parallel.init(config)
-    seen = utils.all_gather(replay(config, train, run, step))
+    seen = utils.all_gather(replay(config, train, run, step, output))
     if utils.rank() == 0:
         for line in report(seen):
             print(line)
+        if output:
+            write_findings(output, config, seen)
     signals.end_workers()
 
 
@@ -147,7 +178,7 @@ def main() -> None:
     if arguments.step is None and not recorded:
         raise InputError(f"{run} has no {FILE}: all its losses were in proportion; pass -step=N")
     step = arguments.step or recorded[-1]["step"]
-    start = start_before(run, step)
+    start = start_before(run, step, recorded)
     # A resumed run may have other processes than the one that wrote the checkpoint.
     known = next((record["ranks"] for record in recorded if record["step"] == step), None)
     ranks = arguments.ngpus or known or start.ranks or utils.num_processes(config.NGPUS)
@@ -165,8 +196,11 @@ def main() -> None:
         config = with_values(config, "this command", TO_STATIC=False)
         print("note: the run was compiled (TO_STATIC), so the last digits may differ")
     if config.MODEL.get("RECOMPUTE"):
-        # Its layers would compute twice.
-        config = with_values(config, "this command", MODEL__RECOMPUTE=False)
+        # Its layers would compute twice. Stage 3 of sharding needs that, and stage 2 has its bits.
+        values: dict[str, Any] = {"MODEL__RECOMPUTE": False}
+        if config.DIST.STRATEGY.sharding_configs.stage == 3:
+            values["DIST__STRATEGY__sharding_configs__stage"] = 2
+        config = with_values(config, "this command", **values)
     where = start.checkpoint or "the beginning"
     steps = counted(step - start.step, "step", "steps")
     processes = counted(ranks, "process", "processes")
@@ -174,14 +208,20 @@ def main() -> None:
     if ranks > 1:
         spawned.prepare_spawn()
     config, train, _ = read_datasets(config, ranks)
-    if ranks == 1:
-        replay_as_rank(config, train, run, step)
-        return
+    with contextlib.ExitStack() as stack:
+        output = None
+        if arguments.output:
+            output = stack.enter_context(making_folder(arguments.output))
+        if ranks == 1:
+            replay_as_rank(config, train, run, step, output)
+        else:
 
-    def started(config: Any, ranks: int, failed: Any, beats: Any) -> Any:
-        return spawn(replay_worker, ranks, failed, beats, config, train, run, step)
+            def started(config: Any, ranks: int, failed: Any, beats: Any) -> Any:
+                return spawn(replay_worker, ranks, failed, beats, config, train, run, step, output)
 
-    spawned.run(config, ranks, started)
+            spawned.run(config, ranks, started)
+    if arguments.output:
+        print(f"saved in {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Steps whose loss isn't finite, or is out of all proportion to those before.
 
 A run names them in its log and in bad_steps.json. ``tools/replay.py`` repeats one of them from the
-newest checkpoint before it. The repetition is exact, as a resumed run is, so nothing else has to
-be stored, and a step costs nothing more.
+newest checkpoint before it, which is kept for that (``checkpoint.kept``). The repetition is exact, as
+a resumed run is, so nothing else has to be stored, and a step costs nothing more.
 """
 
 import collections
@@ -15,7 +15,9 @@ from errors import Unreadable, reading
 from settings.plain import parsed_json, whole_file
 
 FILE = "bad_steps.json"
-# The most steps that a process records.
+# The folder of the checkpoints that are kept for these steps.
+FOLDER = "bad_steps"
+# The most steps that a run records.
 MOST = 3
 _KINDS = ["not finite", "outlier"]
 # The most bytes of the file.

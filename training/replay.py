@@ -8,6 +8,8 @@ seed and the step.
 import contextlib
 import copy
 import itertools
+import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +26,14 @@ from settings.configuration import Configuration
 from settings.registry import tasks
 from training import engine, parallel
 from training.checkpoint import Progress
+from training.checkpoint.storage import write_file
 from training.ending import Ending
 from training.optim import freeze
 from training.run import Run
 from training.setup import Training
+from training.step_files import STEP, write_batch, write_weights
 from training.task import Batch
-from utils import seed_everything
+from utils import rank, seed_everything
 
 
 @dataclass
@@ -116,6 +120,7 @@ class StepValues:
         backward: of the gradients, in the order in which they were computed.
         scaled: whether the loss was scaled for float16, whose gradients may overflow: such an update
             is skipped.
+        lr: the learning rate of the step's update.
     """
 
     step: int
@@ -127,6 +132,7 @@ class StepValues:
     forward: list[LayerValues] = field(default_factory=list)
     backward: list[LayerValues] = field(default_factory=list)
     scaled: bool = False
+    lr: float = 0.0
 
     @property
     def is_finite(self) -> bool:
@@ -164,8 +170,9 @@ class _Unwritten:
     def report(self, split: str, shown: str, **values: Any) -> None:
         """Ignores a report, which the run has in metrics.jsonl."""
 
-    def record_bad_step(self, step: int, epoch: int, kind: str) -> None:
+    def record_bad_step(self, step: int, epoch: int, kind: str) -> bool:
         """Ignores it: the run has recorded it."""
+        return False
 
     @property
     def local(self) -> "_Unwritten":
@@ -183,10 +190,14 @@ class _Watch:
         progress: how far it is.
         step: the number of the step to look at, after which training ends. The steps of the update
             before it are looked at, too: they show what spoilt the weights.
+        output: the folder into which that step is written; None: it isn't.
     """
 
-    def __init__(self, training: Training, progress: Progress, step: int) -> None:
+    def __init__(
+        self, training: Training, progress: Progress, step: int, output: Path | None
+    ) -> None:
         self.training = training
+        self.output = output
         self.task = training.task
         self.step_wanted = step
         self.number = progress.step
@@ -211,6 +222,7 @@ class _Watch:
         training = self.training
         dataset = training.loader.dataset
         seen = StepValues(self.number, epoch, scaled=training.scaler.enabled)
+        seen.lr = self._lr(epoch)
         self.seen.append(seen)
         seen.names = [dataset.name(index) for _, index, *_ in keys]
         size = len(batch["pixels"])
@@ -221,25 +233,48 @@ class _Watch:
         for name, column in batch.items():
             if column.is_floating_point():
                 seen.batch[name] = Values.of(column, size)
+        output = self.output if self.number == self.step_wanted else None
+        inputs: list[paddle.Tensor] = []
+        if output:
+            # The forward pass changes batch norm's statistics.
+            if rank() == 0:
+                write_weights(output, training)
+            model.register_forward_pre_hook(_keeper(inputs))
         with _watching(model, seen, size):
             values = self.task.step(network, batch, epoch)
+        if output:
+            write_batch(output, batch, inputs, seen.names)
         seen.losses = values["loss"].detach().astype("float32").numpy().tolist()
         if self.number == self.step_wanted:
             training.scaler.scale(values["loss"].mean()).backward()
             raise Replayed
         return values
 
+    def _lr(self, epoch: int) -> float:
+        """Returns the learning rate of the update that this step belongs to."""
+        steps = len(self.training.loader)
+        accum = self.training.config.TRAIN.ACCUM_ITER
+        index = self.number - 1 - (epoch - 1) * steps
+        updates_of_epoch = -(-steps // accum)
+        return self.training.schedule((epoch - 1) * updates_of_epoch + index // accum)
+
 
 def replay(
-    config: Configuration, train: ImageDataset, directory: Path, step: int
+    config: Configuration,
+    train: ImageDataset,
+    directory: Path,
+    step: int,
+    output: Path | None = None,
 ) -> list[StepValues]:
     """Trains from MODEL.RESUME, or from the beginning, up to a step, and looks at it.
 
     Every rank calls it.
 
     Args:
-        directory: the run's folder. Nothing is written.
+        directory: the run's folder. Nothing is written into it.
         step: the number of the step, from 1.
+        output: a new folder, which gets the step's batch and the weights before it
+            (``step_files``); None: nothing is written.
 
     Returns:
         The steps that were looked at. The last one is ``step``; before it come those of the update
@@ -257,12 +292,14 @@ def replay(
     network = parallel.wrap_model(config, network)
     training, progress, _ = engine.prepare_training(task, network, train, run)
     try:
-        return _replay(training, progress, run, step)
+        return _replay(training, progress, run, step, output)
     finally:
         training.loader.close()
 
 
-def _replay(training: Training, progress: Progress, run: Run, step: int) -> list[StepValues]:
+def _replay(
+    training: Training, progress: Progress, run: Run, step: int, output: Path | None
+) -> list[StepValues]:
     config = training.config
     progress.count_steps(training.loader)
     if config.TRAIN.MAX_MINUTES is not None and not progress.length:
@@ -278,7 +315,7 @@ def _replay(training: Training, progress: Progress, run: Run, step: int) -> list
             f"-step is {step}, expected {progress.step + 1} to {ending.num_steps}: the steps of the"
             " run after its checkpoint"
         )
-    watch: Any = _Watch(training, progress, step)
+    watch: Any = _Watch(training, progress, step, output)
     training.task = watch
     try:
         while True:
@@ -341,6 +378,43 @@ def _tensors(found: Any) -> Iterator[paddle.Tensor]:
         yield from _tensors(list(found.values()))
     elif isinstance(found, (tuple, list)):
         yield from itertools.chain.from_iterable(map(_tensors, found))
+
+
+def _keeper(inputs: list[paddle.Tensor]) -> Callable[..., Any]:
+    """Returns the hook that adds copies of the tensors that a network is given to ``inputs``."""
+
+    def keep(layer: nn.Layer, given: tuple[Any, ...]) -> None:
+        inputs.extend(
+            tensor.detach().clone() for tensor in given if isinstance(tensor, paddle.Tensor)
+        )
+
+    return keep
+
+
+def write_findings(folder: Path, config: Configuration, ranks: list[list[StepValues]]) -> None:
+    """Writes step.json: the step's place in the run, its losses, and the lines of its report.
+
+    A loss that isn't finite is a text, "nan", "inf" or "-inf": JSON has no such numbers.
+
+    Args:
+        folder: a new folder.
+        ranks: what ``replay`` returned on each rank.
+    """
+    last = ranks[0][-1]
+    content = {
+        "step": last.step,
+        "epoch": last.epoch,
+        "seed": config.SEED,
+        "ranks": len(ranks),
+        "lr": last.lr,
+        # Of the samples, by rank.
+        "losses": [
+            [loss if math.isfinite(loss) else str(loss) for loss in steps[-1].losses]
+            for steps in ranks
+        ],
+        "report": list(report(ranks)),
+    }
+    write_file(folder / STEP, json.dumps(content, indent=2).encode() + b"\n")
 
 
 # ------------------------------------------------------------ the report

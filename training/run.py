@@ -179,11 +179,14 @@ class Run:
         # Rank 0 has made the folder, but other machines may have disks of their own.
         self._known_path.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._known_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if rank() == 0:
+        if self.folder:
             # What a run that was killed had begun to write.
             for path, name in leftovers(self.directory):
                 if is_own(name) and obstacle(path) is None:
                     remove(path)
+            # A run that had failed in its first steps may have recorded one of them.
+            if not self.folder.resumes:
+                remove(self.directory / bad_steps.FILE)
         open_logs(self.directory)
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
@@ -303,7 +306,7 @@ class Run:
                 f" {num_cores()} cores: more workers or smaller images make training faster"
             )
 
-    def record_bad_step(self, step: int, epoch: int, kind: str) -> None:
+    def record_bad_step(self, step: int, epoch: int, kind: str) -> bool:
         """Logs a step to replay, and records the first ones in bad_steps.json, on rank 0.
 
         Args:
@@ -311,9 +314,12 @@ class Run:
             epoch: from 1.
             kind: "not finite": its loss isn't; "outlier": it is out of all proportion to those
                 before.
+
+        Returns:
+            Whether it was recorded: it never is on another rank.
         """
-        if rank() != 0 or len(self.bad_steps) == bad_steps.MOST:
-            return
+        if rank() != 0 or len(self.bad_steps) >= bad_steps.MOST:
+            return False
         what = "isn't finite"
         if kind == "outlier":
             factor = bad_steps.LossHistory.OUTLYING
@@ -325,6 +331,7 @@ class Run:
         self.bad_steps.append({"step": step, "epoch": epoch, "ranks": world_size(), "kind": kind})
         with self.logging_failure(bad_steps.FILE):
             self._write_json(bad_steps.FILE, self.bad_steps)
+        return True
 
     def _append(self, line: str) -> None:
         """Adds a line to metrics.jsonl. On a full disk no half line is left there."""
@@ -347,7 +354,7 @@ class Run:
                 self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"
 
     def rewind(self, epoch: int, step: int) -> None:
-        """Removes the records after a checkpoint from metrics.jsonl.
+        """Removes the records after a checkpoint from metrics.jsonl and bad_steps.json.
 
         Steps of earlier epochs aren't compared, because they may have been of another batch size.
 
@@ -355,15 +362,28 @@ class Run:
             epoch: the epochs that the checkpoint's run had done.
             step: the last step that is kept of the epoch after them.
         """
+
+        def is_kept(record: dict[str, Any], trained: bool) -> bool:
+            last_epoch = epoch + 1 if trained and record["step"] <= step else epoch
+            return record["epoch"] <= last_epoch
+
         file = self.directory / "metrics.jsonl"
-        if not file.exists():
+        if file.exists():
+            with writing_whole(file) as rewound:
+                for line, record in records(file):
+                    if is_kept(record, record["split"] == "train"):
+                        rewound.write(line)
+        try:
+            recorded = bad_steps.read_bad_steps(self.directory)
+        except InputError as error:
+            self.info(f"{error}, or leave it to be replaced")
             return
-        with writing_whole(file) as rewound:
-            for line, record in records(file):
-                trained = record["split"] == "train" and record["step"] <= step
-                last_epoch = epoch + 1 if trained else epoch
-                if record["epoch"] <= last_epoch:
-                    rewound.write(line)
+        self.bad_steps = [record for record in recorded if is_kept(record, trained=True)]
+        if recorded and not self.bad_steps:
+            remove(self.directory / bad_steps.FILE)
+        elif self.bad_steps != recorded:
+            with self.logging_failure(bad_steps.FILE):
+                self._write_json(bad_steps.FILE, self.bad_steps)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
         """Writes result.json and logs the summary.
@@ -578,17 +598,18 @@ class RunFolder:
                 problem = OSError(errno.EACCES, os.strerror(errno.EACCES))
             if problem:
                 return f"{path}: {problem.strerror}; {remedy(problem)}, or choose another -output"
-        checkpoints = self.path / CHECKPOINTS
-        if checkpoints.is_symlink():
-            return (
-                f"{checkpoints} is a link, expected a folder;"
-                " move its target here, or make -output the link"
-            )
-        if os.path.lexists(checkpoints) and not checkpoints.is_dir():
-            return (
-                f"{checkpoints} is a file, expected a folder;"
-                " move it away, or choose another -output"
-            )
+        for name in (CHECKPOINTS, bad_steps.FOLDER):
+            folder = self.path / name
+            if folder.is_symlink():
+                return (
+                    f"{folder} is a link, expected a folder;"
+                    " move its target here, or make -output the link"
+                )
+            if os.path.lexists(folder) and not folder.is_dir():
+                return (
+                    f"{folder} is a file, expected a folder;"
+                    " move it away, or choose another -output"
+                )
         replaced = [name for name in own if name in _REPLACED]
         if replaced and not self._is_run():
             return (

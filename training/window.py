@@ -16,6 +16,7 @@ import paddle
 
 from errors import RunError
 from launch.progress import COMPUTING, LOADING, beat
+from training.checkpoint.kept import keep_checkpoint
 from training.profiling import LOADER, span
 from training.setup import Training
 from training.task import Batch, check_names, sum_of_each
@@ -315,7 +316,7 @@ class Window:
             values["skipped_updates"] = int(skipped_updates)
         run.report("train", task.line("train", values), **values)
         if outlier:
-            run.record_bad_step(outlier, self.epoch, "outlier")
+            self._record_bad_step(outlier, "outlier")
         if skipped_images:
             were = "unreadable image was" if skipped_images == 1 else "unreadable images were"
             run.info(
@@ -338,6 +339,12 @@ class Window:
         ]
         return float(self.training.losses.first_outlier(losses))
 
+    def _record_bad_step(self, number: int, kind: str) -> None:
+        """Records a step, and keeps the checkpoint from which it can be repeated."""
+        run = self.training.run
+        if run.record_bad_step(number, self.epoch, kind):
+            keep_checkpoint(run.directory, run.checkpoints, number)
+
     def _raise_not_finite(self) -> None:
         """Raises ``NotFinite``, which names the first step whose loss isn't finite on any rank.
 
@@ -347,7 +354,7 @@ class Window:
         losses = ((step.number, rank(), float(step.sums[place])) for step in self.steps)
         first = next((loss for loss in losses if not math.isfinite(loss[-1])), None)
         number, on_rank, value = min(loss for loss in all_gather(first) if loss)
-        self.training.run.record_bad_step(number, self.epoch, "not finite")
+        self._record_bad_step(number, "not finite")
         raise NotFinite(
             f"the loss is {value} at step {number} (epoch {self.epoch}, rank {on_rank});"
             " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"

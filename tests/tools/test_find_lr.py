@@ -112,6 +112,7 @@ def test_what_is_there_is_not_written_over(tmp_path, monkeypatch):
         (["-output", str(tmp_path)], "lr.csv already exists; choose another -output"),
         ([], "pass -output=DIR"),
         (["-output", str(tmp_path / "new"), "-eval"], "leave out -eval and -resume"),
+        (["-output", str(tmp_path / "new"), "-profile=3"], r"leave out -profile \(PROFILE\)"),
     ):
         monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", *words])
         with pytest.raises(InputError, match=message):

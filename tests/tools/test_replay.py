@@ -1,20 +1,39 @@
-"""tools/replay.py repeats a step bit by bit, and names the layer and the sample that spoil it."""
+"""tools/replay.py repeats a step bit by bit, names the layer and the sample that spoil it, and saves
+the step.
+"""
 
 import json
+import re
 import subprocess
 
 import numpy as np
 import paddle
 import pytest
 import warm
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, without
+from PIL import Image
+from safetensors.numpy import load_file
+from support.mask_files import write_masks
+from support.sharding import STAGE_1
 
 from config import get_config
-from models import build_model
-from training.bad_steps import FILE
-from training.replay import LayerValues, StepValues, Values, report
+from models import build_model, create_model
+from training.bad_steps import FILE, read_bad_steps
+from training.checkpoint.kept import kept_checkpoints
+from training.replay import LayerValues, StepValues, Values, report, write_findings
 from weights import save_weights
 
+# The image that the sampler takes late in the epoch, when losses are judged.
+BAD = 61
+# Of TINY, as create_model takes them.
+SIZES = {
+    "image_size": 8,
+    "patch_size": 4,
+    "embed_dim": 16,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_ratio": 4.0,
+}
 OPTIONS = [*TINY, "DATA.BATCH_SIZE", "16", "REPORT_FREQ", "1", "MODEL.DROPOUT", "0.1"]
 
 
@@ -36,12 +55,16 @@ def replayed(tmp_path):
     return run
 
 
-def logged_loss(run, step):
+def logged(run, step):
     for line in (run / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         if record["split"] == "train" and record["step"] == step:
-            return record["loss"]
+            return record
     raise AssertionError(f"step {step} isn't logged")
+
+
+def logged_loss(run, step):
+    return logged(run, step)["loss"]
 
 
 def shown_loss(out):
@@ -174,6 +197,164 @@ def test_a_step_beyond_the_run_and_a_run_without_bad_steps_are_one_line(replayed
     status, _, err = replayed("tools/replay.py", "run", "-step=90", "-ngpus=1")
     assert (status, err.count("\n")) == (2, 1)
     assert "-step is 90, expected 1 to 89: the steps of the run after its checkpoint" in err
+
+
+# ------------------------------------------------------------ other tasks, and outliers
+
+
+def write_table(folder):
+    """Grey pictures, and tables of the classes that they show."""
+    rng = np.random.default_rng(0)
+    for mode in ("train", "val"):
+        (folder / mode).mkdir(parents=True)
+        rows = ["image,left,right"]
+        for number in range(16):
+            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(
+                folder / mode / f"{number}.png"
+            )
+            rows.append(f"{mode}/{number}.png,{number % 2},{number // 2 % 2}")
+        (folder / f"{mode}.csv").write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["multilabel", "segmentation"])
+def test_a_step_of_another_task_is_that_of_the_run(replayed, tmp_path, task):
+    data = tmp_path / "data"
+    words = [*without(TINY, "DATA.DATASET", "MODEL.NUM_CLASSES"), "MODEL.NUM_CLASSES", "auto"]
+    words += ["TASK", task, "DATA.DATA_PATH", str(data), "DATA.BATCH_SIZE", "4"]
+    words += ["REPORT_FREQ", "1", "SAVE_STEPS", "2"]
+    if task == "multilabel":
+        write_table(data)
+        words += ["DATA.DATASET", "multilabel_csv"]
+    else:
+        write_masks(data)
+        words = without(words, "DATA.IMAGE_CHANNELS", "DATA.IMAGENET", "DATA.CROP_PCT")
+        words += ["DATA.DATASET", "masks", "HEAD.NAME", "linear", "HEAD.BATCH_NORM", "False"]
+        words += ["DATA.CROP_MODE", "short"]
+    status, _, err = replayed("main_single_gpu.py", "-output=run", "-o", *words)
+    assert status == 0, err
+    status, out, err = replayed("tools/replay.py", "run", "-step=3", "-output=step")
+    assert status == 0, err
+    assert shown_loss(out) == pytest.approx(logged_loss(tmp_path / "run", 3), rel=5e-6)
+    columns = np.load(tmp_path / "step" / "batch_rank0.npz")
+    assert len(columns["names"]) == len(columns["pixels"]) == len(columns["input_0"]) == 4
+
+
+def write_spike(folder, bad):
+    """128 images of two channels, one of them with values a hundred times those of the others."""
+    rng = np.random.default_rng(0)
+    for number in range(128):
+        image = rng.random((8, 8, 2), np.float32) * (100 if number == bad else 1)
+        for split in ("train", "val"):
+            path = folder / split / "ab"[number % 2] / f"{number}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, image)
+
+
+@pytest.mark.long
+def test_an_outlier_is_replayed_from_its_kept_checkpoint_and_its_image_is_named(replayed, tmp_path):
+    write_spike(tmp_path / "images", BAD)
+    options = [
+        *without(
+            OPTIONS, "MODEL.NUM_CLASSES", "DATA.DATASET", "MODEL.PATCH_SIZE", "DATA.BATCH_SIZE"
+        ),
+        *["DATA.IMAGE_CHANNELS", "2", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"],
+        *["TASK", "mae", "MODEL.PATCH_SIZE", "2", "METHOD.NORM_TARGET", "False"],
+        *["METHOD.DECODER_WIDTH", "8", "METHOD.DECODER_DEPTH", "1", "METHOD.DECODER_HEADS", "2"],
+        *["SAVE_STEPS", "5", "KEEP_LAST", "1", "SAVE_FREQ", "0", "DATA.BATCH_SIZE", "2"],
+    ]
+    flags = ["-dataset=folder", "-data_path=images", "-output=run", "-o", *options]
+    status, out, err = replayed("main_single_gpu.py", *flags)
+    assert status == 0, err
+    [record] = read_bad_steps(tmp_path / "run")
+    step = record["step"]
+    assert record["kind"] == "outlier"
+    [kept] = kept_checkpoints(tmp_path / "run", [step])
+    # The newest one may have been in the making. KEEP_LAST has removed the checkpoint itself.
+    assert step - 10 <= json.loads((kept / "state.json").read_text())["step"] < step
+    assert not (tmp_path / "run" / "checkpoints" / kept.name).exists()
+    status, out, err = replayed("tools/replay.py", "run")
+    assert status == 0, err
+    assert f"from run/bad_steps/step_{step}/{kept.name}, in 1 process\n" in out
+    assert shown_loss(out) == pytest.approx(logged_loss(tmp_path / "run", step), rel=5e-6)
+    [line] = re.findall(r"samples with the largest losses:\n(.*)", out)
+    assert line.endswith(f"/{BAD}.npy")
+
+
+# ------------------------------------------------------------ the saved step
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_saved_batch_and_weights_have_the_loss_of_the_log(replayed, tmp_path, ranks):
+    options = [
+        *without(OPTIONS, "MODEL.DROPOUT"),
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "TRAIN.SMOOTHING",
+        "0.0",
+    ]
+    flags = [f"-ngpus={ranks}", "-output=run", "-o", *options]
+    status, _, err = replayed("main_multi_gpu.py", *flags)
+    assert status == 0, err
+    status, out, err = replayed("tools/replay.py", "run", "-step=6", "-output=step")
+    assert status == 0, err
+    assert out.endswith("\nsaved in step\n")
+    batches = [f"batch_rank{rank}.npz" for rank in range(ranks)]
+    found = sorted(path.name for path in (tmp_path / "step").iterdir())
+    assert found == [*batches, "step.json", "weights.safetensors"]
+
+    model = create_model("vit_digits", str(tmp_path / "step" / "weights.safetensors"), **SIZES)
+    model.eval()
+    losses = []
+    names = []
+    for batch in batches:
+        columns = np.load(tmp_path / "step" / batch)
+        logits = model(paddle.to_tensor(columns["input_0"]))
+        labels = paddle.to_tensor(columns["labels"].astype(np.int64))
+        losses.append(paddle.nn.functional.cross_entropy(logits, labels, reduction="none").numpy())
+        names += columns["names"].tolist()
+    assert np.mean(losses) == pytest.approx(logged_loss(tmp_path / "run", 6), abs=1e-5)
+    assert len(set(names)) == 16 * ranks
+
+    step = json.loads((tmp_path / "step" / "step.json").read_text())
+    np.testing.assert_allclose(step.pop("losses"), losses, atol=1e-5)
+    assert step.pop("report")[-6:] == out.splitlines()[-7:-1]
+    lr = logged(tmp_path / "run", 6)["lr"]
+    assert step == {"step": 6, "epoch": 1, "seed": 0, "ranks": ranks, "lr": lr}
+    status, _, err = replayed("tools/replay.py", "run", "-step=6", "-output=step")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "-output step exists and isn't an empty folder; choose another" in err
+
+
+@pytest.mark.long
+def test_a_step_of_sharded_weights_is_that_of_the_run(replayed, tmp_path):
+    options = [*without(OPTIONS, "DATA.BATCH_SIZE"), "DATA.BATCH_SIZE", "64", *STAGE_1]
+    options += ["DIST.STRATEGY.sharding_configs.stage", "3", "MODEL.RECOMPUTE", "True"]
+    options += ["SAVE_STEPS", "4", "KEEP_LAST", "9"]
+    status, _, err = replayed("main_multi_gpu.py", "-ngpus=2", "-output=run", "-o", *options)
+    assert status == 0, err
+    status, out, err = replayed("tools/replay.py", "run", "-step=5", "-output=step")
+    assert status == 0, err
+    assert (
+        "repeating 1 step from run/checkpoints/epoch_0001_sample_000000512, in 2 processes" in out
+    )
+    assert shown_loss(out) == pytest.approx(logged_loss(tmp_path / "run", 5), rel=5e-6)
+    saved = load_file(tmp_path / "step" / "weights.safetensors")
+    checkpoint = tmp_path / "run" / "checkpoints" / "epoch_0001_sample_000000512"
+    stored = load_file(checkpoint / "model.safetensors")
+    assert saved.keys() == stored.keys()
+    for name, array in saved.items():
+        np.testing.assert_array_equal(array, stored[name], name)
+
+
+def test_losses_that_json_has_no_numbers_for_are_texts(tmp_path):
+    losses = (float("nan"), float("inf"), -float("inf"), 0.5)
+    last = seen(losses=losses, forward=[layer("fc", bad=1, rows=[2])])
+    write_findings(tmp_path, get_config(None, TINY), [[seen(4), last]])
+    content = json.loads((tmp_path / "step.json").read_text(), parse_constant=pytest.fail)
+    assert content["losses"] == [["nan", "inf", "-inf", 0.5]]
+    assert content["report"][-1] == "samples: c.jpg"
 
 
 # ------------------------------------------------------------ the report

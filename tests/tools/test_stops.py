@@ -63,7 +63,7 @@ TOOLS = {
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),
     "probe": (["w.safetensors", *IMAGES, "-probes=knn", "-k=3", "-output=out.json"], WRITES),
     "publish": (["w.safetensors", "out"], WRITES),
-    "replay": (["trained", "-step=2000", "-ngpus=2"], STARTS),
+    "replay": (["trained", "-step=2", "-ngpus=2", "-output=out"], WRITES),
     "robustness": (
         [
             "-cfg=small.yaml",
@@ -223,7 +223,9 @@ def stop(place, tool, reached, number):
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
-    assert errors.splitlines()[-1].partition(":")[0] == f"stopped by {number.name}"
+    # A training adds the step at which it was.
+    stopped = errors.splitlines()[-1].partition(":")[0].partition(" at step ")[0]
+    assert stopped == f"stopped by {number.name}"
     assert_none_left(left)
     assert files_of(place) == before
     return errors

@@ -106,14 +106,15 @@ def test_a_run_that_was_backed_up_by_hard_links_goes_on_and_leaves_the_backup(tm
     assert len((run / "log.txt").read_bytes()) > len((tmp_path / "backup/log.txt").read_bytes())
 
 
-def test_checkpoints_that_lie_elsewhere_are_refused(tmp_path):
+@pytest.mark.parametrize("name", ["checkpoints", "bad_steps"])
+def test_checkpoints_that_lie_elsewhere_are_refused(tmp_path, name):
     (tmp_path / "home").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "home")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "home")
     for options in ([], ["MODEL.RESUME", "auto"]):
         told = line_of(tmp_path / "run", *options)
         assert told == (
-            f"{tmp_path}/run/checkpoints is a link, expected a folder;"
+            f"{tmp_path}/run/{name} is a link, expected a folder;"
             " move its target here, or make -output the link"
         )
     assert held(tmp_path / "home") == {}

@@ -26,6 +26,7 @@ from settings.configuration import (
 )
 from settings.plain import value_text, whole_file
 from training.checkpoint import storage
+from training.checkpoint.kept import remove_kept
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
@@ -107,8 +108,9 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
 def rewind_folder(training: Training, progress: Progress, chosen: Path | None) -> None:
     """Restores the run's folder to its state at ``chosen``.
 
-    Later checkpoints, which are damaged, get another name, and later lines are removed from
-    metrics.jsonl. A new folder gets a copy of the best checkpoint.
+    Later checkpoints, which are damaged, get another name. Later lines are removed from
+    metrics.jsonl, and later steps from bad_steps.json with the checkpoints that were kept for them.
+    A new folder gets a copy of the best checkpoint.
 
     Args:
         chosen: the checkpoint that was restored; None: the run starts afresh.
@@ -127,6 +129,7 @@ def rewind_folder(training: Training, progress: Progress, chosen: Path | None) -
                 f"the best checkpoint so far, {name}, is incomplete; the next best one replaces it"
             )
         run.rewind(progress.epoch, progress.step if progress.samples else 0)
+        remove_kept(run.directory, [record["step"] for record in run.bad_steps])
     progress.forget_best(all_gather(lost)[0])
 
 

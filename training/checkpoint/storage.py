@@ -451,19 +451,19 @@ def holds_checkpoint_alone(folder: Path) -> bool:
         return False
     with os.scandir(folder) as entries:
         return all(
-            _is_file_name(entry.name) and not entry.is_dir(follow_symlinks=False)
+            is_file_name(entry.name) and not entry.is_dir(follow_symlinks=False)
             for entry in entries
         )
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Returns whether a checkpoint has a file of this name, perhaps only while it is written."""
     return name in FILES or _SHARE.fullmatch(name.removesuffix(_SUM)) is not None
 
 
 def _empty(folder: Path) -> None:
     """Removes a checkpoint's files, and the folder if nothing else is there."""
-    for name in filter(_is_file_name, os.listdir(folder)):
+    for name in filter(is_file_name, os.listdir(folder)):
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()
 
