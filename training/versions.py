@@ -37,12 +37,12 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the toolkit, Python, Paddle and NumPy, and whose operators compute:
-    the compiled ones of ``ops``, or Paddle's.
+    the compiled ones of ``ops``, or those of Paddle.
     """
     return {
         "toolkit": __version__,
         "python": platform.python_version(),
         "paddle": paddle.__version__,
         "numpy": np.__version__,
-        "operators": "compiled" if ops.are_used() else "Paddle's",
+        "operators": "compiled" if ops.are_used() else "paddle",
     }

@@ -6,7 +6,8 @@ import pytest
 from conftest import ROOT
 from support.training_runs import train
 
-from training.checkpoint import resume, saver
+import ops
+from training.checkpoint import resume, saver, state
 from training.versions import versions
 
 HERE = versions()
@@ -16,6 +17,14 @@ BEFORE = {name: version for name, version in HERE.items() if name != "toolkit"}
 
 OTHER = BEFORE | {"paddle": "2.5"}
 NEXT = HERE | {"toolkit": "9"}
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_checkpoint_takes_what_a_run_records_of_its_versions(monkeypatch, used):
+    monkeypatch.setattr(ops, "are_used", lambda: used)
+    found = versions()
+    assert found["operators"] == ("compiled" if used else "paddle")
+    assert state._are_versions(found)
 
 
 @pytest.mark.parametrize(
