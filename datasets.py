@@ -273,7 +273,7 @@ def get_datasets(
         set_outputs(config, val)
         check_pretrained_classes(config, val)
         note_subset(config, len(val))
-        _add_notes(config, [_skipped_note(skipped)])
+        _add_notes(config, [_skipped_note(skipped), _note_of(val)])
         return config, None, val
     train = get_dataset(config, "train", skipped=skipped)
     val = get_dataset(config, "val", skipped=skipped)
@@ -283,7 +283,7 @@ def get_datasets(
     check_pretrained_classes(config, train)
     absent = "" if isinstance(train, SyntheticDataset) else absent_classes(train, val)
     notes = [absent, _nested_note(config, train), _skipped_note(skipped), _slow_note(config, train)]
-    _add_notes(config, notes)
+    _add_notes(config, [*notes, _note_of(val)])
     return config, train, val
 
 
@@ -385,6 +385,13 @@ def _nested_note(config: Configuration, train: ImageDataset) -> str:
     if isinstance(train.labels, LabelSets):
         return ""
     return nested_classes(train.labels, train.classes, train.paths)
+
+
+def _note_of(dataset: ImageDataset) -> str:
+    """Returns the note of a table's reader; "" for other datasets."""
+    if isinstance(dataset, ShardDataset) and isinstance(dataset.shards, Rows):
+        return dataset.shards.note
+    return ""
 
 
 def _slow_note(config: Configuration, train: ImageDataset) -> str:

@@ -32,6 +32,7 @@ from settings.registry import datasets
 # The names of parts, by mode. Test images validate where there are no others.
 PARTS = {"train": ("train",), "val": ("validation", "val", "valid")}
 TEST = "test"
+TEST_NOTE = "the test images validate, because there are no validation images"
 # Folders below the dataset's that hold the tables, as on the Hub.
 _FOLDERS = (".", "data", "default")
 _BYTES_PER_LABEL = 32
@@ -158,7 +159,10 @@ def parquet(
             labels, classes = labels_of(
                 cells, training, names, split.label_limit(names), split.mode
             )
-    return _joined(folder, tables, parts, labels, classes)
+    images = _joined(folder, tables, parts, labels, classes)
+    if files == _files_of(root, (TEST,)):
+        images.note = TEST_NOTE
+    return images
 
 
 def _files(root: Path, split: Split) -> list[Path]:
@@ -171,8 +175,8 @@ def _files(root: Path, split: Split) -> list[Path]:
         _check_one_part(root, split)
         return [root]
     files = _files_of(root, PARTS[split.mode])
-    if not files and split.mode == "val" and (files := _files_of(root, (TEST,))):
-        print(f"{root}: no validation images, so the test images validate", flush=True)
+    if not files and split.mode == "val":
+        files = _files_of(root, (TEST,))
     if not files and not _files_of(root, PARTS["train"]):
         files = sorted(file for folder in _FOLDERS for file in (root / folder).glob("*.parquet"))
         if files:

@@ -1,5 +1,6 @@
 """Recognises the format of a dataset by what its folder contains, where DATA.DATASET isn't given."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from loading.layout import (
 from loading.lists import numbered_lines
 from loading.mask_folders import has_masks, training_images
 
+# The folders of parts that Hugging Face's programs make.
+_PARTS = ("train", "validation", "val", "valid", "test")
 # Published datasets, and what programs save: the format's name, and entries of the folder that no
 # other format has. A pattern stands for any entry that matches it.
 _PUBLISHED = (
@@ -33,7 +36,7 @@ _PUBLISHED = (
     ("voc_multilabel", "Annotations ImageSets/Main/train.txt"),
     ("coco_multilabel", "annotations/instances_*.json"),
     ("hf_dataset", "state.json"),
-    ("hf_dataset", "*/state.json"),
+    *(("hf_dataset", f"{part}/state.json") for part in _PARTS),
     ("cifar10", "cifar-10-python.tar.gz"),
     ("cifar10", "cifar-10-batches-py"),
     ("cifar100", "cifar-100-python.tar.gz"),
@@ -41,7 +44,10 @@ _PUBLISHED = (
 )
 # Files that may be a dataset by themselves, and where tables of Parquet are in a folder.
 _TABLES = (".csv", ".tsv", ".parquet")
-_PARQUET = ("*.parquet", "data/*.parquet", "default/*.parquet", "*/*.parquet")
+_PARQUET = (
+    *("*.parquet", "data/*.parquet", "default/*.parquet"),
+    *(f"{part}/*.parquet" for part in _PARTS),
+)
 # The files of MNIST, and the formats that have them.
 _MNIST = "train-images*-ubyte*"
 _MNIST_FORMATS = ("mnist", "fashion_mnist")
@@ -54,6 +60,8 @@ _PUBLISHED_IMAGES = {
 }
 # Lines of a list that are looked at.
 _LINES = 100
+# Entries of a folder that are looked at for an image: a tree without any may be a whole disk.
+_MOST_ENTRIES = 10_000
 # Folders within folders, each the only entry, as unpacked archives have them.
 _DEEPEST = 4
 
@@ -180,8 +188,10 @@ def _in_folders(root: Path) -> tuple[str, str] | None:
     part = part_folder(root, "train") or part_folder(root, "val")
     folder = root / part if part else root
     folders, others = _entries(folder)
-    has_images = any(name.lower().endswith(IMAGE_SUFFIXES) for name in others)
-    classes = [name for name in folders if _has_image(folder / name)]
+    has_images = any(map(_is_image, others))
+    # Two are enough: to look into each folder of ImageNet would take a while.
+    with_images = (name for name in folders if _has_image(folder / name))
+    classes = list(itertools.islice(with_images, 2))
     place = f" in {part}/" if part else ""
     if has_images and classes:
         raise InputError(
@@ -211,21 +221,36 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _has_image(folder: Path) -> bool:
-    """Returns whether a folder has an image in it or below it."""
-    return next(_images(folder), None) is not None
+    """Returns whether a folder has an image in it or below it, among the first _MOST_ENTRIES."""
+    entries = 0
+    for _, folders, files in _walk(folder):
+        if any(map(_is_image, files)):
+            return True
+        entries += len(folders) + len(files)
+        if entries > _MOST_ENTRIES:
+            return False
+    return False
 
 
 def _images(folder: Path) -> Iterator[str]:
-    """Yields the names of the images in a folder and below. Links to folders aren't followed."""
+    """Yields the names of the images in a folder and below."""
+    for _, _, files in _walk(folder):
+        yield from filter(_is_image, files)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_leftover(name)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """``os.walk`` without folders that aren't data. Links to folders aren't followed."""
     for current, folders, files in os.walk(folder):
         folders[:] = [
             name
             for name in folders
             if not is_leftover(name) and not is_run(os.path.join(current, name))
         ]
-        for name in files:
-            if name.lower().endswith(IMAGE_SUFFIXES) and not is_leftover(name):
-                yield name
+        yield current, folders, files
 
 
 def count_training_images(layout: Layout, most: int) -> int:

@@ -88,6 +88,9 @@ class Rows:
         paths: of the images that are IN_A_FILE, [n]; of others any. None: there are none.
         labels: one of each image, [n], or a set of each. None: they have no labels.
         classes: names, or none where they aren't known.
+
+    Attributes:
+        note: a line for the log about what was read, or "".
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Rows:
         self.paths = paths
         self.labels = labels
         self.classes = list(classes)
+        self.note = ""
 
     def __len__(self) -> int:
         return len(self.names)

@@ -15,7 +15,7 @@ import numpy as np
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.files import Paths, opened_descriptor
 from loading.layout import describe_folder
-from loading.parquet import PARTS, TEST
+from loading.parquet import PARTS, TEST, TEST_NOTE
 from loading.rows import BYTES_PER_ROW, IN_A_FILE, Rows, image_candidates, pyarrow_for, row_names
 from loading.sources import Split
 from loading.table_columns import (
@@ -81,6 +81,8 @@ def hf_dataset(
     with reading(part.files[0], "an Arrow file", _ADVICE):
         image, label = _chosen(part, image_column, label_column)
     images, cells = _read(part, root, image, label, label_separator)
+    if part.folder == root / TEST:
+        images.note = TEST_NOTE
     if cells is None:
         return images
     names = named_classes(part.features, label)
@@ -113,7 +115,6 @@ def _part_of(root: Path, split: Split) -> _Part:
         if (root / name / _STATE).exists():
             return _part(root / name)
     if split.mode == "val" and (root / TEST / _STATE).exists():
-        print(f"{root}: no validation images, so the test images validate", flush=True)
         return _part(root / TEST)
     problem = (
         f"{root}: no {PARTS[split.mode][0]}/{_STATE}; DATASET hf_dataset needs a folder that"

@@ -143,7 +143,8 @@ def choose(asked: Mapping[str, Any], is_evaluation: bool) -> Plan:
     elif "DATA.LABEL_SEPARATOR" in asked or str(asked.get("DATA.LABEL_COLUMN")).startswith("["):
         task = "multilabel"
     if task == "segmentation":
-        files, reason = ("segformer_shapes",), "the data has masks"
+        files: tuple[str, ...] = ("segformer_shapes",)
+        reason = "the data has masks"
     elif not has_labels:
         files, reason = _unlabelled(model, images)
     else:

@@ -1,6 +1,7 @@
 """What a dataset's folder is recognised as: every format, near misses, and what is no dataset."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,23 @@ def test_what_is_no_dataset_or_several_is_one_line(tmp_path, entries, message):
         recognise(str(tmp_path))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tree_without_images_is_not_walked_to_its_end(tmp_path, monkeypatch):
+    """A mistyped path may be that of a whole disk."""
+    make(tmp_path, empty(*(f"a/{n}/notes.txt" for n in range(30)), "b/1.jpg", "c/1.jpg"))
+    assert recognise(str(tmp_path)).dataset == "folder"
+    walked = []
+    walk = os.walk
+    monkeypatch.setattr(
+        os, "walk", lambda top: (walked.append(top) or entry for entry in walk(top))
+    )
+    monkeypatch.setattr("loading.recognise._MOST_ENTRIES", 10)
+    (tmp_path / "b/1.jpg").unlink()
+    (tmp_path / "c/1.jpg").unlink()
+    with pytest.raises(InputError, match="no dataset was recognised"):
+        recognise(str(tmp_path))
+    assert walked == [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
 
 
 def test_runs_beside_the_data_are_no_classes(tmp_path):

@@ -202,13 +202,18 @@ def test_columns_that_arent_clear_are_named(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_parts_are_found_or_named(kind, tmp_path, capsys):
+def test_parts_are_found_or_named(kind, tmp_path):
     write(kind, tmp_path, "train", image_table(3))
     with pytest.raises(InputError, match="without them, DATA.VAL_SPLIT splits the training images"):
         read(kind, tmp_path, "val")
     write(kind, tmp_path, "test", image_table(2))
-    assert len(read(kind, tmp_path, "val")) == 2
-    assert "no validation images, so the test images validate" in capsys.readouterr().out
+    val = read(kind, tmp_path, "val")
+    assert len(val) == 2
+    note = "the test images validate, because there are no validation images"
+    assert val.note == note
+    assert note in get_datasets(dataset_config(kind, tmp_path))[0].notes
+    write(kind, tmp_path, "validation", image_table(3))
+    assert read(kind, tmp_path, "val").note == ""
     with pytest.raises(InputError, match="it holds nothing"):
         read(kind, tmp_path / "none")
 

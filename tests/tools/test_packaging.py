@@ -36,7 +36,7 @@ from settings.parser import __version__ as VERSION
 from tools.package.build_command import project_urls, repository_address
 
 LEFT_OUT = shutil.ignore_patterns(
-    ".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info"
+    ".*", "__pycache__", "tests", "docs", "output", "data", "*.egg-info"
 )
 BUILD = """
 import sys

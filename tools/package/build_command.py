@@ -62,11 +62,7 @@ def files() -> Iterator[Path]:
             for file in sorted(Path(room).rglob("*"))
             if file.suffix in _KINDS or file.name == _SUMS
         )
-        yield from (
-            file
-            for file in of_room
-            if "egg-info" not in str(file) and "built" not in file.parts and file.is_file()
-        )
+        yield from (file for file in of_room if "egg-info" not in str(file) and file.is_file())
 
 
 def stub(text: str, names: set[str]) -> str:
