@@ -247,8 +247,9 @@ def test_make_install_doesnt_wait_for_the_operators(tmp_path):
     python.chmod(0o755)
     (tmp_path / "paddle").write_text("\n")
     (tmp_path / "installed").write_text("")
+    # A make inside `make test` says which folder it enters and leaves.
     done = subprocess.run(
-        ["make", "install", f"VENV={tmp_path}"],
+        ["make", "--no-print-directory", "install", f"VENV={tmp_path}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
