@@ -78,6 +78,10 @@ class DaliLoader(Loader):
         for pixels, *others in with_draws(self._decode_batches(keys), self._passes(), self.draw):
             yield [pixels, *map(paddle.to_tensor, others)]
 
+    def _load_batch(self, keys: list) -> list[np.ndarray]:
+        [pixels, *others] = next(self._decode_batches(iter([keys])))
+        return [pixels.numpy(), *others]
+
     def _decode_batches(self, keys: Iterator[list]) -> Iterator[list]:
         """Yields the columns of each batch: pixels on the device, the others as arrays."""
         # The keys and the other columns of the batches that the pipeline holds.

@@ -8,6 +8,7 @@ made before the workers are forked. It needs no /dev/shm, and is freed with its 
 
 import collections
 import contextlib
+import copy
 import itertools
 import math
 import mmap
@@ -100,6 +101,30 @@ class Loader:
         """Returns the batches of ``keys``, in their order."""
         raise NotImplementedError
 
+    def load_again(self, step: int) -> tuple[list[str], dict[str, np.ndarray]]:
+        """Loads a batch that the iteration of this epoch has yielded once more, in this process.
+
+        Args:
+            step: of the epoch, from 1.
+
+        Returns:
+            (the names of its samples, its columns by name)
+
+        Raises:
+            RunError: a sample can't be read any more.
+        """
+        sampler = copy.copy(self.batch_sampler)
+        keys = next(itertools.islice(sampler, step - 1 - sampler.first(), None))
+        columns = self._load_batch(keys)
+        if self.draw:
+            columns.append(self.draw(sampler.epoch, step, len(keys)))
+        names = [self.dataset.name(index) for _, index, *_ in keys]
+        return names, dict(zip(self.columns, columns, strict=True))
+
+    def _load_batch(self, keys: list) -> list[np.ndarray]:
+        """Returns the columns of a training batch, as ``_open`` does, without its workers."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Ends the workers, and drops the batches that were loaded ahead. The next iteration starts them again."""
         self._expected = iter(())
@@ -163,6 +188,9 @@ class ProcessLoader(Loader):
         else:
             batches = _load_here(self.dataset, keys, self.size)
         return on_device(with_draws(batches, self._passes(), self.draw))
+
+    def _load_batch(self, keys: list) -> list[np.ndarray]:
+        return next(_load_here(self.dataset, iter([keys]), self.size))
 
     def close(self) -> None:
         super().close()

@@ -5,7 +5,8 @@
 RUN is a run's folder. Without -step, it is the last step in its bad_steps.json: one whose loss isn't
 finite, or is more than 10 times the median of the losses before it. Training is repeated from the
 newest checkpoint before that step, or from the beginning, with as many processes as the run had. On
-a CPU every number is that of the run. Nothing is written without -output.
+a CPU every number is that of the run, and a line says if the data has changed since. Nothing is
+written without -output.
 
 The tables list what each layer returns and then the gradients in the order of the backward pass, up to
 the first layer that isn't finite. If all are finite, the samples with the largest losses are named.

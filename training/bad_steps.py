@@ -1,8 +1,9 @@
 """Steps whose loss isn't finite, or is out of all proportion to those before.
 
 A run names them in its log and in bad_steps.json. ``tools/replay.py`` repeats one of them from the
-newest checkpoint before it, which is kept for that (``checkpoint.kept``). The repetition is exact, as
-a resumed run is, so nothing else has to be stored, and a step costs nothing more.
+newest checkpoint before it, which is kept for that (``checkpoint.kept``). The repetition is as exact
+as a resumed run. The step's batch is loaded once more and saved, to see later whether the data has
+changed.
 """
 
 import collections
@@ -15,13 +16,18 @@ from errors import Unreadable, reading
 from settings.plain import parsed_json, whole_file
 
 FILE = "bad_steps.json"
-# The folder of the checkpoints that are kept for these steps.
+# The folder of the batches of these steps, and of the checkpoints that are kept for them.
 FOLDER = "bad_steps"
 # The most steps that a run records.
 MOST = 3
 _KINDS = ["not finite", "outlier"]
 # The most bytes of the file.
 _LONGEST = 10_000
+
+
+def batch_file(run: Path, step: int, rank: int) -> Path:
+    """Returns the file with a rank's batch of a step."""
+    return run / FOLDER / f"step_{step}_rank{rank}.npz"
 
 
 class LossHistory:

@@ -25,15 +25,22 @@ from errors import InputError
 from settings.configuration import Configuration
 from settings.registry import tasks
 from training import engine, parallel
+from training.bad_steps import batch_file, read_bad_steps
 from training.checkpoint import Progress
 from training.checkpoint.storage import write_file
 from training.ending import Ending
 from training.optim import freeze
 from training.run import Run
 from training.setup import Training
-from training.step_files import STEP, write_batch, write_weights
+from training.step_files import (
+    STEP,
+    batch_name,
+    changed_columns,
+    write_batch,
+    write_weights,
+)
 from training.task import Batch
-from utils import rank, seed_everything
+from utils import rank, seed_everything, world_size
 
 
 @dataclass
@@ -121,6 +128,7 @@ class StepValues:
         scaled: whether the loss was scaled for float16, whose gradients may overflow: such an update
             is skipped.
         lr: the learning rate of the step's update.
+        changed: the batch's columns that aren't those that the run saved.
     """
 
     step: int
@@ -133,6 +141,7 @@ class StepValues:
     backward: list[LayerValues] = field(default_factory=list)
     scaled: bool = False
     lr: float = 0.0
+    changed: list[str] = field(default_factory=list)
 
     @property
     def is_finite(self) -> bool:
@@ -198,6 +207,7 @@ class _Watch:
     ) -> None:
         self.training = training
         self.output = output
+        self.saved = _saved_batch(training.run.directory, step)
         self.task = training.task
         self.step_wanted = step
         self.number = progress.step
@@ -234,6 +244,9 @@ class _Watch:
             if column.is_floating_point():
                 seen.batch[name] = Values.of(column, size)
         output = self.output if self.number == self.step_wanted else None
+        columns = {name: column.numpy() for name, column in batch.items()}
+        if self.number == self.step_wanted and self.saved:
+            seen.changed = changed_columns(self.saved, columns)
         inputs: list[paddle.Tensor] = []
         if output:
             # The forward pass changes batch norm's statistics.
@@ -243,7 +256,9 @@ class _Watch:
         with _watching(model, seen, size):
             values = self.task.step(network, batch, epoch)
         if output:
-            write_batch(output, batch, inputs, seen.names)
+            # The network was given images that are normalised, and perhaps mixed.
+            arrays = {f"input_{place}": tensor.numpy() for place, tensor in enumerate(inputs)}
+            write_batch(output / batch_name(rank()), seen.names, columns | arrays)
         seen.losses = values["loss"].detach().astype("float32").numpy().tolist()
         if self.number == self.step_wanted:
             training.scaler.scale(values["loss"].mean()).backward()
@@ -323,6 +338,15 @@ def _replay(
             progress.end_epoch(progress.epoch + 1)
     except Replayed:
         return watch.seen
+
+
+def _saved_batch(run: Path, step: int) -> Path | None:
+    """Returns the file with this rank's batch of a step, if the run saved it with as many ranks."""
+    for record in read_bad_steps(run):
+        file = batch_file(run, step, rank())
+        if record["step"] == step and record["ranks"] == world_size() and file.exists():
+            return file
+    return None
 
 
 @contextlib.contextmanager
@@ -444,6 +468,11 @@ def report(ranks: list[list[StepValues]]) -> Iterator[str]:
         yield (
             f"before step {last.step} the weights aren't finite ({some(last.spoilt_weights)});"
             f" step {seen.step} is shown, whose update made them so"
+        )
+    if changed := sorted({name for steps in ranks for name in steps[-1].changed}):
+        yield (
+            f"the run had another batch: {some(changed)} aren't those that it saved, so its data or"
+            " its configuration has changed since"
         )
     yield from _table("forward", seen.forward)
     if first := _first_bad(seen.forward):

@@ -328,9 +328,17 @@ class Run:
             f"warning: the loss of step {step} {what};"
             f" python tools/replay.py {self.directory} -step={step} repeats it, layer by layer"
         )
-        self.bad_steps.append({"step": step, "epoch": epoch, "ranks": world_size(), "kind": kind})
+        record = {
+            "step": step,
+            "epoch": epoch,
+            "ranks": world_size(),
+            "seed": self.config.SEED,
+            "kind": kind,
+        }
+        self.bad_steps.append(record)
         with self.logging_failure(bad_steps.FILE):
             self._write_json(bad_steps.FILE, self.bad_steps)
+            (self.directory / bad_steps.FOLDER).mkdir(exist_ok=True)
         return True
 
     def _append(self, line: str) -> None:

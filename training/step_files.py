@@ -1,19 +1,21 @@
-"""Files of a replayed step: its batch and the weights before it (``tools/replay.py -output``)."""
+"""Files of a step: its batch, and the weights before it.
 
-import os
-from collections.abc import Sequence
+A run saves the batches of its bad steps, and ``tools/replay.py -output`` a step as a whole.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paddle
 
+from errors import InputError, reading
+from launch.files import writing_whole
+from loading.files import npz
 from training.checkpoint import describe
 from training.checkpoint.description import METADATA
 from training.checkpoint.storage import write_file
 from training.setup import Training
-from training.task import Batch
-from utils import rank
 from weights import file_arrays
 
 WEIGHTS = "weights.safetensors"
@@ -33,20 +35,30 @@ def write_weights(folder: Path, training: Training) -> None:
     write_file(folder / WEIGHTS, file_arrays(training.model), metadata)
 
 
-def write_batch(
-    folder: Path, batch: Batch, inputs: Sequence[paddle.Tensor], names: Sequence[str]
-) -> None:
-    """Writes this rank's batch into a new folder.
+def write_batch(path: Path, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+    """Writes this rank's batch.
 
     Args:
-        batch: the loader's columns.
-        inputs: what the network was given: the images are normalised by then, and perhaps mixed.
         names: of the samples.
+        arrays: the loader's columns, and what else belongs to the batch.
     """
-    arrays: dict[str, Any] = {name: column.numpy() for name, column in batch.items()}
-    for number, tensor in enumerate(inputs):
-        arrays[f"input_{number}"] = tensor.numpy()
-    with open(folder / batch_name(rank()), "xb") as file:
+    with writing_whole(path, "wb") as file:
         np.savez(file, names=np.array(names), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
+
+
+def changed_columns(file: Path, columns: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns which of a batch's columns aren't those in a file of ``write_batch``.
+
+    Samples aren't compared by name, because another working folder changes their paths.
+    """
+    changed = []
+    for name, array in columns.items():
+        try:
+            with reading(file, "a saved batch"):
+                [saved] = npz(file, {name: (array.dtype.kind, array.ndim)}).values()
+        except InputError:
+            changed.append(name)
+            continue
+        if saved.shape != array.shape or saved.tobytes() != array.tobytes():
+            changed.append(name)
+    return changed

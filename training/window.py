@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from errors import RunError
+from errors import RunError, one_line
 from launch.progress import COMPUTING, LOADING, beat
+from training.bad_steps import batch_file
 from training.checkpoint.kept import keep_checkpoint
 from training.profiling import LOADER, span
 from training.setup import Training
+from training.step_files import write_batch
 from training.task import Batch, check_names, sum_of_each
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
@@ -340,10 +342,26 @@ class Window:
         return float(self.training.losses.first_outlier(losses))
 
     def _record_bad_step(self, number: int, kind: str) -> None:
-        """Records a step, and keeps the checkpoint from which it can be repeated."""
+        """Records a step, keeps the checkpoint before it, and saves each rank's batch.
+
+        Every rank calls it.
+        """
         run = self.training.run
-        if run.record_bad_step(number, self.epoch, kind):
+        recorded = run.record_bad_step(number, self.epoch, kind)
+        if recorded:
             keep_checkpoint(run.directory, run.checkpoints, number)
+        if all_gather(recorded)[0]:
+            self._save_batch(number)
+
+    def _save_batch(self, number: int) -> None:
+        """Saves this rank's batch of a step of this epoch. Training continues if that fails."""
+        run = self.training.run
+        loader = self.training.loader
+        try:
+            names, columns = loader.load_again(number - (self.epoch - 1) * len(loader))
+            write_batch(batch_file(run.directory, number, rank()), names, columns)
+        except Exception as error:
+            run.local.warning(one_line(f"the batch of step {number} can't be saved: {error}"))
 
     def _raise_not_finite(self) -> None:
         """Raises ``NotFinite``, which names the first step whose loss isn't finite on any rank.

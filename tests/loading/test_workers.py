@@ -220,6 +220,13 @@ def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded
             [100 * epoch + step] * (2 if step == 4 else 6) for step in steps
         ]
         assert all(set(batch["epochs"].tolist()) == {epoch} for batch in batches)
+        # Each of them can be loaded once more, to the bit.
+        for step, batch in zip(steps, batches, strict=True):
+            names, again = loader.load_again(step)
+            assert names == [dataset.name(index) for index in batch["labels"].tolist()]
+            assert list(again) == list(loader.columns)
+            for name in set(again) - {"processes"}:
+                np.testing.assert_array_equal(again[name], batch[name].numpy())
     assert (
         ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1)).columns
         == dataset.columns

@@ -23,6 +23,9 @@ class Numbers(paddle.io.Dataset):
     def shapes(self, size):
         return {"pixels": ((*size, 3), np.dtype(np.uint8))}
 
+    def name(self, index):
+        return f"number {index}"
+
     def __getitem__(self, key):
         epoch, index, _ = key if isinstance(key, tuple) else (0, key, 0)
         if index % 3 == 0:

@@ -18,7 +18,7 @@ from support.sharding import STAGE_1
 
 from config import get_config
 from models import build_model, create_model
-from training.bad_steps import FILE, read_bad_steps
+from training.bad_steps import FILE, batch_file, read_bad_steps
 from training.checkpoint.kept import kept_checkpoints
 from training.replay import LayerValues, StepValues, Values, report, write_findings
 from weights import save_weights
@@ -112,7 +112,7 @@ def test_the_layer_that_overflows_is_named_by_default(replayed, tmp_path):
     assert "the loss is nan at step 1" in err
     assert "python tools/replay.py run -step=1 repeats it, layer by layer" in out + err
     recorded = json.loads((tmp_path / "run" / FILE).read_text())
-    assert recorded == [{"step": 1, "epoch": 1, "ranks": 1, "kind": "not finite"}]
+    assert recorded == [{"step": 1, "epoch": 1, "ranks": 1, "seed": 0, "kind": "not finite"}]
     status, out, err = replayed("tools/replay.py", "run")
     assert status == 0, err
     assert "first non-finite output: blocks.1.mlp" in out
@@ -153,6 +153,30 @@ def test_the_file_of_the_sample_that_overflows_is_named(replayed, tmp_path, rank
     assert "first non-finite output: patch_embed" in out
     assert "of the model's inputs aren't finite (pixels reach 3e+38)\n" in out
     assert f"samples: {tmp_path}/images/train/b/13.npy\n" in out
+    assert "the run had another batch" not in out
+
+    # The run itself has saved each rank's batch.
+    [record] = read_bad_steps(tmp_path / "run")
+    status, _, err = replayed("tools/replay.py", "run", "-output=step")
+    assert status == 0, err
+    for rank in range(ranks):
+        saved = np.load(batch_file(tmp_path / "run", record["step"], rank))
+        replayed_batch = np.load(tmp_path / "step" / f"batch_rank{rank}.npz")
+        assert set(saved) == {"names", "pixels", "labels"}
+        paths = [str(tmp_path / name) for name in saved["names"]]
+        assert paths == replayed_batch["names"].tolist()
+        for name in ("pixels", "labels"):
+            np.testing.assert_array_equal(saved[name], replayed_batch[name])
+
+    # An image of the batch is another one now.
+    path = next(path for path in paths if not path.endswith("/13.npy"))
+    np.save(path, np.load(path)[::-1])
+    status, out, err = replayed("tools/replay.py", "run")
+    assert status == 0, err
+    assert (
+        "the run had another batch: pixels aren't those that it saved, so its data or its"
+        " configuration has changed since\n"
+    ) in out
 
 
 @pytest.mark.long

@@ -50,13 +50,13 @@ def test_the_record_of_a_run_is_read_as_it_was_written(tmp_path):
 
 
 def test_a_run_logs_its_first_three_bad_steps_and_records_them(tmp_path):
-    run = Run(get_config(None, [*TINY, "OUTPUT", str(tmp_path / "run")]), [])
+    run = Run(get_config(None, [*TINY, "SEED", "5", "OUTPUT", str(tmp_path / "run")]), [])
     run.begin()
     for step in (7, 8, 9, 10):
         run.record_bad_step(step, 2, "outlier" if step < 9 else "not finite")
     recorded = read_bad_steps(tmp_path / "run")
     assert [record["step"] for record in recorded] == [7, 8, 9]
-    assert recorded[2] == {"step": 9, "epoch": 2, "ranks": 1, "kind": "not finite"}
+    assert recorded[2] == {"step": 9, "epoch": 2, "ranks": 1, "seed": 5, "kind": "not finite"}
     log = (tmp_path / "run" / "log.txt").read_text()
     assert (
         "warning: the loss of step 7 is more than 10 times the median of the steps before it;"

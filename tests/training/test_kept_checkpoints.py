@@ -132,9 +132,24 @@ def test_what_was_kept_for_other_steps_is_removed_and_what_no_run_made_stays(run
     mine.write_text("mine")
     # What a killed run has left.
     shutil.copytree(run / "bad_steps" / "step_3", run / "bad_steps" / ".step_8.4194304.0123abcd")
+    for name in (
+        "step_3_rank0.npz",
+        "step_3_rank1.npz",
+        "step_7_rank1.npz",
+        ".step_3_rank1.npz.4194304.0123abcd",
+        "step_7_rank1.npz.bak",
+    ):
+        (run / "bad_steps" / name).write_text("")
     remove_kept(run, [3])
-    assert sorted(os.listdir(run / "bad_steps")) == ["step_3", "step_7"]
+    assert sorted(os.listdir(run / "bad_steps")) == [
+        "step_3",
+        "step_3_rank0.npz",
+        "step_3_rank1.npz",
+        "step_7",
+        "step_7_rank1.npz.bak",
+    ]
     assert os.listdir(mine.parent) == ["mine.txt"]
+    (run / "bad_steps" / "step_7_rank1.npz.bak").unlink()
     mine.unlink()
     remove_kept(run, [])
     assert not (run / "bad_steps").exists()

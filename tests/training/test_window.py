@@ -261,6 +261,53 @@ def test_a_loss_out_of_all_proportion_is_recorded_and_reported_as_it_is():
     assert "outlier" not in found
 
 
+@pytest.mark.parametrize("names", [["a.jpg", "b.jpg"], None])
+def test_the_batch_of_a_bad_step_is_saved_unless_it_cannot_be_loaded(tmp_path, names):
+    own, _ = opened()
+    loader = FewBatches(names)
+    own.training.loader = loader
+    run = own.training.run
+    run.directory = tmp_path
+    run.checkpoints = tmp_path / "checkpoints"
+    run.record_bad_step = lambda *_: True
+    logged = []
+    run.local = SimpleNamespace(warning=logged.append)
+    (tmp_path / "bad_steps").mkdir()
+    own.epoch = 3
+    own.add(9, values(loss=[float("nan")]))
+    with pytest.raises(RunError, match="the loss is nan at step 9"):
+        own.report(0.1)
+    # The third epoch of four steps begins with step 9.
+    assert loader.asked == [1]
+    files = list((tmp_path / "bad_steps").iterdir())
+    if names is None:
+        assert files == []
+        assert logged == ["the batch of step 9 can't be saved: b.jpg is gone"]
+        return
+    assert files == [tmp_path / "bad_steps" / "step_9_rank0.npz"]
+    assert logged == []
+    saved = np.load(files[0])
+    assert saved["names"].tolist() == names
+    assert saved["labels"].tolist() == [1, 2]
+
+
+class FewBatches:
+    """A loader of four batches; without names, a batch can't be loaded once more."""
+
+    def __init__(self, names):
+        self.names = names
+        self.asked = []
+
+    def __len__(self):
+        return 4
+
+    def load_again(self, step):
+        self.asked.append(step)
+        if self.names is None:
+            raise RunError("b.jpg is gone")
+        return self.names, {"labels": np.array([1, 2])}
+
+
 def test_the_largest_peak_of_memory_comes_with_the_sums(monkeypatch):
     assert reported(monkeypatch, 0, [300.0, 0.0, 200.0]) == {"peak_memory": 300.0}
     assert reported(monkeypatch, 0, [100.0, 0.0, 200.0]) == {"peak_memory": 250.0}

@@ -1,8 +1,8 @@
-"""Checkpoints that are kept to replay a step, which KEEP_LAST would remove.
+"""Checkpoints that are kept to replay a step, which KEEP_LAST would remove, and what lies beside them.
 
 ``bad_steps/step_7/epoch_0003`` in a run's folder has the files of the newest checkpoint before step 7
 by a second name (a hard link). So they take no space while the checkpoint itself is there, and no
-time. No file of a checkpoint is ever changed.
+time. No file of a checkpoint is ever changed. ``bad_steps/step_7_rank0.npz`` is a rank's batch.
 """
 
 import contextlib
@@ -13,12 +13,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from errors import InputError
-from launch.files import leftovers, making_folder, sync_directory
+from launch.files import leftovers, making_folder, remove, sync_directory
 from training.bad_steps import FOLDER
 from training.checkpoint import storage
 from training.checkpoint.state import read_state
 
 _STEP = re.compile(r"step_([0-9]+)")
+_BATCH = re.compile(r"step_([0-9]+)_rank[0-9]+\.npz")
 
 
 def keep_checkpoint(run: Path, checkpoints: Path, step: int) -> None:
@@ -83,10 +84,13 @@ def remove_kept(run: Path, steps: Collection[int]) -> None:
         for path, name in leftovers(folder):
             if _STEP.fullmatch(name):
                 _remove(path)
+            elif _BATCH.fullmatch(name):
+                remove(path)
         for path in list(folder.iterdir()):
-            match = _STEP.fullmatch(path.name)
-            if match and int(match[1]) not in steps:
+            if (match := _STEP.fullmatch(path.name)) and int(match[1]) not in steps:
                 _remove(path)
+            elif (match := _BATCH.fullmatch(path.name)) and int(match[1]) not in steps:
+                remove(path)
         if not os.listdir(folder):
             folder.rmdir()
 
