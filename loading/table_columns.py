@@ -250,7 +250,8 @@ def label_columns(
     if given is None or (given == AUTO and not others):
         return []
     if not isinstance(given, str):
-        return each_once([chosen_column("LABEL_COLUMN", name, (), columns) for name in given])
+        chosen = [chosen_column("LABEL_COLUMN", name, (), columns) for name in given]
+        return each_once(chosen, "column")
     candidates = [column for column in candidates if column in others]
     if not candidates and len(others) == 1:
         candidates = others
