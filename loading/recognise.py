@@ -181,10 +181,20 @@ def _list_format(file: Path) -> tuple[str, str]:
 
 
 def _shards(root: Path) -> tuple[str, str] | None:
-    """Returns (format, reason) of tar shards, or None."""
+    """Returns (format, reason) of tar shards, or None.
+
+    Raises:
+        InputError: there are some whose names don't say which part they are of.
+    """
     for mode in ("train", "val"):
         if any(root.glob(f"{mode}-*.tar")):
             return "shards", f"it contains {mode}-*.tar"
+    # Unpacking such files would be the wrong advice.
+    if any(root.glob("*[0-9][0-9].tar")):
+        raise InputError(
+            f"{root} contains {describe_folder(root)}; if these are shards of WebDataset, name them"
+            " train-000000.tar and so on, and val-000000.tar; otherwise unpack them"
+        )
     return None
 
 

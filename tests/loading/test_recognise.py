@@ -152,6 +152,10 @@ def test_the_only_folder_in_a_folder_is_taken(tmp_path):
         (empty("train/images/1.jpg", "train/labels/1.txt"), "contains */labels/*.txt, the boxes"),
         (empty("img/1.jpg", "ann/1.png"), "look like images and their masks; name the folders"),
         (empty("JPEGImages/1.jpg", "SegmentationClass/1.png"), "look like images and their masks"),
+        (
+            empty("00000.tar", "00001.tar"),
+            "shards of WebDataset, name them train-000000.tar and so",
+        ),
         # Labels beside a folder may be those of its images.
         (empty("images/cat/1.jpg", "images/dog/1.jpg", "annotations.json"), "no dataset was reco"),
         (empty("flowers.zip"), "which only contains the archive flowers.zip; unpack the dataset"),
