@@ -134,8 +134,12 @@ def check_name(name: str, where: str) -> str:
     return name
 
 
-def each_once(names: list[str]) -> list[str]:
-    """Returns names; raises Unreadable where one is there twice."""
+def each_once(names: list[str], what: str = "class") -> list[str]:
+    """Returns names; raises Unreadable where one is there twice.
+
+    Args:
+        what: the names are of, for the message.
+    """
     if twice := [name for name, other in itertools.pairwise(sorted(names)) if name == other]:
-        raise Unreadable(f"it has the class '{printable(twice[0], 40)}' twice")
+        raise Unreadable(f"it has the {what} '{printable(twice[0], 40)}' twice")
     return names

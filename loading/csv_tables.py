@@ -113,7 +113,10 @@ def csv_tables(
     with reading(file, "a table"):
         if not len(table.paths):
             part = "training" if split.mode == "train" else "validation"
-            raise Unreadable(f"no row is an image for {part}")
+            problem = f"no row is an image for {part}"
+            if table.has_split:
+                problem += f"; expected {' or '.join(_PARTS[split.mode])} in its split column"
+            raise Unreadable(problem)
         if table.cells is None:
             return Files(file.parent, table.paths, None, [])
         training = table
@@ -312,7 +315,10 @@ def _add_labels(
 def _rows(lines: TextList) -> Iterator[Row]:
     """Yields the rows of a table. Its header says which character is between the cells."""
     separator = ""
-    for number, line in lines:
+    numbered = iter(lines)
+    # A text in quotes may have several lines, of which csv takes as many as it needs.
+    further = (f"{os.fsdecode(line)}\n" for _, line in numbered)
+    for number, line in numbered:
         if not separator:
             header = utf8_text(line)
             separator = max(_SEPARATORS, key=header.count)
@@ -320,16 +326,25 @@ def _rows(lines: TextList) -> Iterator[Row]:
         if '"' not in text:
             yield number, text.split(separator)
             continue
-        yield number, next(csv.reader([text], strict=True, delimiter=separator))
+        row = itertools.chain([f"{text}\n"], further)
+        try:
+            cells = next(csv.reader(row, strict=True, delimiter=separator))
+        except csv.Error as error:
+            raise Unreadable(f"line {number}: {error}") from None
+        yield number, cells
 
 
 def _checked_header(header: list[str]) -> list[str]:
     columns = [column.strip() for column in header]
+    if not columns:
+        raise Unreadable("it is empty; expected a header such as image,label and a row an image")
     if any(column.lower().endswith(IMAGE_SUFFIXES) for column in columns):
         raise Unreadable(
             "its first line is an image, not a header; add a header such as image,label above it"
         )
-    return each_once(columns)
+    # Spreadsheets write columns without names, which nobody can choose.
+    each_once([column for column in columns if column], "column")
+    return columns
 
 
 def _split_column(given: str | None, columns: list[str]) -> str | None:

@@ -45,10 +45,16 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
-        InputError: the validation set has a class that no training image has, and images have one
-            class each. Or the model has more outputs than the data has classes, and the user didn't
-            set their number.
+        InputError: the validation set's class names aren't the training set's, or it has a class
+            that no training image has, and images have one class each. Or the model has more
+            outputs than the data has classes, and the user didn't set their number.
     """
+    if train.classes and val.classes and train.classes != val.classes:
+        raise InputError(
+            f"the training images have the classes {some_of(train.classes)}, the validation images"
+            f" {some_of(val.classes)}: a label would mean another class; use the same classes in"
+            " the same order"
+        )
     train_labels = set(np.unique(every_label(train.labels)).tolist())
     val_labels = set(np.unique(every_label(val.labels)).tolist())
     if unknown := sorted(val_labels - train_labels):
@@ -433,5 +439,7 @@ def _present(dataset: Labelled) -> list[str]:
 
 def some_of(names: Sequence[str]) -> str:
     """Returns the first names of classes, with their number, for a message."""
+    if not names:
+        return "without names"
     more = ", ..." if len(names) > 5 else ""
     return f"{', '.join(names[:5])}{more} ({len(names)})"

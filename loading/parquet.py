@@ -10,8 +10,9 @@ import numpy as np
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.files import Paths, opened_descriptor, utf8_text
 from loading.label_sets import LabelSets
+from loading.label_spaces import some_of
 from loading.layout import describe_folder
-from loading.parquet_pages import ByteValues, Chunk, Page, forget_pages, pages, value_at
+from loading.parquet_pages import ByteValues, Chunk, Page, forget_pages, pages
 from loading.rows import BYTES_PER_ROW, IN_A_FILE, Rows, image_candidates, pyarrow_for, row_names
 from loading.sources import Split
 from loading.table_columns import (
@@ -88,9 +89,12 @@ class _Table(NamedTuple):
         }
 
     def chunks(self, leaf: _Leaf) -> Iterator[Chunk]:
-        """Yields a column's part of each row group."""
-        for group in range(self.groups.num_row_groups):
-            part = self.groups.row_group(group).column(leaf.number)
+        """Yields a column's part of each row group that has rows."""
+        for number in range(self.groups.num_row_groups):
+            group = self.groups.row_group(number)
+            if not group.num_rows:
+                continue
+            part = group.column(leaf.number)
             starts = [part.data_page_offset]
             if part.dictionary_page_offset:
                 starts.append(part.dictionary_page_offset)
@@ -135,9 +139,11 @@ def parquet(
     root = Path(data_path)
     files = _files(root, split)
     folder = root if root.is_dir() else root.parent
-    tables = [_footer(file) for file in files]
+    tables = _tables(files)
+    if not tables:
+        raise InputError(f"{files[0]}: it has no rows{_ADVICE}")
     first = tables[0]
-    with reading(files[0], "a Parquet table", _ADVICE):
+    with reading(first.file, "a Parquet table"):
         image, label = _chosen(first, image_column, label_column)
     parts = []
     for table in tables:
@@ -148,14 +154,12 @@ def parquet(
     if label:
         cells = _cells(tables, label, label_separator)
         training = cells
-        names = named_classes(first.features, label)
+        names = _named_classes(tables, label)
         # Without the classes' names, the training labels decide what the labels mean.
         if split.mode == "val" and cells.texts is not None and not names:
-            train_files = _files_of(root, ("train",))
-            training = _cells(
-                [_footer(file) for file in train_files] or tables, label, label_separator
-            )
-        with reading(files[0], "a Parquet table", _ADVICE):
+            train_tables = _tables(_files_of(root, ("train",)))
+            training = _cells(train_tables or tables, label, label_separator)
+        with reading(first.file, "a Parquet table"):
             labels, classes = labels_of(
                 cells, training, names, split.label_limit(names), split.mode
             )
@@ -226,6 +230,12 @@ def count_training_rows(root: Path) -> int:
     return sum(_footer(file).groups.num_rows for file in files)
 
 
+def _tables(files: Sequence[Path]) -> list[_Table]:
+    """Returns the tables that have rows. One of several parts of a dataset may have none."""
+    tables = [_footer(file) for file in files]
+    return [table for table in tables if table.groups.num_rows]
+
+
 def _footer(file: Path) -> _Table:
     """Reads a table's footer; raises InputError where it can't be read."""
     from pyarrow import parquet as pyarrow_parquet
@@ -236,6 +246,8 @@ def _footer(file: Path) -> _Table:
         leaves = {}
         for number in range(len(metadata.schema)):
             column = metadata.schema.column(number)
+            if column.path in leaves:
+                raise Unreadable(f"it has the column '{printable(column.path, 60)}' twice")
             leaves[column.path] = _Leaf(
                 number=number,
                 kind=column.physical_type,
@@ -247,8 +259,6 @@ def _footer(file: Path) -> _Table:
         content = parsed_json(described)
         info = content.get("info") if type(content) is dict else None
         features = features_of(info.get("features") if type(info) is dict else None)
-        if not metadata.num_rows:
-            raise Unreadable("it has no rows")
         allowance.take(BYTES_PER_ROW * metadata.num_rows)
         allowance.until += _SECONDS_PER_ROW * metadata.num_rows
         return _Table(str(file), metadata, leaves, features, allowance)
@@ -276,6 +286,20 @@ def _chosen(
     return image, label_columns(label_column, others, columns, image)
 
 
+def _named_classes(tables: Sequence[_Table], columns: Sequence[str]) -> list[str]:
+    """Returns the class names of the label columns; raises InputError where tables differ in them."""
+    names = named_classes(tables[0].features, columns)
+    for table in tables[1:]:
+        others = named_classes(table.features, columns)
+        with reading(table.file, "a Parquet table"):
+            if others != names:
+                raise Unreadable(
+                    f"its classes are {some_of(others)}, those of {tables[0].file} are"
+                    f" {some_of(names)}; write both with the same classes in the same order"
+                )
+    return names
+
+
 def _holds_bytes(leaf: _Leaf) -> bool:
     return leaf.kind == "BYTE_ARRAY" and not leaf.is_text
 
@@ -297,7 +321,7 @@ def _images(table: _Table, folder: Path, column: str) -> _Images:
     """Returns the images of a table; of what it holds, only the paths are read."""
     leaves = table.leaves_of(column)
     leaf = leaves.get("bytes") or leaves.get("")
-    if leaf is None:
+    if leaf is None or leaf.kind != "BYTE_ARRAY" or leaf.repetition:
         raise Unreadable(f"its column '{printable(column, 60)}' isn't that of the first table")
     chunks = list(table.chunks(leaf))
     shown = os.path.relpath(table.file, folder)
@@ -313,14 +337,19 @@ def _images(table: _Table, folder: Path, column: str) -> _Images:
         raise Unreadable(f"its column '{printable(column, 60)}' has {count} rows")
     names = row_names(shown, 0, count, paths, table.allowance)
     # datasets' to_parquet leaves local images where they are, and writes no bytes of any.
-    in_files = leaf.is_text or (bool(paths) and value_at(chunks[0], 0) is None)
-    if not in_files:
+    in_table = not leaf.is_text and (not any(paths) or _has_value(chunks, table.allowance))
+    if in_table:
         return _Images(names, [], chunks)
     if not all(paths):
-        raise Unreadable(f"row {paths.index(b'')} has no path")
+        raise InputError(f"{table.file}: row {paths.index(b'')} has no path")
     # Relative to the folder of the table.
     base = os.path.dirname(table.file)
     return _Images(names, [os.path.join(os.fsencode(base), path) for path in paths], chunks)
+
+
+def _has_value(chunks: Sequence[Chunk], allowance: Allowance) -> bool:
+    """Returns whether a column has a value in any row. Usually the first page has one."""
+    return any((page.places >= 0).any() for chunk in chunks for page in pages(chunk, allowance))
 
 
 def _texts(page: Page) -> list[bytes]:
@@ -351,16 +380,20 @@ def _cells_of(tables: Sequence[_Table], column: str, separator: str | None) -> C
     values: list[np.ndarray] = []
     starts: list[np.ndarray] = []
     present: list[np.ndarray] = []
+    first = _label_leaf(tables[0], column)
+    is_list = bool(first.repetition)
     texts: TextCells | None = None
-    is_list = False
+    if first.kind == "BYTE_ARRAY":
+        texts = TextCells(None if is_list else separator, tables[0].allowance)
     for table in tables:
+        leaf = _label_leaf(table, column)
+        is_text = leaf.kind == "BYTE_ARRAY"
+        if bool(leaf.repetition) != is_list or is_text != (texts is not None):
+            raise InputError(
+                f"{table.file}: its column '{printable(column, 60)}' has another type than in"
+                f" {tables[0].file}"
+            )
         with reading(table.file, "a Parquet table", _ADVICE):
-            leaf = _label_leaf(table, column)
-            is_list = bool(leaf.repetition)
-            if leaf.kind == "BYTE_ARRAY" and texts is None:
-                texts = TextCells(None if is_list else separator, table.allowance)
-            elif (leaf.kind == "BYTE_ARRAY") != (texts is not None):
-                raise Unreadable(f"its column '{column}' has another type than in the first table")
             rows = 0
             for chunk in table.chunks(leaf):
                 for page in pages(chunk, table.allowance):
@@ -370,19 +403,20 @@ def _cells_of(tables: Sequence[_Table], column: str, separator: str | None) -> C
                     if page.starts_row is not None:
                         starts.append(page.starts_row)
                         present.append(is_value)
-                    elif texts is None and not is_value.all():
-                        raise Unreadable(f"row {rows + int(is_value.argmin())} has no label")
+                    elif not is_value.all() and (texts is None or separator is None):
+                        row = rows + int(is_value.argmin())
+                        raise InputError(f"{table.file}: row {row} has no label")
                     rows += len(is_value) if page.starts_row is None else page.starts_row.sum()
                     if texts is None:
                         values.append(np.asarray(page.values)[places])
                         continue
-                    # A cell without a value is a text without labels.
+                    # A null is a text without labels, but no item of a list.
                     words = [utf8_text(text) for text in _texts(page)]
                     for word, has_value in zip(words, is_value.tolist(), strict=True):
                         if has_value or not is_list:
                             texts.add(word)
             if rows != table.groups.num_rows:
-                raise Unreadable(f"its column '{column}' has {rows} rows")
+                raise Unreadable(f"its column '{printable(column, 60)}' has {rows} rows")
     if texts is not None:
         cells = texts.cells()
     else:
@@ -396,13 +430,22 @@ def _cells_of(tables: Sequence[_Table], column: str, separator: str | None) -> C
 
 
 def _label_leaf(table: _Table, column: str) -> _Leaf:
+    """Returns the values of a label column; raises InputError where they can't be labels."""
     leaves = list(table.leaves_of(column).values())
-    if len(leaves) != 1 or leaves[0].repetition > 1:
-        raise Unreadable(
-            f"its column '{printable(column, 60)}' has {len(leaves)} columns of values; expected"
-            " labels, or a list of them for each image"
-        )
-    return leaves[0]
+    if not leaves:
+        problem = "is missing, unlike in the first table"
+    elif len(leaves) > 1:
+        problem = "holds structures"
+    elif leaves[0].repetition > 1:
+        problem = "holds lists of lists"
+    elif leaves[0].kind not in ("BOOLEAN", "INT32", "INT64", "BYTE_ARRAY"):
+        problem = f"holds values of {leaves[0].kind}"
+    else:
+        return leaves[0]
+    raise InputError(
+        f"{table.file}: its column '{printable(column, 60)}' {problem}; expected whole numbers,"
+        " texts, or a list of them for each image"
+    )
 
 
 def _joined(

@@ -58,6 +58,13 @@ _PUBLISHED_IMAGES = {
     "mnist": 60_000,
     "fashion_mnist": 60_000,
 }
+# Files that describe a dataset, in lower case: they may be beside its only folder.
+_DOCUMENTS = ("readme", "license", "licence", "citation")
+# Names of folders of images, and of their masks, that the readers don't know.
+_OTHER_IMAGES = {"JPEGImages", "image", "img", "imgs"}
+_OTHER_MASKS = {"SegmentationClass", "SegmentationObject", "ann", "label", "mask"}
+# The boxes of objects, as YOLO has them. Masks in such folders are images.
+_BOXES = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")
 # Lines of a list that are looked at.
 _LINES = 100
 # Entries of a folder that are looked at for an image: a tree without any may be a whole disk.
@@ -100,7 +107,7 @@ def recognise(path: str) -> Layout:
             dataset, reason = found
             return Layout(dataset, path if root == Path(path) else str(root), reason)
         folders, others = _entries(root)
-        if len(folders) != 1 or others:
+        if len(folders) != 1 or not all(name.lower().startswith(_DOCUMENTS) for name in others):
             break
         root = root / folders[0]
     check_data_path(path, default, unpacked=True)
@@ -174,16 +181,32 @@ def _list_format(file: Path) -> tuple[str, str]:
 
 
 def _shards(root: Path) -> tuple[str, str] | None:
-    """Returns (format, reason) of tar shards, or None."""
+    """Returns (format, reason) of tar shards, or None.
+
+    Raises:
+        InputError: there are some whose names don't say which part they are of.
+    """
     for mode in ("train", "val"):
         if any(root.glob(f"{mode}-*.tar")):
             return "shards", f"it contains {mode}-*.tar"
+    # Unpacking such files would be the wrong advice.
+    if any(root.glob("*[0-9][0-9].tar")):
+        raise InputError(
+            f"{root} contains {describe_folder(root)}; if these are shards of WebDataset, name them"
+            " train-000000.tar and so on, and val-000000.tar; otherwise unpack them"
+        )
     return None
 
 
 def _in_folders(root: Path) -> tuple[str, str] | None:
     """Returns (format, reason) of images in folders, or None."""
     if has_masks(root):
+        for pattern in _BOXES:
+            if any(root.glob(pattern)):
+                raise InputError(
+                    f"{root} contains {pattern}, the boxes of objects as YOLO has them, which no"
+                    " format reads; give a folder of images for each class, or images/ and masks/"
+                )
         return "masks", "it contains folders of images and of their masks"
     part = part_folder(root, "train") or part_folder(root, "val")
     folder = root / part if part else root
@@ -192,6 +215,13 @@ def _in_folders(root: Path) -> tuple[str, str] | None:
     # Two are enough: to look into each folder of ImageNet would take a while.
     with_images = (name for name in folders if _has_image(folder / name))
     classes = list(itertools.islice(with_images, 2))
+    images = _OTHER_IMAGES.intersection(folders)
+    masks = _OTHER_MASKS.intersection(folders)
+    if images and masks:
+        raise InputError(
+            f"{folder} contains {describe_folder(folder)}, which look like images and their masks;"
+            " name the folders images and masks, or pass -dataset=folder if they are classes"
+        )
     place = f" in {part}/" if part else ""
     if has_images and classes:
         raise InputError(

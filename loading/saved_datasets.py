@@ -79,7 +79,9 @@ def hf_dataset(
     root = Path(data_path)
     part = _part_of(root, split)
     with reading(part.files[0], "an Arrow file", _ADVICE):
-        image, label = _chosen(part, image_column, label_column)
+        schema = _Arrow(part.files[0]).schema
+    with reading(part.files[0], "an Arrow file"):
+        image, label = _chosen(part, schema, image_column, label_column)
     images, cells = _read(part, root, image, label, label_separator)
     if part.folder == root / TEST:
         images.note = TEST_NOTE
@@ -142,7 +144,8 @@ def count_training_rows(root: Path) -> int | None:
 def _part(folder: Path) -> _Part:
     state = _json(folder / _STATE)
     listed = state.get("_data_files")
-    names = [entry.get("filename") if type(entry) is dict else None for entry in listed or ()]
+    entries = listed if type(listed) is list else []
+    names = [entry.get("filename") if type(entry) is dict else None for entry in entries]
     with reading(folder / _STATE, "the state of a saved dataset", _ADVICE):
         if not names or not all(
             type(name) is str and os.path.basename(name) == name for name in names
@@ -238,12 +241,11 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _chosen(
-    part: _Part, image_column: str, label_column: str | Sequence[str] | None
+    part: _Part, schema: Any, image_column: str, label_column: str | Sequence[str] | None
 ) -> tuple[str, list[str]]:
     """Returns (the column of the images, the columns of the labels)."""
     from pyarrow import types
 
-    schema = _Arrow(part.files[0]).schema
     structures = []
     texts = []
     for column in schema:
@@ -266,6 +268,12 @@ def _chosen(
     return image, label_columns(label_column, others, schema.names, image)
 
 
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
@@ -283,14 +291,21 @@ class _Column:
         self._values: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
 
-    def add(self, array: Any) -> None:
-        """Adds an array of pyarrow's; raises Unreadable where its values aren't labels."""
+    def add(self, array: Any, first_row: int) -> None:
+        """Adds an array of pyarrow's; raises Unreadable where its values aren't labels.
+
+        Args:
+            first_row: the number of the array's first row in its file.
+        """
         from pyarrow import types
 
-        if types.is_list(array.type) or types.is_large_list(array.type):
-            ends = array.offsets.to_numpy()
-            self._counts.append(np.diff(ends))
-            array = array.values[ends[0] : ends[-1]]
+        if _is_list(array.type):
+            # A null is a row without labels.
+            self._counts.append(array.value_lengths().fill_null(0).to_numpy())
+            array = array.flatten()
+        elif array.null_count and (self._separator is None or not _is_text(array.type)):
+            row = first_row + int(_validity(array).argmin())
+            raise Unreadable(f"row {row} has no label")
         self.allowance.take(_BYTES_PER_LABEL * len(array))
         if _is_text(array.type):
             if self._texts is None:
@@ -299,7 +314,7 @@ class _Column:
                 self._texts.add(text or "")
         elif types.is_integer(array.type) or types.is_boolean(array.type):
             if array.null_count:
-                raise Unreadable(f"a row of its column '{printable(self.name, 60)}' is empty")
+                raise Unreadable(f"a list of its column '{printable(self.name, 60)}' has a null")
             self._values.append(array.to_numpy(zero_copy_only=False).astype(np.int64))
         else:
             raise Unreadable(
@@ -343,9 +358,13 @@ def _read(
     found: list[_Places] = []
     counts = []
     columns: list[_Column] = []
+    schema = None
     for file in part.files:
         with reading(file, "an Arrow file", _ADVICE):
             arrow = _Arrow(file)
+            schema = schema or arrow.schema
+            if not arrow.schema.equals(schema):
+                raise Unreadable(f"its columns aren't those of {part.files[0].name}")
             columns = columns or [_Column(name, separator, arrow.allowance) for name in label]
             shown = os.path.relpath(file, root)
             rows = 0
@@ -353,9 +372,9 @@ def _read(
                 column.allowance = arrow.allowance
             for batch in arrow.batches():
                 arrow.allowance.take(BYTES_PER_ROW * batch.num_rows)
-                images = _images(arrow, _checked(batch, image))
+                images = _images(arrow, _checked(batch, image), rows)
                 for column in columns:
-                    column.add(_checked(batch, column.name))
+                    column.add(_checked(batch, column.name), rows)
                 names += row_names(shown, rows, len(images.places), images.paths, arrow.allowance)
                 rows += len(images.places)
                 found.append(images)
@@ -392,15 +411,17 @@ def _read(
 
 def _checked(batch: Any, name: str) -> Any:
     """Returns a column of a batch, whose offsets pyarrow has checked."""
-    if name not in batch.schema.names:
-        raise Unreadable(f"it has no column '{printable(name, 60)}', which the first file has")
     column = batch.column(name)
     column.validate(full=True)
     return column
 
 
-def _images(arrow: _Arrow, column: Any) -> _Places:
-    """Returns where the images of a batch's column are."""
+def _images(arrow: _Arrow, column: Any, first_row: int) -> _Places:
+    """Returns where the images of a batch's column are.
+
+    Args:
+        first_row: the number of the batch's first row in its file.
+    """
     from pyarrow import types
 
     count = len(column)
@@ -430,7 +451,7 @@ def _images(arrow: _Arrow, column: Any) -> _Places:
         places[~is_there] = IN_A_FILE
     missing = [row for row in np.flatnonzero(places == IN_A_FILE).tolist() if not paths[row]]
     if missing:
-        raise Unreadable("a row has neither an image nor a path")
+        raise Unreadable(f"row {first_row + missing[0]} has neither an image nor a path")
     return _Places(places, lengths, paths)
 
 

@@ -3,6 +3,7 @@
 CSV, Parquet and the folders of Hugging Face's datasets have such columns.
 """
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ LABEL_NAMES = ("label", "labels", "class", "classes", "class_name", "target", "c
 SEPARATORS = {"space": None, "comma": ",", "semicolon": ";", "bar": "|"}
 # Digits of a number. One of more is outside any range, and slow to convert.
 _DIGITS = 18
+_DECIMAL = re.compile(r"-?\d+\.\d*", re.ASCII)
 _BYTES_PER_TEXT = 200
 _BYTES_PER_LABEL = 8
 # Columns that a message names.
@@ -125,8 +127,8 @@ def labels_of(
         mode: "train" or "val", for messages.
 
     Raises:
-        Unreadable: a label is outside the range, or isn't one of the classes; or no image of
-            several has a label.
+        Unreadable: a label is outside the range, a decimal number, or isn't one of the classes; or
+            no image of several has a label.
     """
     classes = list(names)
     values = cells.values
@@ -139,7 +141,11 @@ def labels_of(
             values = np.array([int(text) for text in cells.texts], np.int64)[values]
         outside = values[(values < 0) | (values >= limit)]
         if len(outside):
-            raise Unreadable(f"its label {outside[0]} is outside 0..{limit - 1}")
+            problem = f"its label {outside[0]} is outside 0..{limit - 1}"
+            # Test parts of public datasets have it in place of each label.
+            if outside[0] == -1:
+                problem += "; for images without labels set DATA.LABEL_COLUMN to null"
+            raise Unreadable(problem)
     else:
         classes = classes or sorted(training.texts or ())
         if cells.texts is None:
@@ -165,15 +171,25 @@ def labels_of(
 
 
 def _are_numbers(training: Cells, names: Sequence[str]) -> bool:
-    """Returns whether labels are numbers, and not names of classes."""
+    """Returns whether labels are numbers, and not names of classes.
+
+    Raises:
+        Unreadable: they are decimal numbers.
+    """
     if training.texts is None:
         return True
-    are_names = bool(names) and set(training.texts) <= set(names)
-    return not are_names and all(map(_is_number, training.texts))
+    if names and set(training.texts) <= set(names):
+        return False
+    # As names, 0.0 and 10.0 would be the classes 0 and 1.
+    if training.texts and all(map(_DECIMAL.fullmatch, training.texts)):
+        first = printable(training.texts[0], 30)
+        raise Unreadable(f"its label {first} is a decimal number, expected whole numbers or names")
+    return all(map(_is_number, training.texts))
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
 
 
 # --------------------------------------------------------------- choices
@@ -234,7 +250,8 @@ def label_columns(
     if given is None or (given == AUTO and not others):
         return []
     if not isinstance(given, str):
-        return each_once([chosen_column("LABEL_COLUMN", name, (), columns) for name in given])
+        chosen = [chosen_column("LABEL_COLUMN", name, (), columns) for name in given]
+        return each_once(chosen, "column")
     candidates = [column for column in candidates if column in others]
     if not candidates and len(others) == 1:
         candidates = others

@@ -162,13 +162,16 @@ def test_metadata_of_imagefolder_is_relative_to_its_folder(root):
     ("text", "message"),
     [
         ("a/0.png,cat\n", "its first line is an image, not a header; add a header such as"),
-        ("", "no column is known to hold the images"),
+        ("", "it is empty; expected a header such as image,label"),
+        ("file,split\na/0.png,x\n", "no row .* for training; expected train or training in its"),
+        ("file,label\na/0.png,0\na/1.png,-1\n", r"its label -1 is outside 0\.\.9999999; for im"),
+        ("file,label\na/0.png,0.0\na/1.png,10.\n", "label 0.0 is a decimal number, expected"),
         ("file,label\na/0.png\n", "line 2: expected 2 cells, as in the header; found 1"),
         ("file,label\na/0.png,1\n\n,1\n", "line 4: its column 'file' is empty"),
         ("file,label\na/0.png,\n", "line 2: its label is '', expected a class's name"),
         ("file,label\na/9.png,1\n", "1 of 1 files are missing, the first is .*a/9.png"),
         ("file,label\n", "no row is an image for training"),
-        ("file,file\na/0.png,1\n", "it has the class 'file' twice"),
+        ("file,file\na/0.png,1\n", "it has the column 'file' twice"),
         ("file,class,target\na/0.png,1,2\n", "several columns may hold the labels: class, target"),
         (
             "file,x,y\na/0.png,1,2\n",
@@ -179,7 +182,7 @@ def test_metadata_of_imagefolder_is_relative_to_its_folder(root):
             "no column is known to hold the images; set DATA.IMAGE_COLUMN to one of a, b",
         ),
         ("file,label\na\0.png,1\n", "line 2: its path contains a NUL character"),
-        ('file,label\n"a/0.png,1\n', "can't be read as a table"),
+        ('file,label\n"a/0.png,1\n', "line 2: unexpected end of data"),
         ("file,label\na/0.png,\udcff\n", "line 2: its label is"),
     ],
 )
@@ -191,12 +194,20 @@ def test_a_wrong_table_is_one_line(root, text, message):
     assert str(caught.value).startswith(str(root / "train.csv"))
 
 
+def test_a_cell_has_several_lines_and_a_column_no_name(root):
+    """As spreadsheets write texts, and columns beyond the last one."""
+    rows = ["file,label,note,,", 'a/0.png,u,"one', "", 'two ""three""",,', 'a/1.png,v,"",,']
+    (root / "train.csv").write_bytes("\r\n".join(rows).encode())
+    files = read(root)
+    assert (list(files.paths), labels(files)) == (["a/0.png", "a/1.png"], [0, 1])
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"image_column": "fil"}, "no column 'fil' .* did you mean file"),
         ({"label_column": ["cat", "dag"]}, "no column 'dag' .* did you mean dog"),
-        ({"label_column": ["cat", "cat"]}, "it has the class 'cat' twice"),
+        ({"label_column": ["cat", "cat"]}, "it has the column 'cat' twice"),
         (
             {"label_column": ["cat", "note"]},
             "line 2: expected 0 or 1 in the column 'note'; found 'x'",

@@ -131,6 +131,9 @@ def test_the_only_folder_in_a_folder_is_taken(tmp_path):
         str(tmp_path / "archive/flowers"),
         "there is a folder of images for each class",
     )
+    # What describes the data may be beside it, as on the Hub.
+    make(tmp_path / "hub", empty("README.md", "LICENSE", "plain_text/train-0.parquet"))
+    assert recognise(str(tmp_path / "hub"))[:2] == ("parquet", str(tmp_path / "hub/plain_text"))
     # A single folder of images is no class: there is nothing to tell apart.
     make(tmp_path / "one", empty("photos/1.jpg"))
     assert recognise(str(tmp_path / "one"))[:2] == ("images", str(tmp_path / "one/photos"))
@@ -145,6 +148,16 @@ def test_the_only_folder_in_a_folder_is_taken(tmp_path):
         (empty("train-images-idx3-ubyte.gz"), "pass -dataset=mnist or -dataset=fashion_mnist"),
         ({"train_list.txt": "\n"}, "train_list.txt: the list is empty"),
         ({"train_list.txt": "a.jpg\nb.jpg c.png\n"}, "pass -dataset=masks_list or"),
+        (empty("images/1.jpg", "labels/1.txt"), "contains labels/*.txt, the boxes of objects as"),
+        (empty("train/images/1.jpg", "train/labels/1.txt"), "contains */labels/*.txt, the boxes"),
+        (empty("img/1.jpg", "ann/1.png"), "look like images and their masks; name the folders"),
+        (empty("JPEGImages/1.jpg", "SegmentationClass/1.png"), "look like images and their masks"),
+        (
+            empty("00000.tar", "00001.tar"),
+            "shards of WebDataset, name them train-000000.tar and so",
+        ),
+        # Labels beside a folder may be those of its images.
+        (empty("images/cat/1.jpg", "images/dog/1.jpg", "annotations.json"), "no dataset was reco"),
         (empty("flowers.zip"), "which only contains the archive flowers.zip; unpack the dataset"),
         ({}, "an empty folder"),
     ],

@@ -354,14 +354,16 @@ def test_an_image_that_cant_be_is_refused(tmp_path):
     [
         (image_table(2), {"compression": "zstd"}, "its record batches are compressed; save"),
         (image_table(2, label=[0.5, 1.5]), {}, "'label' holds double, expected whole numbers"),
-        (image_table(2, label=pa.array([1, None])), {}, "a row of its column 'label' is empty"),
+        (image_table(2, label=pa.array([1, None])), {}, "row 1 has no label"),
+        (image_table(2, label=["a", None]), {}, "row 1 has no label"),
+        (image_table(2, label=[[1], [None]]), {}, "a list of its column 'label' has a null"),
         (
             image_table(2, label=pa.array(["a", "b"]).dictionary_encode()),
             {},
             "it holds a dictionary, expected record batches",
         ),
     ],
-    ids=["compressed", "floats", "null", "dictionary"],
+    ids=["compressed", "floats", "null", "no text", "null in a list", "dictionary"],
 )
 def test_a_saved_dataset_of_another_kind_is_one_line(table, options, message, tmp_path):
     write_saved(tmp_path / "train", table, **options)
@@ -375,6 +377,7 @@ def test_a_saved_dataset_of_another_kind_is_one_line(table, options, message, tm
     [
         ({"_indices_files": [{"filename": "i.arrow"}]}, r"call flatten_indices\(\) before save_to"),
         ({"_data_files": []}, "it names no files next to it"),
+        ({"_data_files": 3}, "it names no files next to it"),
         ({"_data_files": [{"filename": "../x.arrow"}]}, "it names no files next to it"),
         ({"_data_files": [{"filename": "x.arrow"}]}, "x.arrow: can't be read as an Arrow file"),
     ],
@@ -390,8 +393,17 @@ def test_a_wrong_state_is_one_line(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        (image_table(2, label=[0.5, 1.5]), {}, "its column has values of DOUBLE"),
-        (image_table(2, label=pa.array([1, None])), {}, "row 1 has no label"),
+        (image_table(2, label=[0.5, 1.5]), {}, "its column 'label' holds values of DOUBLE"),
+        (image_table(2, label=pa.array([1, None])), {}, "row 1 has no label$"),
+        (image_table(2, label=["a", None]), {}, "row 1 has no label$"),
+        (image_table(2, label=[[[1]], [[2]]]), {}, "'label' holds lists of lists"),
+        (image_table(2, label=[{"a": 1, "b": 2}] * 2), {}, "'label' holds structures"),
+        (image_table(2, label=[-1, -1]), {}, "label -1 is outside 0..2; for images without labels"),
+        (
+            pa.Table.from_arrays([image_table(1)["image"], [0], [1]], ["image", "label", "label"]),
+            {},
+            "it has the column 'label' twice",
+        ),
         (image_table(0), {}, "it has no rows"),
         (
             image_table(9),
@@ -399,13 +411,92 @@ def test_a_wrong_state_is_one_line(change, message, tmp_path):
             "encoding number 5 isn't supported",
         ),
     ],
-    ids=["floats", "null", "empty", "encoding"],
+    ids=["floats", "null", "no text", "nested", "structure", "-1", "twice", "empty", "encoding"],
 )
 def test_a_table_of_another_kind_is_one_line(table, options, message, tmp_path):
     write_parquet(tmp_path / "train.parquet", table, **options)
     with pytest.raises(InputError, match=message) as caught:
         read("parquet", tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_tables_and_row_groups_without_rows_are_passed_over(kind, tmp_path):
+    table = image_table(6)
+    write(kind, tmp_path, "train", table[:0], table, table[:0])
+    rows = read(kind, tmp_path)
+    assert (contents(rows), rows.labels.tolist()) == ([*map(png, range(6))], [0, 1, 2, 0, 1, 2])
+    if kind == "parquet":
+        with pa.parquet.ParquetWriter(tmp_path / "one.parquet", table.schema) as writer:
+            for part in (table[:0], table[:4], table[4:4], table[4:]):
+                writer.write_table(part)
+        assert pa.parquet.read_metadata(tmp_path / "one.parquet").num_row_groups == 4
+        rows = read(kind, tmp_path / "one.parquet", alone=True)
+        assert (contents(rows), rows.labels.tolist()) == ([*map(png, range(6))], [0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_lists_of_a_fixed_length_and_null_lists_are_sets(kind, tmp_path):
+    lists = pa.array([[2, 0], None, [1, 1]], pa.list_(pa.int64(), 2))
+    write(kind, tmp_path, "train", image_table(3, label=lists))
+    labels = read(kind, tmp_path).labels
+    assert [labels.of(index).tolist() for index in range(3)] == [[0, 2], [], [1]]
+    # A null in the middle may have values, which don't count.
+    mask = pa.array([False, True, False])
+    lists = pa.ListArray.from_arrays([0, 1, 3, 4], pa.array([0, 1, 1, 2]), mask=mask)
+    write(kind, tmp_path, "train", image_table(3, label=lists))
+    labels = read(kind, tmp_path).labels
+    assert [labels.of(index).tolist() for index in range(3)] == [[0], [], [2]]
+
+
+@pytest.mark.parametrize(
+    ("second", "parquet_message", "saved_message"),
+    [
+        (
+            image_table(2, features={"image": {"_type": "Image"}, "label": {
+                "_type": "ClassLabel", "names": NAMES[::-1]}}),
+            r"its classes are tulip, aster, rose \(3\), those of .*00000-of-00002.parquet are rose",
+            None,
+        ),
+        (image_table(2, label=["rose", "aster"]), "has another type than in", "aren't those of"),
+        (image_table(2, label=[[0], [1]]), "has another type than in", "aren't those of"),
+        (image_table(2).drop(["label"]), "'label' is missing, unlike in the first table", "aren't those of"),
+        (
+            image_table(2).set_column(0, "image", pa.array([1, 2])),
+            "'image' isn't that of the first table",
+            "aren't those of",
+        ),
+    ],
+    ids=["classes", "texts", "lists", "no labels", "numbers as images"],
+)  # fmt: skip
+def test_tables_that_differ_are_one_line(second, parquet_message, saved_message, tmp_path):
+    """Otherwise, labels would be those of other images or classes."""
+    for kind, message in (("parquet", parquet_message), ("hf_dataset", saved_message)):
+        if message:
+            write(kind, tmp_path / kind, "train", image_table(2), second)
+            with pytest.raises(InputError, match=message):
+                read(kind, tmp_path / kind)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_classes_in_another_order_are_refused(kind, tmp_path):
+    other = {"_type": "ClassLabel", "names": NAMES[::-1]}
+    write(kind, tmp_path, "train", image_table(3))
+    features = {"image": {"_type": "Image"}, "label": other}
+    write(kind, tmp_path, "validation", image_table(3, features=features))
+    with pytest.raises(InputError, match=r"rose, aster, tulip \(3\), the validation images tulip,"):
+        get_datasets(dataset_config(kind, tmp_path))
+
+
+def test_one_image_without_bytes_isnt_taken_for_a_file(tmp_path):
+    table = image_table(3)
+    images = pa.array([{"bytes": None, "path": "0.png"}, *table["image"].to_pylist()[1:]])
+    images = images.cast(table["image"].type)
+    write_parquet(tmp_path / "train.parquet", table.set_column(0, "image", images))
+    rows = read("parquet", tmp_path)
+    assert [rows.read(index, MOST) for index in (1, 2)] == [png(1), png(2)]
+    with pytest.raises(Unreadable, match="its row is empty"):
+        rows.read(0, MOST)
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
