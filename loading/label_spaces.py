@@ -6,6 +6,7 @@ after it would be that of another output.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,12 +50,8 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
             that no training image has, and images have one class each. Or the model has more
             outputs than the data has classes, and the user didn't set their number.
     """
-    if train.classes and val.classes and train.classes != val.classes:
-        raise InputError(
-            f"the training images have the classes {some_of(train.classes)}, the validation images"
-            f" {some_of(val.classes)}: a label would mean another class; use the same classes in"
-            " the same order"
-        )
+    if train.classes and val.classes:
+        _check_same_classes(train.classes, val.classes)
     train_labels = set(np.unique(every_label(train.labels)).tolist())
     val_labels = set(np.unique(every_label(val.labels)).tolist())
     if unknown := sorted(val_labels - train_labels):
@@ -435,6 +432,17 @@ def _count(dataset: Labelled) -> int:
 def _present(dataset: Labelled) -> list[str]:
     """Returns the names of the classes that have a sample."""
     return [dataset.classes[label] for label in np.unique(every_label(dataset.labels))]
+
+
+def _check_same_classes(train: Sequence[str], val: Sequence[str]) -> None:
+    """Raises InputError unless the training and the validation images have the same classes."""
+    for number, (name, other) in enumerate(itertools.zip_longest(train, val, fillvalue="missing")):
+        if name != other:
+            raise InputError(
+                f"the training images have the classes {some_of(train)}, the validation images"
+                f" {some_of(val)}: class {number} is {name} or {other}; use the same classes in"
+                " the same order"
+            )
 
 
 def some_of(names: Sequence[str]) -> str:

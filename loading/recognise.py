@@ -303,7 +303,13 @@ def count_training_images(layout: Layout, most: int) -> int:
     if layout.dataset == "masks":
         return _count(_images(training_images(root)), most)
     if layout.dataset in ("folder", "images"):
-        return _count(_images(root / part_folder(root, "train")), most)
+        training = root / part_folder(root, "train")
+        if layout.dataset == "images":
+            return _count(_images(training), most)
+        # The folder of a class may be a link.
+        classes, _ = _entries(training)
+        images = itertools.chain.from_iterable(_images(training / name) for name in classes)
+        return _count(images, most)
     return min(_PUBLISHED_IMAGES.get(layout.dataset, most), most)
 
 
