@@ -104,6 +104,14 @@ def test_each_evaluation_but_the_last_renews_the_page(tmp_path, options, waiting
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".report")]
 
 
+def test_the_page_names_the_weights_that_were_evaluated(tmp_path, options, waiting):
+    # At this rate no answer changes, so the first evaluation remains the best.
+    run([*options, "TRAIN.BASE_LR", "1e-12"], tmp_path / "run")
+    for epoch, (text, _, _) in enumerate(waiting, 1):
+        assert f"Weights: those after epoch {epoch}." in text
+        assert "after epoch 1, in checkpoints/epoch_0001: " in text
+
+
 @pytest.mark.smoke
 def test_a_report_changes_no_bit(tmp_path, options, waiting):
     run([*options, "TRAIN.MIXUP_ALPHA", "0.8"], tmp_path / "with")
