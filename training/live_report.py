@@ -84,12 +84,12 @@ class LiveReport:
 
     def _start(self, dataset: ImageDataset) -> None:
         context = multiprocessing.get_context("fork")
-        self.connection, workers_end = context.Pipe()
-        # An evaluation is passed on in memory: a pipe holds 64 kB, and this process would wait.
-        self.memory = os.memfd_create("evaluation")
-        arguments = (self.run, self.task, dataset, self.memory, workers_end)
-        process = context.Process(target=_work, args=arguments, daemon=True)
         try:
+            self.connection, workers_end = context.Pipe()
+            # An evaluation is passed on in memory: a pipe holds 64 kB, and this process would wait.
+            self.memory = os.memfd_create("evaluation")
+            arguments = (self.run, self.task, dataset, self.memory, workers_end)
+            process = context.Process(target=_work, args=arguments, daemon=True)
             with one_thread():
                 process.start()
         except Exception as error:

@@ -1,6 +1,7 @@
 """The report of a run that still trains: a process of its own renews it, and changes no result."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import re
@@ -153,6 +154,18 @@ def test_a_failure_is_one_warning(tmp_path, options, monkeypatch):
     log = (tmp_path / "run" / "log.txt").read_text()
     said = "report.html can't be renewed while the run trains (ValueError: a bad day for all)"
     assert log.count(f"warning: {said}\n") == 1
+    assert "<script" not in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_process_that_cannot_be_started_is_one_warning(tmp_path, options, monkeypatch):
+    def refuses(name):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuses)
+    run(options, tmp_path / "run")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    said = "report.html can't be renewed while the run trains (OSError: [Errno 24] Too many open"
+    assert log.count(f"warning: {said} files)\n") == 1
     assert "<script" not in (tmp_path / "run" / "report.html").read_text()
 
 
