@@ -111,11 +111,21 @@ def process_memory(field: str) -> int:
     """Returns a figure of this process's memory in bytes, on Linux.
 
     Args:
-        field: of /proc/self/status: VmRSS, its resident memory; VmHWM, the peak of that; VmData,
-            the address space of its data.
+        field: of /proc/self/status: VmRSS, its resident memory; VmHWM, the peak of that; VmSize,
+            its address space; VmData, the part of it that is data.
     """
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.findall(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[0])
+
+
+def memory_below_limits() -> int:
+    """Returns the bytes that this process's own limits leave it (ulimit -v and -d), on Linux."""
+    left = sys.maxsize
+    for limit, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            left = min(left, max(0, soft - process_memory(field)))
+    return left
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ DIR contains lr.csv (rate, loss, smoothed loss) and the curve lr.png. With -outp
 is written to that file, and the table to FILE.csv next to it. No checkpoint is written, and no run is
 changed. The tool prints two rates: where the loss falls fastest, and a tenth of the rate with the
 lowest loss. It suggests the lower of the two as TRAIN.BASE_LR (before TRAIN.LINEAR_SCALED_LR, if it
-is set, scales it). TASK dino is refused: its
-loss doesn't separate good rates from bad ones.
+is set, scales it). TASK dino is refused: its loss doesn't separate good rates from bad ones.
 """
 
 import argparse
@@ -82,8 +81,7 @@ def main() -> None:
     if loss_is_relative(config.TASK):
         raise InputError(
             f"a lower loss of TASK {config.TASK} doesn't mean a better model, so it can't show a"
-            " good"
-            " learning rate; compare short runs by their PROBE, as tools/sweep.py does with"
+            " good learning rate; compare short runs by their PROBE, as tools/sweep.py does with"
             " metric: knn"
         )
     if not config.OUTPUT:
@@ -98,6 +96,7 @@ def main() -> None:
             raise InputError(f"{file} already exists; choose another -output")
     import utils
     from datasets import get_datasets
+    from models.pretrained import with_preprocessing
     from ops.device import set_device_flags
     from training.batch_size import find_batch_sizes
     from training.optim.schedule import rate_scale
@@ -107,9 +106,11 @@ def main() -> None:
     # The run would have this many processes. This one accumulates the batches of all of them.
     ranks = utils.num_processes(config.NGPUS)
     set_device_flags(config, 1)
-    config, train, val = get_datasets(share_batch(config, ranks))
+    config, train, val = get_datasets(share_batch(with_preprocessing(config), ranks))
     assert train is not None
     config = find_batch_sizes(config, train, val, ranks)
+    for note in config.notes:
+        print(note, flush=True)
     config = with_values(
         config, f"{ranks} processes' batch", TRAIN__ACCUM_ITER=config.TRAIN.ACCUM_ITER * ranks
     )

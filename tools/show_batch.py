@@ -54,10 +54,16 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
     from training.pages.sheets import sheet
 
     config, train, val = get_datasets(with_preprocessing(config))
-    sizes = {f"DATA__{key}": _MOST for key in _SIZES if config.DATA[key] == "auto"}
-    config = with_values(config, "the pictures", **sizes)
     if train is None:
         raise InputError("an evaluation has no training images; leave out -eval (EVAL)")
+    most = _MOST
+    if config.DATA.SAMPLER == "per_class":
+        # A batch has no class twice.
+        most = config.DATA.PER_CLASS * min(
+            len(train.classes), max(1, most // config.DATA.PER_CLASS)
+        )
+    sizes = {f"DATA__{key}": most for key in _SIZES if config.DATA[key] == "auto"}
+    config = with_values(config, "the pictures", **sizes)
     columns = _COLUMNS
     if config.DATA.NUM_TOKENS is not None:
         train.pack(packing(config))

@@ -22,7 +22,7 @@ from training.checkpoint import newest_whole, storage
 from training.checkpoint.state import read_state
 from training.command_line import AUTO
 from training.step_memory import GPU_RESERVE, StepMemory
-from utils import all_gather, free_memory, num_gpus, world_size
+from utils import all_gather, free_memory, memory_below_limits, num_gpus, world_size
 
 # An epoch keeps this many updates, as long as an update has this many images.
 _UPDATES = 8
@@ -147,7 +147,7 @@ def _find(config: Configuration, dataset: ImageDataset, classes: list[str], rank
             f"-batch_size=auto measures the memory of GPUs and CPUs, found {device}; give a number"
         )
     ranks_here = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
-    limit = int(_CPU_SHARE * free_memory() / ranks_here)
+    limit, limited_by = _limit_on_cpu(ranks_here)
     what = "evaluation" if config.EVAL else "training step"
     with StepMemory(config, dataset, classes) as memory:
         ready = memory.ready
@@ -166,9 +166,7 @@ def _find(config: Configuration, dataset: ImageDataset, classes: list[str], rank
     if ready.gpu_memory is not None:
         space = f"{ready.gpu_memory / 1e9:.1f} GB, {1 - GPU_RESERVE:.0%} of the GPU's memory"
     else:
-        space = f"{limit / 1e9:.1f} GB, {_CPU_SHARE:.0%} of the free memory"
-        if ranks_here > 1:
-            space += f" for {ranks_here} processes"
+        space = f"{limit / 1e9:.1f} GB, {_CPU_SHARE:.0%} of {limited_by}"
     if size is None:
         raise OutOfMemory(
             f"the smallest batch of the {what} takes more than {space}: lower -image_size, use a"
@@ -177,6 +175,22 @@ def _find(config: Configuration, dataset: ImageDataset, classes: list[str], rank
     if size < most:
         reason = f"the largest power of two whose {what} fits in {space}"
     return Found(size, reason)
+
+
+def _limit_on_cpu(ranks: int) -> tuple[int, str]:
+    """Returns the bytes that a batch may take on a CPU, and in words what they are a share of.
+
+    Args:
+        ranks: the number of processes on this machine.
+    """
+    free = free_memory() / ranks
+    below_limits = memory_below_limits()
+    if below_limits < free:
+        return int(_CPU_SHARE * below_limits), "what the limit of a process leaves (ulimit -v, -d)"
+    words = "the free memory"
+    if ranks > 1:
+        words += f" for {ranks} processes"
+    return int(_CPU_SHARE * free), words
 
 
 def _first(config: Configuration) -> int:

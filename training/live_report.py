@@ -46,6 +46,7 @@ class Evaluation(NamedTuple):
     Attributes:
         folder: the run's, which may have been moved.
         words: how far the run is, for the reader.
+        epoch: the one that was evaluated.
         metrics: of each split, with its best evaluation.
         predictions: by split.
         panels: a training batch, in rows; empty: there is none.
@@ -53,6 +54,7 @@ class Evaluation(NamedTuple):
 
     folder: Path
     words: str
+    epoch: int
     metrics: dict[str, dict[str, Any]]
     predictions: dict[str, Gathered]
     panels: list[list[Panel]]
@@ -82,12 +84,12 @@ class LiveReport:
 
     def _start(self, dataset: ImageDataset) -> None:
         context = multiprocessing.get_context("fork")
-        self.connection, workers_end = context.Pipe()
-        # An evaluation is passed on in memory: a pipe holds 64 kB, and this process would wait.
-        self.memory = os.memfd_create("evaluation")
-        arguments = (self.run, self.task, dataset, self.memory, workers_end)
-        process = context.Process(target=_work, args=arguments, daemon=True)
         try:
+            self.connection, workers_end = context.Pipe()
+            # An evaluation is passed on in memory: a pipe holds 64 kB, and this process would wait.
+            self.memory = os.memfd_create("evaluation")
+            arguments = (self.run, self.task, dataset, self.memory, workers_end)
+            process = context.Process(target=_work, args=arguments, daemon=True)
             with one_thread():
                 process.start()
         except Exception as error:
@@ -133,6 +135,7 @@ class LiveReport:
             evaluation = Evaluation(
                 folder=self.run.directory.absolute(),
                 words=self._words(progress),
+                epoch=progress.epoch,
                 metrics={
                     split: {**values, "best": progress.best[split]}
                     for split, values in metrics.items()
@@ -264,7 +267,7 @@ def _write(
         write_split(evaluation.folder, split, predictions, dataset, config.DATA.DATA_PATH)
     if evaluation.panels:
         draw_batch(evaluation.folder / BATCH, evaluation.panels)
-    weights = f"those after epoch {evaluation.metrics['val']['best']['epoch']}"
+    weights = f"those after epoch {evaluation.epoch}"
     evaluated = {
         split: {**surroundings, "weights": weights, **values}
         for split, values in evaluation.metrics.items()

@@ -104,11 +104,13 @@ class Profile:
         global _is_recording
         if not self.profiler:
             return
+        # If Paddle's profiler fails to stop, the training continues without it.
+        recording = self.profiler
+        self.profiler = None
         steps = self.seen - WARMUP
         with self.run.logging_failure("the trace"):
             _is_recording = False
-            self.profiler.stop()
-            self.profiler = None
+            recording.stop()
             path = self.run.directory / trace_name(rank())
             with writing_whole(path, "wb") as file:
                 file.write(self.trace)

@@ -22,8 +22,9 @@ TITLES = {
 SPLITS = ("train", "val", "ema")
 # A curve has between half as many points and so many, however long the run is.
 MOST_POINTS = 1000
-# Bytes of the longest record.
+# Bytes of the longest record, and those that show whether what was read is still in the file.
 _LONGEST = 1 << 16
+_COMPARED = 1 << 8
 
 
 class Curve:
@@ -68,7 +69,7 @@ class Curves:
         by_split: by split and key.
         last: the newest number of each key, by split; "epoch" and "step" among them.
         best: of each key, the best value of the weights' evaluations and its epoch.
-        unread: bytes of the file that haven't been read.
+        unread: bytes of the file that haven't been read; 0 if they are half a record.
     """
 
     def __init__(self) -> None:
@@ -79,31 +80,32 @@ class Curves:
         self.last: dict[str, dict[str, float]] = {}
         self.best: dict[str, tuple[float, int]] = {}
         self.unread = 0
-        # The file, by its device and number, and how far it was read.
-        self._file = (0, 0)
+        # How far the file was read, and the last bytes up to there.
         self._position = 0
+        self._last = b""
 
     def follow(self, files: Files, parts: Parts, until: float) -> None:
         """Reads the records that were added, as long as ``time.monotonic()`` is below ``until``.
 
-        A resumed run replaces the file by one without the records after its checkpoint. Such a file
-        is read from its beginning.
+        A resumed run replaces the file by one without the records after its checkpoint, and a copy
+        of a run may be renewed in place. Such a file is read from its beginning.
         """
         with contextlib.suppress(OSError), files.opened(parts, FILE) as file:
-            status = os.fstat(file.fileno())
-            identity = (status.st_dev, status.st_ino)
-            if identity != self._file or status.st_size < self._position:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(self._position - len(self._last))
+            if file.read(len(self._last)) != self._last:
                 self._restart()
-                self._file = identity
-            file.seek(self._position)
+                file.seek(0)
             while time.monotonic() < until:
                 line = file.readline(_LONGEST)
                 # A crash may have left half a record, and a stranger a line without an end.
                 if not line or (not line.endswith(b"\n") and len(line) < _LONGEST):
-                    break
+                    self.unread = 0
+                    return
                 self._position += len(line)
+                self._last = line[-_COMPARED:]
                 self._add(line)
-            self.unread = max(0, status.st_size - self._position)
+            self.unread = max(0, size - self._position)
 
     def _add(self, line: bytes) -> None:
         try:

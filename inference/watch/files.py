@@ -28,13 +28,17 @@ class Files:
 
     Args:
         root: the folder. The path to it may have links, because it is the user's own.
+
+    Attributes:
+        all_found: whether ``runs`` has looked at all folders.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.all_found = True
 
     def runs(self) -> Iterator[Parts]:
-        """Yields the runs' folders, up to MOST_RUNS of them."""
+        """Yields the runs' folders, up to MOST_RUNS of them, the last names first."""
         waiting: list[Parts] = [()]
         looked_at = 0
         found = 0
@@ -60,6 +64,7 @@ class Files:
                 visible = [name for name in folders if not name.startswith(".")]
                 # The last one is looked at first. Names of runs end with their time.
                 waiting += [(*parts, name) for name in sorted(visible)[-_MOST_FOLDERS:]]
+        self.all_found = not waiting
 
     def status(self, parts: Parts, names: tuple[str, ...]) -> dict[str, os.stat_result]:
         """Returns the status of the regular files of these names in a run's folder."""

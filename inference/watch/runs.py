@@ -26,6 +26,8 @@ SILENT = 600.0
 # Seconds that reading may take before a request is answered, and between two such readings.
 _PATIENCE = 1.0
 _INTERVAL = 1.0
+# The share of the time that may be spent looking for runs: a tree of images takes seconds.
+_SHARE_OF_SEARCH = 0.1
 # Bytes of the end of log.txt, and of its beginning, that are read, and of the largest result.json.
 _TAIL = 1 << 13
 _HEAD = 1 << 8
@@ -206,7 +208,8 @@ class WatchedRun:
         for line in reversed(self.log):
             if match := _ENDED.match(line):
                 return printable(match[1], 400)
-            if " epoch " in line:
+            # A resumed run logs its configuration, then its epochs.
+            if " epoch " in line or " configuration" in line:
                 break
         return ""
 
@@ -251,6 +254,8 @@ class Runs:
         self._runs: dict[Parts, WatchedRun] = {}
         self._by_key: dict[str, WatchedRun] = {}
         self._read_at = -_INTERVAL
+        # When runs may be looked for again.
+        self._search_at = 0.0
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the rows of the table, the run with the newest line first."""
@@ -288,7 +293,19 @@ class Runs:
         """
         if time.monotonic() - self._read_at < _INTERVAL:
             return
+        if time.monotonic() >= self._search_at:
+            self._search()
         until = time.monotonic() + _PATIENCE
+        # Those that weren't reached the last time come first.
+        waiting = sorted(self._runs.values(), key=lambda run: bool(run.status))
+        for run in waiting:
+            if not run.renew(self.files, until) and time.monotonic() > until:
+                break
+        self._read_at = time.monotonic()
+
+    def _search(self) -> None:
+        """Looks for runs, and for those that are gone."""
+        start = time.monotonic()
         own = self.files.root.absolute().name
         before = self._runs
         self._runs = {}
@@ -296,9 +313,5 @@ class Runs:
             run = before.get(parts)
             self._runs[parts] = run or WatchedRun(parts, "/".join(parts) or own)
         self._by_key = {run.key: run for run in self._runs.values()}
-        # Those that weren't reached the last time come first.
-        waiting = sorted(self._runs.values(), key=lambda run: bool(run.status))
-        for run in waiting:
-            if not run.renew(self.files, until) and time.monotonic() > until:
-                break
-        self._read_at = time.monotonic()
+        end = time.monotonic()
+        self._search_at = end + (end - start) / _SHARE_OF_SEARCH

@@ -205,7 +205,8 @@ class Server(ThreadingHTTPServer):
             return Answer(200, "text/html; charset=utf-8", _PAGE, _POLICY)
         if parts.path == "/runs":
             folder = printable(str(self.runs.files.root), 400)
-            return _as_json({"folder": folder, "runs": self.runs.rows()})
+            rows = self.runs.rows()
+            return _as_json({"folder": folder, "runs": rows, "all": self.runs.files.all_found})
         if parts.path == "/curves":
             return _as_json(self.runs.curves(keys))
         if match := _FILE.fullmatch(parts.path):

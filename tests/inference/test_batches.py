@@ -255,6 +255,19 @@ def test_the_command_draws_a_picture(root, monkeypatch, capsys):
     show_batch.main()
     assert Image.open(io.BytesIO((root / "batch.png").read_bytes())).width > 400
     assert "batch.png is written" in capsys.readouterr().out
+    # Nothing is measured for a picture: it shows as many images as of a batch that is large enough.
+    monkeypatch.delattr("training.batch_size.find_batch_sizes")
+    pictures = []
+    for size in ("64", "auto"):
+        sizes = ["DATA.BATCH_SIZE", size, "DATA.BATCH_SIZE_EVAL", size]
+        monkeypatch.setattr(sys, "argv", ["x", *words, *small, *sizes])
+        show_batch.main()
+        pictures.append((root / "batch.png").read_bytes())
+    assert pictures[0] == pictures[1]
+    # A batch has no class twice, so it isn't that large.
+    per_class = ["DATA.SAMPLER", "per_class", "DATA.PER_CLASS", "3", "DATA.BATCH_SIZE", "auto"]
+    monkeypatch.setattr(sys, "argv", ["x", *words, *small, *per_class])
+    show_batch.main()
     for more, message in (
         (["-output=x.jpg"], "ends in .png"),
         (["--count=65"], "expected 1 to 64"),

@@ -113,6 +113,9 @@ def test_each_state_has_its_evidence(tmp_path):
     # What a run said before it was resumed doesn't count.
     again = f"0229 14:01:00 {stop}\n0229 15:00:00 epoch 4/10 step 40: loss: 1\n"
     make_run(tmp_path / "again", again)
+    # It was killed before its first epoch.
+    starts = "0229 15:00:00 configuration, where it isn't the default:\n  TASK: mae\n"
+    make_run(tmp_path / "starts", f"0229 14:01:00 {stop}\n{starts}")
     elsewhere = make_run(tmp_path / "elsewhere")
     (elsewhere / ".lock").write_text("process 7 on another")
     lost = "its log gives no reason; the process may have been killed"
@@ -123,6 +126,7 @@ def test_each_state_has_its_evidence(tmp_path):
         "finished": ("finished", ""),
         "resumed": ("failed", lost),
         "again": ("failed", lost),
+        "starts": ("failed", lost),
         "elsewhere": ("training", "on another machine"),
     }
     past = time.time() - 1500
@@ -185,12 +189,24 @@ def test_records_are_read_once_and_followed(tmp_path, monkeypatch):
     points = follow(tmp_path, curves)
     assert points == {"loss": {"train": [[1, 2], [3, 2.5]], "val": [[2], [2]]}}
     assert len(read) == 2
+    assert curves.best == {"loss": (2, 1)}
     # A resumed run replaces the file, and may have added more than was removed.
     lines = [record("train", step, 1, loss=9.0) for step in range(1, 9)]
     (tmp_path / "new").write_text("".join(lines))
     os.replace(tmp_path / "new", file)
     assert follow(tmp_path, curves) == {"loss": {"train": [list(range(1, 9)), [9] * 8]}}
     assert curves.best == {}
+    # A copy of a run is renewed in place, as by scp.
+    file.write_text("".join(record("train", step, 1, loss=5.0) for step in range(1, 20)))
+    assert follow(tmp_path, curves) == {"loss": {"train": [list(range(1, 20)), [5] * 19]}}
+
+
+def test_half_a_record_that_a_crash_left_does_not_wait_to_be_read(tmp_path):
+    folder = make_run(tmp_path / "one")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"split": "train", "st')
+    [row] = Runs(tmp_path).rows()
+    assert (row["epoch"], row["unread"]) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -307,8 +323,35 @@ def test_hundreds_of_runs_are_cheap_to_renew(tmp_path, monkeypatch):
     # A deeper folder than those of sweeps isn't looked at, and at most so many runs are.
     make_run(tmp_path / "a" / "b" / "c" / "d")
     assert len(watched.rows()) == 300
+    assert watched.files.all_found
     monkeypatch.setattr("inference.watch.files.MOST_RUNS", 7)
+    monkeypatch.setattr(watched, "_search_at", 0.0)
     assert len(watched.rows()) == 7
+    assert not watched.files.all_found
+
+
+def test_a_search_that_takes_long_holds_up_no_reading(tmp_path, monkeypatch):
+    """A tree of images beside the runs: it is searched for a tenth of the time."""
+    make_run(tmp_path / "one")
+    monkeypatch.setattr(watched_runs, "_INTERVAL", 0.0)
+    monkeypatch.setattr(watched_runs, "_PATIENCE", 0.2)
+    searches = []
+    runs = Files.runs
+
+    def slow_runs(self):
+        searches.append(1)
+        time.sleep(0.3)
+        return runs(self)
+
+    monkeypatch.setattr(Files, "runs", slow_runs)
+    watched = Runs(tmp_path)
+    for _ in range(5):
+        [row] = watched.rows()
+        assert (row["epoch"], row["model"]) == (3, "vit_digits")
+    assert len(searches) == 1
+    monkeypatch.setattr(watched, "_search_at", 0.0)
+    make_run(tmp_path / "two")
+    assert {row["name"] for row in watched.rows()} == {"one", "two"}
 
 
 # ------------------------------------------------------------------ the server
@@ -493,6 +536,21 @@ def test_the_page_lists_sorts_draws_and_renews(server, width, monkeypatch):
         browser.wait("document.getElementById('rows').textContent.includes('77.25')")
         make_run(server.runs.files.root / "c")
         browser.wait("document.querySelectorAll('#rows tr').length === 3")
+        assert browser.said == []
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
+def test_any_values_have_few_marks(server):
+    """Huge ones beside each other too, whose marks can't be counted by adding 1."""
+    folder = server.runs.files.root / "b"
+    lines = [record("val", step, step, loss=1e17 + 16 * step) for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    with browsing() as browser:
+        browser.open(server.url)
+        browser.wait("document.querySelectorAll('#charts section').length > 0")
+        for low, high, marks in ((0, 1, 6), (0.1, 0.9, 4), (-3, 5, 4), (0, 10, 6)):
+            assert len(browser.value(f"ticks({low}, {high}, 5)")) == marks
+        assert len(browser.value("ticks(1e17, 1e17 + 16, 5)")) <= 6
         assert browser.said == []
 
 

@@ -4,16 +4,20 @@ nothing.
 
 import csv
 import io
+import json
 
 import numpy as np
 import pytest
+from conftest import write_images
 from PIL import Image
+from safetensors.numpy import save_file
 from support.training_runs import records, train
 
 from config import get_config
 from datasets import get_datasets
 from errors import InputError, RunError
 from tools.find_lr import arguments_of, main
+from training.batch_size import Found
 from training.rate_range import find_rates, range_test, write
 
 RATES = np.geomspace(1e-6, 1, 301)
@@ -131,10 +135,64 @@ def test_a_loss_that_tells_nothing_of_a_rate_is_refused(tmp_path, monkeypatch):
     assert not output.exists()
 
 
-def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def tested(monkeypatch):
+    """Replaces the range test; the configurations that it was called with."""
+    configs = []
     swept = find_rates(RATES, 2 + np.log10(RATES) ** 2, 301)
-    monkeypatch.setattr("training.rate_range.range_test", lambda *_: swept)
+
+    def test(config, *_):
+        configs.append(config)
+        return swept
+
+    monkeypatch.setattr("training.rate_range.range_test", test)
+    return configs
+
+
+def test_the_batch_that_auto_finds_is_accumulated_for_all_processes(
+    tmp_path, monkeypatch, capsys, tested
+):
+    asked = []
+
+    def find(config, dataset, classes, ranks):
+        asked.append((len(dataset), len(classes), ranks))
+        return Found(16, "which fits")
+
+    monkeypatch.setattr("training.batch_size._find", find)
+    words = ["find_lr.py", "-cfg=vit_digits", f"-output={tmp_path}/lr", "-ngpus=2"]
+    monkeypatch.setattr("sys.argv", [*words, "-batch_size=auto"])
+    main()
+    assert asked == [(1433, 10, 2)]
+    [config] = tested
+    assert (config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER) == (16, 2)
+    said = capsys.readouterr().out
+    assert said.startswith("batch size: 16 per device, which fits; -batch_size sets another, ")
+    assert "suggested for the effective batch of 32: -o TRAIN.BASE_LR " in said
+
+
+def test_the_images_are_prepared_as_the_weights_say(tmp_path, monkeypatch, tested):
+    """As in the run: pretrained weights bring their normalisation."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    images = {"mean": [0.1, 0.2, 0.3], "std": [0.25, 0.5, 0.75]}
+    stored = {"architecture": "own", "pretrained_cfg": images}
+    (weights / "config.json").write_text(json.dumps(stored))
+    save_file({"head.bias": np.zeros(2, np.float32)}, weights / "model.safetensors")
+    write_images(tmp_path / "data" / "train", {"ant": 6, "bee": 6}, size=20)
+    write_images(tmp_path / "data" / "val", {"ant": 3, "bee": 3}, size=20)
+    # A file that sets the normalisation takes precedence. This one sets none.
+    (tmp_path / "own.yaml").write_text("BASE: ''\nMODEL: {TYPE: ViT, NAME: own}\n")
+    words = ["find_lr.py", f"-cfg={tmp_path}/own.yaml", f"-pretrained={weights}", "-ngpus=1"]
+    words += ["-dataset=folder", f"-data_path={tmp_path}/data", f"-output={tmp_path}/lr"]
+    monkeypatch.setattr("sys.argv", [*words, "-o", "MODEL.NUM_CLASSES", "2"])
+    main()
+    [config] = tested
+    assert config.DATA.IMAGENET_MEAN == [0.1, 0.2, 0.3]
+    assert config.DATA.IMAGENET_STD == [0.25, 0.5, 0.75]
+
+
+def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsys, tested):
+    monkeypatch.chdir(tmp_path)
     for output, files in (
         ("x.png", ["x.csv", "x.png"]),
         ("new/Y.PNG", ["Y.PNG", "Y.csv"]),

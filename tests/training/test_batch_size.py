@@ -175,6 +175,25 @@ def test_the_number_its_reason_and_where_it_came_from(
     assert reason in resolved_yaml(config).replace("\n    ", " ")
 
 
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_the_limit_of_a_process_counts_as_memory(tiny, measured, monkeypatch, kind):
+    """An address space of 600 MiB more, as by ulimit -v, is as good as 600 MiB of memory."""
+    field = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}[kind]
+    measured(9999)
+    soft = process_memory(field) + 600 * MIB
+    given = resource.getrlimit
+    which = getattr(resource, kind)
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda limit: (soft, soft) if limit == which else given(limit)
+    )
+    # It is that of each process, however many there are.
+    for ranks in (1, 2):
+        config, _, _ = read_datasets(get_config(None, [*tiny, *AUTO]), ranks)
+        assert config.DATA.BATCH_SIZE == 32
+        said = "fits in 0.5 GB, 80% of what the limit of a process leaves (ulimit -v, -d); -batch"
+        assert said in config.notes[-1]
+
+
 def test_a_step_that_fits_with_no_batch_is_one_line(tiny, measured):
     measured(120)
     message = (

@@ -1,6 +1,7 @@
 """The report of a run that still trains: a process of its own renews it, and changes no result."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import re
@@ -104,6 +105,14 @@ def test_each_evaluation_but_the_last_renews_the_page(tmp_path, options, waiting
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".report")]
 
 
+def test_the_page_names_the_weights_that_were_evaluated(tmp_path, options, waiting):
+    # At this rate no answer changes, so the first evaluation remains the best.
+    run([*options, "TRAIN.BASE_LR", "1e-12"], tmp_path / "run")
+    for epoch, (text, _, _) in enumerate(waiting, 1):
+        assert f"Weights: those after epoch {epoch}." in text
+        assert "after epoch 1, in checkpoints/epoch_0001: " in text
+
+
 @pytest.mark.smoke
 def test_a_report_changes_no_bit(tmp_path, options, waiting):
     run([*options, "TRAIN.MIXUP_ALPHA", "0.8"], tmp_path / "with")
@@ -145,6 +154,18 @@ def test_a_failure_is_one_warning(tmp_path, options, monkeypatch):
     log = (tmp_path / "run" / "log.txt").read_text()
     said = "report.html can't be renewed while the run trains (ValueError: a bad day for all)"
     assert log.count(f"warning: {said}\n") == 1
+    assert "<script" not in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_process_that_cannot_be_started_is_one_warning(tmp_path, options, monkeypatch):
+    def refuses(name):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuses)
+    run(options, tmp_path / "run")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    said = "report.html can't be renewed while the run trains (OSError: [Errno 24] Too many open"
+    assert log.count(f"warning: {said} files)\n") == 1
     assert "<script" not in (tmp_path / "run" / "report.html").read_text()
 
 

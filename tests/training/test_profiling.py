@@ -12,6 +12,7 @@ from errors import InputError
 from training import profiling
 from training.command_line import config_from_arguments
 from training.profiling import Profile, Total, own_times, span, table
+from training.run import Run
 
 OPTIONS = [*TINY, "DATA.BATCH_SIZE", "64", "MODEL.DROPOUT", "0.1", "TRAIN.NUM_EPOCHS", "2"]
 WITHOUT_DRIVER = paddle.device.is_compiled_with_cuda() and not paddle.device.cuda.device_count()
@@ -60,6 +61,41 @@ def test_the_table_has_the_parts_and_the_longest_operators():
 
 def test_a_span_does_nothing_unless_steps_are_recorded(monkeypatch):
     monkeypatch.setattr(profiling.profiler, "RecordEvent", lambda name: pytest.fail(name))
+    with span(profiling.FORWARD) as entered:
+        assert entered is None
+
+
+class Stuck:
+    """Paddle's profiler, which fails to stop, and takes no more steps then."""
+
+    steps = 0
+
+    def __init__(self, **_):
+        pass
+
+    def start(self):
+        pass
+
+    def step(self):
+        self.steps += 1
+
+    def stop(self):
+        self.step = self.stop
+        raise RuntimeError("CUPTI is busy")
+
+
+def test_a_profiler_that_fails_to_stop_is_a_line_and_the_training_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiling.profiler, "Profiler", Stuck)
+    monkeypatch.setattr(paddle.device, "is_compiled_with_cuda", lambda: False)
+    run = Run(get_config(None, [*OPTIONS, "OUTPUT", str(tmp_path / "run")]), [])
+    said = []
+    monkeypatch.setattr(run, "info", said.append)
+    profile = Profile(2, run)
+    for _ in range(10):
+        profile.end_step()
+    profile.finish()
+    [line] = said
+    assert line.startswith("the trace can't be written (RuntimeError: CUPTI is busy); ")
     with span(profiling.FORWARD) as entered:
         assert entered is None
 
