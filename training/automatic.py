@@ -71,12 +71,9 @@ def data_options(asked: Mapping[str, Any], is_evaluation: bool) -> tuple[Layout,
         layout = recognise(path)
         options.append(Option("DATA.DATASET", layout.dataset, "what the data's folder contains"))
         notes.append(f"dataset: {layout.dataset}, because {layout.reason} (-dataset changes it)")
-    if layout.path != path:
-        options.append(Option("DATA.DATA_PATH", layout.path, "the only folder in -data_path"))
-        notes.append(
-            f"data folder: {layout.path}, the only folder in {printable(path)} (-data_path changes"
-            " it)"
-        )
+    inner = _inner_folder(layout, path)
+    options += inner.options
+    notes += inner.notes
     splits = asked.keys() & {"DATA.VAL_SPLIT", "DATA.FOLDS"}
     if not (is_evaluation or splits) and _lacks_validation(layout):
         options.append(Option("DATA.VAL_SPLIT", VAL_SPLIT, "the data has no validation images"))
@@ -103,6 +100,35 @@ def data_of_recipe(config: Configuration, asked: Mapping[str, Any]) -> Plan:
     if has_labels and not (config.EVAL or is_users(config, "MODEL.NUM_CLASSES")):
         plan.options.append(Option("MODEL.NUM_CLASSES", "auto", "the classes are the data's"))
     return plan
+
+
+def data_of_run(config: Configuration, asked: Mapping[str, Any]) -> Plan:
+    """Returns the folder of the data, for a run whose own configuration says all the rest.
+
+    A run is resumed by the command that started it: -data_path may name the folder around the data.
+    """
+    path = str(asked["DATA.DATA_PATH"])
+    if "DATA.DATASET" in asked or not os.path.isdir(path):
+        return Plan((), [], [])
+    try:
+        layout = recognise(path)
+    except InputError:
+        # The run's reader says better what it expects.
+        return Plan((), [], [])
+    if layout.dataset != config.DATA.DATASET:
+        return Plan((), [], [])
+    return _inner_folder(layout, path)
+
+
+def _inner_folder(layout: Layout, path: str) -> Plan:
+    """Returns DATA.DATA_PATH, where a dataset was found in the only folder in -data_path."""
+    if layout.path == path:
+        return Plan((), [], [])
+    option = Option("DATA.DATA_PATH", layout.path, "the only folder in -data_path")
+    note = (
+        f"data folder: {layout.path}, the only folder in {printable(path)} (-data_path changes it)"
+    )
+    return Plan((), [option], [note])
 
 
 def _lacks_validation(layout: Layout) -> bool:

@@ -232,10 +232,13 @@ def _for_dataset(
 ) -> tuple[list[Option], list[str]]:
     """Returns the options that follow from the dataset and the configuration, and lines of the log."""
     path = asked.get("DATA.DATA_PATH")
-    if not path or choice.of_run:
+    if not path:
         return [], []
     from training import automatic
 
+    if choice.of_run:
+        plan = automatic.data_of_run(config, asked)
+        return plan.options, plan.notes
     if choice.images and not asked.keys() & {"DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH"}:
         processes = 1 if program == "main_single_gpu.py" else automatic.num_processes(config)
         return automatic.smaller_batch(config, choice.images, processes)

@@ -5,7 +5,7 @@ import sys
 import pytest
 from conftest import ROOT, write_images
 
-from config import asked_config, get_config
+from config import asked_config, get_config, resolved_yaml
 from errors import InputError
 from loading.recognise import count_training_images
 from settings.merging import model_files
@@ -261,3 +261,24 @@ def test_paddle_is_not_imported_for_a_choice(flowers):
 def test_images_are_counted_no_further_than_the_table_needs(flowers):
     layout = automatic.recognise(str(flowers))
     assert count_training_images(layout, 5) == 5
+
+
+def test_a_run_is_resumed_by_the_command_that_started_it(flowers, tmp_path):
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    flowers.rename(outer / "flowers")
+    command = [f"-data_path={outer}", f"-output={tmp_path / 'run'}", "-resume=auto"]
+    config = choose(*command)
+    assert str(outer / "flowers") == config.DATA.DATA_PATH
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(resolved_yaml(config))
+    resumed = choose(*command)
+    assert resumed.DATA.DATA_PATH == config.DATA.DATA_PATH
+    assert resumed.notes[-1].startswith(f"data folder: {outer / 'flowers'}, the only folder in ")
+    # What isn't that dataset is left to its reader.
+    for path in ("gone", tmp_path / "run"):
+        resumed = choose(f"-data_path={path}", *command[1:])
+        assert str(path) == resumed.DATA.DATA_PATH
+    write_images(tmp_path / "masked", {"images": 3, "masks": 3}, size=16)
+    resumed = choose(f"-data_path={tmp_path / 'masked'}", *command[1:])
+    assert (resumed.DATA.DATASET, resumed.DATA.DATA_PATH) == ("folder", str(tmp_path / "masked"))
