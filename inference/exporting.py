@@ -342,6 +342,10 @@ def _write_graph_of_maps(
     if images_differ(config):
         inputs = paddle.static.InputSpec([None, model.in_channels, None, None], "float32", "images")
     stem = STEMS[kind]
+    if not kind.startswith("paddle"):
+        # A missing package isn't a matter of sizes.
+        import_extra("onnx")
+        import_extra("paddle2onnx")
     try:
         if kind.startswith("paddle"):
             save_program(model, folder / PROGRAM, inputs)

@@ -1,5 +1,7 @@
 """Exports of models of TASK segmentation: their classes are the eager model's."""
 
+import sys
+
 import numpy as np
 import pytest
 from support.mask_models import OPTIONS, evaluation, random_model, save_model, write_data
@@ -86,6 +88,13 @@ def test_what_can_not_be_exported_is_refused(data, tmp_path):
     with pytest.raises(InputError, match="int8 isn't supported for TASK segmentation"):
         exported(data, tmp_path / "export", "onnx", "HEAD.STRIDE", "20", precision="int8")
     assert [file.name for file in tmp_path.iterdir()] == []
+
+
+def test_a_package_that_is_missing_is_named_for_images_of_any_size_too(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(InputError, match="^(onnx isn't installed|paddle2onnx, which writes)"):
+        exported(data, tmp_path / "export", "onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, 
 
 
 def test_a_run_is_exported_as_int8_by_one_command(trained, tmp_path):
-    pytest.importorskip("nncf", reason="the extra export isn't installed")
+    for package in ("nncf", "paddle2onnx"):
+        pytest.importorskip(package, reason="the extra export isn't installed")
     run, _ = trained
     command = [
         warm.python(),

@@ -281,4 +281,4 @@ def test_a_run_is_resumed_by_the_command_that_started_it(flowers, tmp_path):
         assert str(path) == resumed.DATA.DATA_PATH
     write_images(tmp_path / "masked", {"images": 3, "masks": 3}, size=16)
     resumed = choose(f"-data_path={tmp_path / 'masked'}", *command[1:])
-    assert (resumed.DATA.DATASET, resumed.DATA.DATA_PATH) == ("folder", str(tmp_path / "masked"))
+    assert ("folder", str(tmp_path / "masked")) == (resumed.DATA.DATASET, resumed.DATA.DATA_PATH)
