@@ -129,6 +129,8 @@ def test_the_views_of_an_image_are_beside_each_other(root, monkeypatch):
 
 
 def test_the_command_draws_the_views_of_a_task(root, monkeypatch, tmp_path):
+    # What the keys need is found by the real tasks, and then kept.
+    configured(root)
     need(monkeypatch)
     monkeypatch.setattr("datasets.own_classes", lambda task: [])
     for module in ("datasets", "settings.tasks"):
