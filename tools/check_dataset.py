@@ -52,12 +52,12 @@ from tqdm import tqdm  # noqa: E402
 
 from config import get_config, named_keys  # noqa: E402
 from launch.files import obstacle, writing_whole  # noqa: E402
-from loading.recognise import recognise  # noqa: E402
 from settings.configuration import Configuration, is_users  # noqa: E402
 from settings.needs import float_pixels  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 from settings.tasks import dataset_columns  # noqa: E402
+from training.automatic import data_options  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 # The column of masks that -dataset=masks_list reads.
@@ -303,10 +303,16 @@ def build_config(options: argparse.Namespace) -> Configuration:
     named = named_keys(options.o)
     is_named = options.dataset or options.cfg or "DATA.DATASET" in named
     if options.data_path and not is_named:
-        layout = recognise(options.data_path)
-        print(f"dataset: {layout.dataset}, because {layout.reason} (-dataset changes it)")
-        flags["DATA.DATASET"] = layout.dataset
-        flags["DATA.DATA_PATH"] = layout.path
+        # Of -o, it matters only which keys are set, not their values.
+        asked = dict.fromkeys(named)
+        asked |= {key: value for key, value in flags.items() if value is not None}
+        # As in a training, images are split if there are none for validation. --apply and --card
+        # are about the parts that the data itself has.
+        is_split = not (options.apply or options.card)
+        _, plan = data_options(asked, is_evaluation=not is_split)
+        for note in plan.notes:
+            print(note)
+        flags |= {option.key: option.value for option in plan.options}
     given = []
     for key, value in flags.items():
         if value is not None:

@@ -375,6 +375,24 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
 
 
+def test_data_alone_is_split_as_in_a_training(tmp_path, monkeypatch, capsys):
+    write_images(tmp_path, {"a": 10, "b": 10}, size=40)
+    data = f"-data_path={tmp_path}"
+    assert run(monkeypatch, data) == 0
+    screen = capsys.readouterr().out
+    assert "validation: 20% of the images, because the data has no validation images" in screen
+    assert re.search(r"\n  images +16 +4\n", screen)
+    assert "\nusable, " in screen
+    # A share that is named counts, and a named format is read as it is.
+    run(monkeypatch, data, "-o", "DATA.VAL_SPLIT", "0.4")
+    assert re.search(r"\n  images +12 +8\n", capsys.readouterr().out)
+    assert run(monkeypatch, data, "-dataset=folder") == 1
+    assert "without a val/, DATA.VAL_SPLIT splits the images" in capsys.readouterr().out
+    # A card describes the data as it is stored.
+    run(monkeypatch, data, f"--card={tmp_path / 'README.md'}")
+    assert "validation: 20%" not in capsys.readouterr().out
+
+
 def test_a_split_whose_lists_can_be_used_ends_well(tmp_path, monkeypatch, capsys):
     write_images(tmp_path / "in", {"a": 8, "b": 8, "c": 4}, size=40)
     where = ("-dataset=folder", f"-data_path={tmp_path / 'in'}", "--split=0.25", "-workers=1")
