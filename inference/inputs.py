@@ -132,6 +132,10 @@ def _in_file(path: str) -> Iterable[str | bytes]:
 
 
 def _in_pattern(pattern: str, skipped: list[str]) -> Iterable[str | bytes]:
+    if "://" in pattern:
+        raise InputError(
+            f"'{printable(pattern)}': expected an http or https address, or a file or folder"
+        )
     if not glob.has_magic(pattern):
         raise InputError(f"'{printable(pattern)}': there is no such file or folder")
     matches = _matches(pattern, skipped)

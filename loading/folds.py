@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from errors import InputError, printable
+from errors import InputError, counted, printable
 from loading.label_sets import LabelSets, rarest
 from loading.splits import random_numbers
 
@@ -59,7 +59,7 @@ def folds(
         name = printable(classes[int(alone[0])]) if classes else str(alone[0])
         raise InputError(
             f"DATA.FOLDS: the class {name} is in only one fold, expected two {what}s of it or more"
-            f" ({alone.size} such classes)"
+            f" ({counted(alone.size, 'such class', 'such classes')})"
         )
     return fold
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from errors import InputError, Unreadable, printable, reading
+from errors import InputError, Unreadable, counted, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets, take_labels
@@ -343,7 +343,7 @@ def class_folders(split: Split, *, data_path: str) -> Files:
         paths = Paths(image_paths())
         if empty := sorted(set(names) - {classes[label] for label in np.unique(labels)}):
             split.refuse(
-                f"{root / mode / empty[0]}: no image files found ({len(empty)} such classes);"
+                f"{root / mode / empty[0]}: no image files found ({counted(len(empty), 'such class', 'such classes')});"
                 f" images end in {' '.join(IMAGE_SUFFIXES)}"
             )
         return Files(root, paths, np.array(labels), classes)

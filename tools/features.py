@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from errors import InputError, reporting  # noqa: E402
+from errors import InputError, counted, reporting  # noqa: E402
 from settings.parser import Parser  # noqa: E402
 
 
@@ -133,7 +133,8 @@ def main() -> int:
             features, images, arguments.output, arguments.index, arguments.workers, bar.update
         )
     shape = " x ".join(map(str, made["shape"]))
-    print(f"{arguments.output}: {shape} float32; {made['failures']} images can't be read")
+    unread = counted(made["failures"], "image")
+    print(f"{arguments.output}: {shape} float32; {unread} can't be read")
     return 1 if made["failures"] else 0
 
 

@@ -22,7 +22,7 @@ from config import (
     get_config,
     shipped_configs,
 )
-from errors import InputError
+from errors import InputError, printable
 from settings.configuration import (
     CONFIG_DIR,
     FLAG,
@@ -519,6 +519,8 @@ def parse_command_line(
     parsed, rest = _parser(program, tuple(own)).parse_known_args(words)
     if rest:
         example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
+        if os.path.isdir(rest[0]):
+            example = f"; write -data_path={printable(rest[0])} if it is a dataset"
         # Word processors make such dashes of hyphens.
         dashes = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
         if rest[0].startswith(dashes):

@@ -357,7 +357,7 @@ def test_the_tools(checkpoint, folder, tmp_path):
     status, printed, errors = run(
         "features.py", tmp_path, checkpoint, folder, "-output", "f.npy", "-layer", 1
     )
-    assert (status, printed, errors) == (1, "f.npy: 10 x 16 float32; 1 images can't be read\n", "")
+    assert (status, printed, errors) == (1, "f.npy: 10 x 16 float32; 1 image can't be read\n", "")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["f.csv", "f.json", "f.npy"]
     query = folder / "china1.jpg"
     status, printed, errors = run(

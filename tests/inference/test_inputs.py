@@ -59,6 +59,10 @@ def test_a_list_has_a_path_on_each_line(folder):
     ("words", "message"),
     [
         (["none.jpg"], "'none.jpg': there is no such file or folder"),
+        (
+            ["s3://a/b.jpg"],
+            "'s3://a/b.jpg': expected an http or https address, or a file or folder",
+        ),
         (["a.jpg", "n\x1b*"], r"'n\x1b*': no matching files"),
         (["**/*.gif"], "'**/*.gif': no matching files"),
         (["empty"], "empty: no image files found; images end in .jpg .jpeg"),

@@ -306,7 +306,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     (tmp_path / "train/empty").mkdir()
     texts = [one.text for one in result_of(tmp_path).findings if one.is_error]
     assert any(text.endswith("val: classes that the training images lack: 'x'") for text in texts)
-    assert any("train/empty: no image files found (1 such classes)" in text for text in texts)
+    assert any("train/empty: no image files found (1 such class)" in text for text in texts)
     with pytest.raises(
         InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"
     ):
@@ -403,7 +403,7 @@ def test_a_split_whose_lists_can_be_used_ends_well(tmp_path, monkeypatch, capsys
     assert re.search(
         "remark: (training|validation) images that can't be read: 1, such as .*broken.png", screen
     )
-    assert "remark: " + f"{tmp_path}/in/empty: no image files found (1 such classes)" in screen
+    assert "remark: " + f"{tmp_path}/in/empty: no image files found (1 such class)" in screen
     assert "remark: classes without an image: 1, such as empty" in screen
     assert "\nusable, " in screen
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]

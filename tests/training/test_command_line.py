@@ -269,6 +269,7 @@ def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
         (["-pretrained", "-eval"], "-pretrained has no value; -h lists the options"),
         (["-o", "-eval"], "-o has no value; -h lists the options"),
         (["vit_tiny"], "unexpected argument 'vit_tiny'"),
+        (["tests"], "unexpected argument 'tests'; write -data_path=tests if it is a dataset"),
         (
             ["–cfg=vit_tiny"],
             "unexpected argument '–cfg=vit_tiny'; it begins with a typographic dash; write",
