@@ -307,7 +307,7 @@ def count_training_images(layout: Layout, most: int) -> int:
         if layout.dataset == "images":
             return _count(_images(training), most)
         # The folder of a class may be a link.
-        classes, _ = _entries(training)
+        _, classes, _ = next(_walk(training), ("", [], []))
         images = itertools.chain.from_iterable(_images(training / name) for name in classes)
         return _count(images, most)
     return min(_PUBLISHED_IMAGES.get(layout.dataset, most), most)

@@ -214,6 +214,17 @@ def test_training_images_are_counted_up_to_a_limit(tmp_path, entries, most, coun
     assert count_training_images(recognise(str(tmp_path)), most) == count
 
 
+def test_images_of_classes_that_are_links_are_counted(tmp_path):
+    make(tmp_path / "elsewhere", empty("a/1.jpg", "b/2.jpg", "b/3.jpg"))
+    (tmp_path / "train").mkdir()
+    for name in "ab":
+        (tmp_path / "train" / name).symlink_to(tmp_path / "elsewhere" / name)
+    layout = Layout("folder", str(tmp_path), "")
+    assert count_training_images(layout, 9) == 3
+    # A folder that isn't there is left to the reader, whose line says what it expects.
+    assert count_training_images(Layout("folder", str(tmp_path / "none"), ""), 9) == 0
+
+
 @pytest.mark.parametrize(
     ("folders", "expected"),
     [
