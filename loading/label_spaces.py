@@ -440,8 +440,8 @@ def _check_same_classes(train: Sequence[str], val: Sequence[str]) -> None:
         if name != other:
             raise InputError(
                 f"the training images have the classes {some_of(train)}, the validation images"
-                f" {some_of(val)}: class {number} is {name} or {other}; use the same classes in"
-                " the same order"
+                f" {some_of(val)}: class {number} is {name} in one and {other} in the other; use"
+                " the same classes in the same order"
             )
 
 

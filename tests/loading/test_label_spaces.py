@@ -18,6 +18,7 @@ from errors import InputError
 from loading.label_spaces import (
     check_evaluation,
     check_pretrained_classes,
+    check_training,
     imagenet_places,
     imagenet_synsets,
 )
@@ -382,3 +383,19 @@ def test_a_validation_folder_may_lack_classes_of_the_training_folder(tmp_path):
     write_images(tmp_path / "val", {"c": 2})
     config, _, val = get_datasets(configured(tmp_path, "MODEL.NUM_CLASSES", "auto"))
     assert (config.MODEL.NUM_CLASSES, val.labels.tolist()) == (3, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        (["a", "c", "b"], "class 1 is b in one and c in the other"),
+        (["a", "b"], "class 2 is c in one and missing in the other"),
+    ],
+)
+def test_validation_images_of_other_classes_are_refused(others, words):
+    train, val = (
+        SimpleNamespace(classes=classes, labels=np.arange(2))
+        for classes in (["a", "b", "c"], others)
+    )
+    with pytest.raises(InputError, match=f"{words}; use the same classes in the same order"):
+        check_training(get_config(), train, val)
