@@ -62,6 +62,9 @@ class _NoRun:
     def report(self, split: str, shown: str, **values: Any) -> None:
         pass
 
+    def record_bad_step(self, step: int, epoch: int, kind: str) -> bool:
+        return False
+
 
 class Ready(NamedTuple):
     """The first message of the process that measures.

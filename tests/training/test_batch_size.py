@@ -15,6 +15,7 @@ from main_multi_gpu import read_datasets
 from settings.configuration import value_sources
 from training import batch_size, step_memory
 from training.batch_size import agree_on_batch_sizes, largest_that_fits, most_for_epoch
+from training.classification import Classification
 from training.step_memory import StepMemory
 from utils import process_memory
 
@@ -100,6 +101,18 @@ def test_steps_with_the_largest_images_are_measured(tiny, schedule, count):
     loader.batch_sampler.set_epoch(3)
     shapes = {tuple(batch["pixels"].shape) for batch in itertools.islice(loader, 20)}
     assert shapes == {(count, 16, 16, 1)}
+
+
+def test_memory_is_measured_though_the_loss_is_not_finite(tiny, monkeypatch):
+    config, dataset, val = get_datasets(get_config(None, [*tiny, "REPORT_FREQ", "1"]))
+    _, run_batches = step_memory._training(config, dataset, val.classes)
+    monkeypatch.setattr(Classification, "step", not_finite)
+    run_batches(4)
+
+
+def not_finite(task, network, batch, epoch):
+    loss = network(batch["pixels"].astype("float32").transpose([0, 3, 1, 2])).sum(1)
+    return {"loss": loss * float("nan")}
 
 
 @pytest.mark.parametrize(
