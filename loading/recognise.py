@@ -63,7 +63,7 @@ _DOCUMENTS = ("readme", "license", "licence", "citation")
 # Names of folders of images, and of their masks, that the readers don't know.
 _OTHER_IMAGES = {"JPEGImages", "image", "img", "imgs"}
 _OTHER_MASKS = {"SegmentationClass", "SegmentationObject", "ann", "label", "mask"}
-# The boxes of objects, as YOLO has them. Masks in such folders are images.
+# The boxes of objects, as YOLO has them.
 _BOXES = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")
 # Lines of a list that are looked at.
 _LINES = 100
@@ -110,6 +110,12 @@ def recognise(path: str) -> Layout:
         if len(folders) != 1 or not all(name.lower().startswith(_DOCUMENTS) for name in others):
             break
         root = root / folders[0]
+    # To unpack shards would be the wrong advice.
+    if any(root.glob("*[0-9][0-9].tar")):
+        raise InputError(
+            f"{root} contains {describe_folder(root)}; if these are shards of WebDataset, name them"
+            " train-000000.tar and so on, and val-000000.tar; otherwise unpack them"
+        )
     check_data_path(path, default, unpacked=True)
     raise InputError(
         f"-data_path is {path}, which contains {describe_folder(Path(path))}: no dataset was"
@@ -181,32 +187,17 @@ def _list_format(file: Path) -> tuple[str, str]:
 
 
 def _shards(root: Path) -> tuple[str, str] | None:
-    """Returns (format, reason) of tar shards, or None.
-
-    Raises:
-        InputError: there are some whose names don't say which part they are of.
-    """
+    """Returns (format, reason) of tar shards, or None."""
     for mode in ("train", "val"):
         if any(root.glob(f"{mode}-*.tar")):
             return "shards", f"it contains {mode}-*.tar"
-    # Unpacking such files would be the wrong advice.
-    if any(root.glob("*[0-9][0-9].tar")):
-        raise InputError(
-            f"{root} contains {describe_folder(root)}; if these are shards of WebDataset, name them"
-            " train-000000.tar and so on, and val-000000.tar; otherwise unpack them"
-        )
     return None
 
 
 def _in_folders(root: Path) -> tuple[str, str] | None:
     """Returns (format, reason) of images in folders, or None."""
     if has_masks(root):
-        for pattern in _BOXES:
-            if any(root.glob(pattern)):
-                raise InputError(
-                    f"{root} contains {pattern}, the boxes of objects as YOLO has them, which no"
-                    " format reads; give a folder of images for each class, or images/ and masks/"
-                )
+        _check_masks(root)
         return "masks", "it contains folders of images and of their masks"
     part = part_folder(root, "train") or part_folder(root, "val")
     folder = root / part if part else root
@@ -233,6 +224,20 @@ def _in_folders(root: Path) -> tuple[str, str] | None:
     if len(classes) > 1 or (classes and part):
         return "folder", f"there is a folder of images for each class{place}"
     return None
+
+
+def _check_masks(root: Path) -> None:
+    """Raises InputError where what seems to be masks are the boxes of objects."""
+    if any(root.glob("masks")) or any(root.glob("*/masks")):
+        return
+    for pattern in _BOXES:
+        boxes = next(root.glob(pattern), None)
+        # Masks may have a list of their classes beside them.
+        if boxes and not _has_image(boxes.parent):
+            raise InputError(
+                f"{root} contains {pattern}, the boxes of objects as YOLO has them, which no"
+                " format reads; give a folder of images for each class, or images/ and masks/"
+            )
 
 
 def _entries(folder: Path) -> tuple[list[str], list[str]]:

@@ -214,6 +214,15 @@ def test_training_images_are_counted_up_to_a_limit(tmp_path, entries, most, coun
     assert count_training_images(recognise(str(tmp_path)), most) == count
 
 
+def test_other_files_beside_a_dataset_change_nothing(tmp_path):
+    make(tmp_path / "a", empty("train/x/1.jpg", "train/y/1.jpg", "backup_2020.tar"))
+    assert recognise(str(tmp_path / "a")).dataset == "folder"
+    make(tmp_path / "b", empty("images/1.jpg", "masks/1.png", "labels/1.txt"))
+    assert recognise(str(tmp_path / "b")).dataset == "masks"
+    make(tmp_path / "c", empty("images/1.jpg", "labels/1.png", "labels/classes.txt"))
+    assert recognise(str(tmp_path / "c")).dataset == "masks"
+
+
 def test_images_of_classes_that_are_links_are_counted(tmp_path):
     make(tmp_path / "elsewhere", empty("a/1.jpg", "b/2.jpg", "b/3.jpg"))
     (tmp_path / "train").mkdir()
